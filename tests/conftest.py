@@ -6,12 +6,17 @@ import os
 import tempfile
 
 import pytest
+from hypothesis import settings
 
 # Which stores were made here is remembered in a folder of the tests' own, not in the user's.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rearview-state-")
 
 # Programs of tests run for milliseconds: they are to be replayed from checkpoints all the same.
 os.environ.setdefault("REARVIEW_RERUN", "false")
+
+# A busy machine makes no test fail.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 # Tests fork to be killed. Clients of servers that the parent left behind must not be collected in
 # such a child: on their way out they wait for threads that only the parent has, or crash.

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 import rearview
+from rearview import media
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=0.1)
@@ -34,6 +35,9 @@ for epoch in range(5):
     print(f"epoch {epoch} loss {(w**2).mean():.4f}")
 rearview.log("picture", Image.fromarray((np.outer(w, w) * 99 % 255).astype("uint8")))
 rearview.log("remark", "<b>done</b>")
+rearview.log("tone", media.Audio(np.sin(np.arange(800) / 9), rate=8000))
+rearview.log("errors", media.DataTable(["class", "share"], [["<i>cat</i>", 0.25], ["dog", 0.75]]))
+rearview.log("confusion", media.ConfusionMatrix([[7, 2], [1, 9]], ["cat", "dog"]))
 """
 ANCHOR = '    rearview.log("loss"'
 PROBED = SCRIPT.replace(ANCHOR, '    rearview.log("norm", float(np.linalg.norm(w)))\n' + ANCHOR)

@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "frameworks": "public",
     # the front end of a kernel, and what a live notebook offers
     "notebook": "_history errors execute model public source store",
-    "web": "_history errors model public store store/checkpoints store/tables",
+    "web": "_history errors media model multiversion plan/versions public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
     "cli": (
         "_history bridges checkpointer cli/terminal config energy errors model multiversion public web"

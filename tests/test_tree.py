@@ -16,7 +16,6 @@ SHARED_STEMS: dict[str, str] = {}
 
 SHARED_CLASSES = {
     "RearviewCallback": "each framework calls its callbacks by their class",
-    "Ask": "the page's request and a query of the tables: to be renamed in web",
 }
 """Public class names with more than one meaning, with the reason. It only shrinks."""
 

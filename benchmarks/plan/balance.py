@@ -11,11 +11,11 @@ and then a slow one.
 import random
 
 from rearview.model import Point, Step
-from rearview.plan.facts import CheckpointFacts, LoopFacts, RunFacts, RunQuestion, Want
+from rearview.plan.facts import CheckpointFacts, LoopFacts, RunFacts, RunQuestion, ValueRequest
 from rearview.plan.replay import survey
-from rearview.plan.schedule import bound, divide, least, schedule
+from rearview.plan.schedule import divide, lower_bound, schedule, shortest_possible
 
-DEEP = Want(("n",), ("epoch", "step"))
+DEEP = ValueRequest(("n",), ("epoch", "step"))
 
 
 def facts(draw, name, epochs, every):
@@ -59,7 +59,7 @@ def main():
             taken = schedule(seconds, workers).seconds
             print(
                 f"| {name} | {workers} | {len(seconds)} | {sum(seconds) / 3600:.2f} | {taken / 60:.1f} "
-                f"| {bound(seconds, workers) / taken:.3f} | {least(work, workers) / taken:.3f} | {alone / workers / taken:.3f} |"
+                f"| {lower_bound(seconds, workers) / taken:.3f} | {shortest_possible(work, workers) / taken:.3f} | {alone / workers / taken:.3f} |"
             )
 
 

@@ -4,16 +4,16 @@ import statistics
 import time
 
 from rearview.model import Point, Step
-from rearview.plan.facts import CheckpointFacts, LoopFacts, RunFacts, RunQuestion, Want
+from rearview.plan.facts import CheckpointFacts, LoopFacts, RunFacts, RunQuestion, ValueRequest
 from rearview.plan.replay import survey
 from rearview.plan.schedule import divide
 
 VERSIONS, EPOCHS, STEPS = 1000, 200, 400
 KINDS = {
-    "set-up": Want(("n",), (), place="before"),
-    "outer loop": Want(("n",), ("epoch",), place="after"),
-    "after the loop": Want(("n",), (), place="after"),
-    "inner loop": Want(("n",), ("epoch", "step")),
+    "set-up": ValueRequest(("n",), (), place="before"),
+    "outer loop": ValueRequest(("n",), ("epoch",), place="after"),
+    "after the loop": ValueRequest(("n",), (), place="after"),
+    "inner loop": ValueRequest(("n",), ("epoch", "step")),
 }
 
 

@@ -18,9 +18,9 @@ SOURCES = (
     *("parameters", "assigned", "printed", "logging", "tensorboard", "wandb", "mlflow"),
     *("lightning", "transformers", "keras"),
 )
-"""What values can be captured from."""
+"""Sources from which values can be captured."""
 ON_REQUEST = frozenset({"logging"})
-"""Those that "all" does not mean."""
+"""Sources that "all" does not include."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Settings:
     """
 
     epsilon: float = 0.0667
-    """Share of training time that recording may cost; 0 takes no checkpoints."""
+    """Share of training time that recording may cost; with 0 no checkpoints are saved."""
     every: bool = False
     """Checkpoint at every boundary of the outermost loop, whatever it costs."""
     staging: int = 0
@@ -88,7 +88,7 @@ class Settings:
                 ) from exc
             values.update(table.get("rearview", table))
             if _yes_or_no(values.get("trust")) != "no":
-                values.pop("trust", None)  # a store cannot vouch for itself
+                values.pop("trust", None)  # a store must not declare itself trusted
         for field in fields(cls):
             text = (os.environ if env is None else env).get(ENV_PREFIX + field.name.upper())
             if text is not None:
@@ -110,7 +110,7 @@ class Settings:
         return plain and ("all" in words or all(word.startswith("-") for word in words))
 
     def changed(self, values: Mapping[str, Any]) -> Settings:
-        """Return these settings with `values` put in, each converted to its type.
+        """Return these settings with `values` replaced, each converted to its type.
 
         >>> Settings().changed({"epsilon": "0.1"}).epsilon
         0.1
@@ -140,7 +140,7 @@ def _check_sources(text: str) -> None:
 
 
 def _yes_or_no(value: Any) -> Any:
-    """Return `"yes"` or `"no"` for what TOML and shells write for them; other values as they are.
+    """Return `"yes"` or `"no"` for a truth value of TOML or a shell; other values as they are.
 
     >>> _yes_or_no(False), _yes_or_no("1"), _yes_or_no("auto")
     ('no', 'yes', 'auto')

@@ -4,8 +4,8 @@
 class RearviewError(Exception):
     """Base of all errors; `slug` names the paragraph of docs/errors.md that explains it.
 
-    `general` is the message without the id of the run that it is about: equal for all runs that have
-    the same problem, so that it can be told once.
+    `general` is the message without the id of the run: equal for all runs with the same problem, so
+    that it is shown once.
     """
 
     slug = "error"

@@ -1,7 +1,7 @@
 """Audio, text, tables, confusion matrices, images and histograms as values for `rearview.log`.
 
-Each is one object of the store: compact, kept once however often it is logged, and typed, so that
-it comes back as what it was. Tensors, arrays, PIL images and Matplotlib figures need no wrapper.
+Each is one object of the store: compact, stored once however often it is logged, and typed, so that
+reading returns the same class. Tensors, arrays, PIL images and Matplotlib figures need no wrapper.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Audio:
     """Samples per second."""
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store and what describes them."""
+        """Return the bytes to store, and the facts that describe them."""
         ready = isinstance(self.samples, (bytes, bytearray))
         data = bytes(self.samples) if ready else self._wave()
         try:
@@ -86,7 +86,7 @@ class Audio:
         return cls(samples.reshape(-1, channels) if channels > 1 else samples, rate)
 
     def file(self) -> tuple[str, bytes]:
-        """Return the ending and the content of a file for people."""
+        """Return the file name suffix and the content of a file for people."""
         return ".wav", self.encoded()[0]
 
     def _repr_html_(self) -> str:
@@ -103,7 +103,7 @@ class Text:
     """`plain`, `markdown` or `html`."""
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store and what describes them."""
+        """Return the bytes to store, and the facts that describe them."""
         if self.format not in _ENDINGS:
             raise _refused(
                 "Text", f"its format is {self.format!r}, not one of {', '.join(_ENDINGS)}"
@@ -118,14 +118,14 @@ class Text:
         return cls(_inflated(data).decode(), kind if kind in _ENDINGS else "plain")
 
     def file(self) -> tuple[str, bytes]:
-        """Return the ending and the content of a file for people."""
+        """Return the file name suffix and the content of a file for people."""
         return _ENDINGS[self.format], self.text.encode("utf-8", "backslashreplace")
 
     def __str__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:
-        # what a stranger's store holds is shown, never run
+        # the store may come from a stranger: its HTML is shown, never run
         more = "…" if len(self.text) > _LONGEST else ""
         return f"<pre>{html.escape(self.text[:_LONGEST])}{more}</pre>"
 
@@ -135,13 +135,13 @@ _ENDINGS = {"plain": ".txt", "markdown": ".md", "html": ".html"}
 
 @dataclass(frozen=True)
 class DataTable:
-    """Rows of plain values under named columns; data frames become one by themselves."""
+    """Rows of plain values under named columns; data frames are converted automatically."""
 
     columns: Sequence[str]
     rows: Iterable[Sequence[Any]] = field(default_factory=list)
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store and what describes them."""
+        """Return the bytes to store, and the facts that describe them."""
         columns = [str(column) for column in self.columns]
         rows = [[_cell(cell) for cell in row] for row in self.rows]
         for number, row in enumerate(rows):
@@ -157,8 +157,8 @@ class DataTable:
     @classmethod
     def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> DataTable:  # noqa: ARG003 - as the others
         """Return the table in stored bytes."""
-        found = json.loads(_inflated(data))
-        return cls(list(found["columns"]), [list(row) for row in found["rows"]])
+        content = json.loads(_inflated(data))
+        return cls(list(content["columns"]), [list(row) for row in content["rows"]])
 
     def pandas(self) -> Any:
         """Return a pandas DataFrame."""
@@ -167,7 +167,7 @@ class DataTable:
         return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
     def file(self) -> tuple[str, bytes]:
-        """Return the ending and the content of a file for people."""
+        """Return the file name suffix and the content of a file for people."""
         import csv
 
         out = io.StringIO()
@@ -182,7 +182,7 @@ class DataTable:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell as JSON keeps it: numbers, truth values and texts; others as text."""
+    """Return a cell as a number, truth value or text; any other value as text."""
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "shape", None) in ((), None):
         value = item()
@@ -211,12 +211,12 @@ class ConfusionMatrix:
         names = list(labels) or sorted({name for pair in pairs for name in pair}, key=str)
         at = {name: place for place, name in enumerate(names)}
         counts = [[0] * len(names) for _ in names]
-        for one, other in pairs:
-            counts[at[one]][at[other]] += 1
+        for true_class, predicted_class in pairs:
+            counts[at[true_class]][at[predicted_class]] += 1
         return cls(counts, [str(name) for name in names])
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store and what describes them."""
+        """Return the bytes to store, and the facts that describe them."""
         counts = self.counts.tolist() if hasattr(self.counts, "tolist") else self.counts
         rows = [[int(count) for count in row] for row in counts]
         labels = [str(label) for label in self.labels] or [str(k) for k in range(len(rows))]
@@ -235,7 +235,7 @@ class ConfusionMatrix:
         return cls(rows, [str(label) for label in facts.get("labels", ())])
 
     def file(self) -> tuple[str, bytes]:
-        """Return the ending and the content of a file for people."""
+        """Return the file name suffix and the content of a file for people."""
         rows = [[label, *row] for label, row in zip(self.labels, self.counts, strict=True)]
         return DataTable(["", *self.labels], rows).file()
 
@@ -264,7 +264,7 @@ class Image:
     data: Any
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store and what describes them."""
+        """Return the bytes to store, and the facts that describe them."""
         data = bytes(self.data) if isinstance(self.data, (bytes, bytearray)) else self._png()
         if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
             raise _refused("Image", "its bytes are no PNG file")
@@ -302,13 +302,13 @@ class Image:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts between edges, of which there is one more. `numpy.histogram(…)` can be logged as it is."""
+    """Counts between edges (one more than counts). `numpy.histogram(…)` can be logged as it is."""
 
     counts: Sequence[float]
     edges: Sequence[float]
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store and what describes them."""
+        """Return the bytes to store, and the facts that describe them."""
         counts, edges = [float(c) for c in self.counts], [float(e) for e in self.edges]
         if len(edges) != len(counts) + 1:
             raise _refused("Histogram", f"{len(counts)} counts need {len(counts) + 1} edges")
@@ -326,10 +326,10 @@ MEDIA: dict[str, Any] = {
 
 
 def as_media(value: Any) -> Any:
-    """Return a value of another library as one of the classes here; None if it is not known.
+    """Return a value of another library as one of the classes here; None if it is none of them.
 
-    Data frames of pandas and polars become tables; tables, histograms and pictures of W&B what they
-    are, without asking that library.
+    Data frames of pandas and polars become tables; tables, histograms and images of W&B become the
+    same kinds here. The library itself is not imported.
     """
     if isinstance(value, (Audio, Text, DataTable, ConfusionMatrix, Image, Histogram)):
         return value
@@ -351,7 +351,7 @@ def as_media(value: Any) -> Any:
 
 
 def _inflated(data: bytes, most: int = 1 << 30) -> bytes:
-    """Return compressed bytes as they were; refuse what would not fit into memory."""
+    """Return the decompressed bytes; raise ValueError if they would exceed `most`."""
     unzip = zlib.decompressobj()
     out = unzip.decompress(data, most)
     if not unzip.eof:

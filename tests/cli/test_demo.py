@@ -38,5 +38,5 @@ def test_the_script_does_not_know_rearview():
 
 
 def test_a_step_that_fails_ends_the_demo_with_its_code(command, monkeypatch, tmp_path):
-    monkeypatch.setattr(demo, "_do", lambda place, *words: 9)
+    monkeypatch.setattr(demo, "_show_command", lambda place, *words: 9)
     assert command("demo", str(tmp_path))[0] == 9

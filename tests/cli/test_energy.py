@@ -38,7 +38,7 @@ def test_it_shows_the_power_now_and_what_a_green_run_would_do(command):
 def test_a_service_that_is_down_is_told(command):
     code, out, _ = command("energy", "now", "--grid", "energy-charts:de@http://127.0.0.1:9")
     assert code == 0
-    assert "not held back: energy-charts could not be asked" in out
+    assert "not held back: energy-charts did not answer" in out
 
 
 def test_an_address_that_is_none_is_told(command):
@@ -80,7 +80,7 @@ def test_what_was_measured_since_is_asked_for_and_counts(command, account):
     assert json.loads(out)["grams"] == pytest.approx(12.0)
     assert grid.asked[0][0] == "/public_power"
     code, out, _ = command("energy", "report", "--grid", "energy-charts:de@http://127.0.0.1:9")
-    assert "not known: energy-charts could not be asked" in out
+    assert "not known: energy-charts did not answer" in out
 
 
 def test_a_run_without_an_account_is_told(command, account):

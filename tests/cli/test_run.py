@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rearview.cli import run
-from rearview.cli.run import Program
+from rearview.cli.run import ProgramCommand
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_module_may_be_written_without_a_space(command, begun):
 
 def test_the_value_of_an_option_is_not_taken_for_the_script():
     words = ["--arg", "-m", "train.py", "-m", "x"]
-    assert Program("run", params=run.run.params).fenced(words) == words
+    assert ProgramCommand("run", params=run.run.params).end_options_after_module(words) == words
 
 
 def test_quiet_says_nothing(command, begun):

@@ -96,7 +96,7 @@ def test_whatever_goes_wrong_is_a_problem_not_an_exception(url, clock, grid, fau
 
 def test_a_server_that_is_not_there_is_a_problem(clock):
     outlook = EnergyCharts(url="http://127.0.0.1:9", clock=clock).outlook()
-    assert "could not be asked" in outlook.problem
+    assert "did not answer" in outlook.problem
 
 
 @pytest.mark.parametrize(

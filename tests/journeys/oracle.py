@@ -235,7 +235,7 @@ class Case:
         output = log.read_text(errors="replace")
         wanted = int(self.program.directive("exit", "0"))
         assert code == wanted, f"{self.program.name} ended with {code}:\n{output[-3000:]}"
-        assert "could not go on recording" not in output, output[-3000:]
+        assert "stopped recording" not in output, output[-3000:]
         return folder
 
     def truth(self, kinds: set[str]) -> Values:

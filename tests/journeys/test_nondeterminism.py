@@ -47,7 +47,7 @@ def test_a_changed_input_is_named_before_and_after(tmp_path):
     for said in (report.proof, shown):
         assert "drawn at epoch=" in said  # iterations this short are looked at in slices
         assert "recorded 0.5, now 0.7" in said
-        assert f"{data} is not what the run read" in said
+        assert f"{data} has changed since the run read it" in said
     probed = (
         (project / "train.py").read_text().replace("    total += d", "    print(1)\n    total += d")
     )

@@ -8,7 +8,7 @@ import pytest
 from plan.runs import run, starts
 from rearview.model import Operator, Segment
 from rearview.plan.cost import CostCorrections, CostModel, Prediction, refine, speed
-from rearview.plan.facts import CheckpointFacts, Machine, RunQuestion, Timing, Want
+from rearview.plan.facts import CheckpointFacts, Machine, RunQuestion, Timing, ValueRequest
 from rearview.plan.replay import survey
 from rearview.plan.schedule import divide
 
@@ -38,21 +38,21 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says():
         recorded = [max(0.1, draw.gauss(10, 1)) for _ in range(30)]
         real = sum(max(0.1, draw.gauss(10, 1)) for _ in range(30)) + 3.0
         facts = run(recorded, inner=recorded)
-        wanted = Want(("n",), ("epoch", "step"))
+        wanted = ValueRequest(("n",), ("epoch", "step"))
         known = CostCorrections(prior=0.0)
-        (segment,) = divide(survey([RunQuestion(facts, (wanted,))], known=known)).segments
+        (segment,) = divide(survey([RunQuestion(facts, (wanted,))], corrections=known)).segments
         inside += segment.low <= real <= segment.high
     assert 300 <= inside <= 400
 
 
 def test_another_machine_scales_computing_and_reading_apart():
     facts = run([10.0] * 3, starts(1, restore=4.0), machine=SLOW)
-    model = CostModel(facts, here=FAST)
+    model = CostModel(facts, machine=FAST)
     assert model.startup().seconds == pytest.approx(1.5)
     assert model.restore(facts.checkpoints[0]) == pytest.approx(0.4)
-    wanted = Want(("n",), ("epoch",), missing=frozenset({1}))
-    here = divide(survey([RunQuestion(facts, (wanted,))], here=FAST)).segments[0]
-    there = divide(survey([RunQuestion(facts, (wanted,))], here=SLOW)).segments[0]
+    wanted = ValueRequest(("n",), ("epoch",), missing=frozenset({1}))
+    here = divide(survey([RunQuestion(facts, (wanted,))], machine=FAST)).segments[0]
+    there = divide(survey([RunQuestion(facts, (wanted,))], machine=SLOW)).segments[0]
     assert here.seconds == pytest.approx(1.5 + 0.4 + 5.0)
     assert there.seconds == pytest.approx(3.0 + 4.0 + 10.0)
     assert (here.high - here.low) / here.seconds > (there.high - there.low) / there.seconds
@@ -75,12 +75,12 @@ def test_kinds_of_computing_that_disagree_widen_the_interval():
 
 def test_replays_settle_the_doubt_about_a_machine_nobody_measured():
     facts = run([10.0] * 3)
-    before = CostModel(facts, here=FAST)
+    before = CostModel(facts, machine=FAST)
     known = CostCorrections()
     for _ in range(9):
         guess = Segment("r", "v-r", Operator.INNER, seconds=3.0 * known.factor("v-r", "DPi")[0])
         known = refine(known, guess, 6.0)
-    after = CostModel(facts, here=FAST, known=known)
+    after = CostModel(facts, machine=FAST, corrections=known)
     doubt = [one.corrected(one.startup(), "DPi").share for one in (before, after)]
     assert doubt[0] > 0.4
     assert doubt[1] < 0.2
@@ -156,10 +156,10 @@ def test_corrections_move_the_plan():
     for _ in range(20):
         factor = known.factor("v-r", "DPi")[0]
         known = refine(known, Segment("r", "v-r", Operator.INNER, seconds=10.0 * factor), 20.0)
-    wanted = Want(("n",), ("epoch",))
+    wanted = ValueRequest(("n",), ("epoch",))
     question = RunQuestion(run([10.0] * 3), (wanted,))
     before = divide(survey([question])).segments[0].seconds
-    after = divide(survey([question], known=known)).segments[0].seconds
+    after = divide(survey([question], corrections=known)).segments[0].seconds
     assert after == pytest.approx(2 * before, rel=0.05)
 
 

@@ -5,11 +5,11 @@ import pytest
 from plan.runs import ends, run, starts
 from rearview.model import Operator
 from rearview.plan.explain import by_operator, explain
-from rearview.plan.facts import RunQuestion, Want, parse_at
+from rearview.plan.facts import RunQuestion, ValueRequest, parse_at
 from rearview.plan.replay import survey
 from rearview.plan.schedule import divide
 
-DEEP = Want(("n",), ("epoch", "step"))
+DEEP = ValueRequest(("n",), ("epoch", "step"))
 
 
 def explained(*questions, **more):
@@ -20,7 +20,7 @@ def explained(*questions, **more):
 
 def test_the_parts_add_up_to_the_whole():
     facts = run([10.0] * 8, ends(*range(8)), inner=[9.0] * 8)
-    told = explained(RunQuestion(facts, (Want(("n",), ("epoch",), place="after"),)))
+    told = explained(RunQuestion(facts, (ValueRequest(("n",), ("epoch",), place="after"),)))
     assert (told.startup, told.restoring, told.running) == (3.0, 8.0, pytest.approx(8.0))
     assert told.seconds == pytest.approx(told.startup + told.restoring + told.running)
     assert told.low < told.seconds < told.high
@@ -68,7 +68,7 @@ def test_what_other_questions_save_is_what_their_plans_save(points, half, steps)
     assert saving(told, "`--at epoch=:10`") == pytest.approx(half, rel=0.01)  # writing counts, too
     assert saving(told, "`--at step=0:10`") == pytest.approx(steps, rel=0.05)
     for text in ("epoch=:10", "step=0:10"):
-        wanted = Want(("n",), ("epoch", "step"), at=parse_at(text))
+        wanted = ValueRequest(("n",), ("epoch", "step"), at=parse_at(text))
         planned = divide(survey([RunQuestion(facts, (wanted,))])).seconds
         assert saving(told, f"`--at {text}`") == pytest.approx(told.seconds - planned)
 
@@ -83,7 +83,7 @@ def test_a_long_history_is_explained_from_some_of_its_runs():
 def test_the_way_from_the_nearest_checkpoint_is_told():
     facts = run([10.0] * 20, starts(5), inner=[9.0] * 20)
     told = explained(
-        RunQuestion(facts, (Want(("n",), ("epoch", "step"), at=parse_at("epoch=15")),))
+        RunQuestion(facts, (ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=15")),))
     )
     assert told.wasted == pytest.approx(100.0)
     assert "nearest checkpoint" in texts(told)
@@ -91,13 +91,13 @@ def test_the_way_from_the_nearest_checkpoint_is_told():
 
 def test_a_probe_that_carries_values_is_told_to_log_single_ones():
     facts = run([10.0] * 20, starts(5), inner=[9.0] * 20)
-    told = explained(RunQuestion(facts, (Want(("n",), ("epoch",), depth=0),)))
+    told = explained(RunQuestion(facts, (ValueRequest(("n",), ("epoch",), depth=0),)))
     assert "carries a value" in texts(told)
 
 
 def test_segments_are_counted_by_operator():
     facts = run([10.0] * 4, inner=[9.0] * 4)
-    plan = divide(survey([RunQuestion(facts, (Want(("n",), (), place="before"),))]))
+    plan = divide(survey([RunQuestion(facts, (ValueRequest(("n",), (), place="before"),))]))
     assert by_operator(plan) == {Operator.SETUP: (1, 3.0)}
 
 
@@ -108,7 +108,7 @@ def test_nothing_to_do_is_explained_as_nothing():
 
 def test_a_rerun_is_explained_as_what_it_is():
     facts = run([0.02] * 8, ends(*range(8), restore=0.001), inner=[0.018] * 8)
-    found = survey([RunQuestion(facts, (Want(("n",), ("epoch",), place="after"),))])
+    found = survey([RunQuestion(facts, (ValueRequest(("n",), ("epoch",), place="after"),))])
     told = explain(found, divide(found, rerun=True), rerun=True)
     assert (told.restoring, told.nbytes_read) == (0, 0)
     assert told.running == pytest.approx(8 * 0.02)

@@ -14,7 +14,7 @@ from rearview.plan.facts import (
     LoopFacts,
     RunFacts,
     RunQuestion,
-    Want,
+    ValueRequest,
     parse_at,
 )
 from rearview.plan.replay import survey
@@ -22,11 +22,11 @@ from rearview.plan.schedule import divide
 
 EPOCHS = [10.0] * 5
 INNER = [8.0] * 5
-SETUP = Want(("n",), (), place="before")
-AFTER = Want(("n",), (), place="after")
-HEAD = Want(("n",), ("epoch",), place="before")
-TAIL = Want(("n",), ("epoch",), place="after")
-DEEP = Want(("n",), ("epoch", "step"))
+SETUP = ValueRequest(("n",), (), place="before")
+AFTER = ValueRequest(("n",), (), place="after")
+HEAD = ValueRequest(("n",), ("epoch",), place="before")
+TAIL = ValueRequest(("n",), ("epoch",), place="after")
+DEEP = ValueRequest(("n",), ("epoch", "step"))
 
 
 def plan(facts, *wanted, **more):
@@ -77,7 +77,7 @@ def test_without_a_last_checkpoint_the_iterations_since_the_nearest_run_again():
 
 
 def test_a_probe_in_the_inner_loop_runs_from_the_nearest_checkpoint():
-    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3:5"))
+    wanted = ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=3:5"))
     segment = only(run(EPOCHS, starts(1, 2), inner=INNER), wanted)
     assert (segment.operator, segment.start) == (Operator.INNER, "s2")
     assert segment.seconds == pytest.approx(3 + 1 + 10 + 20)
@@ -85,7 +85,7 @@ def test_a_probe_in_the_inner_loop_runs_from_the_nearest_checkpoint():
 
 
 def test_no_checkpoint_means_from_the_start():
-    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
+    wanted = ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
     segment = only(run(EPOCHS, inner=INNER), wanted)
     assert (segment.operator, segment.start) == (Operator.FULL, None)
     assert segment.seconds == pytest.approx(3 + 40)
@@ -93,7 +93,7 @@ def test_no_checkpoint_means_from_the_start():
 
 def test_a_range_of_steps_begins_at_a_checkpoint_inside_the_iteration():
     middle = checkpoint("m", 3, 5)
-    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3/step=6:8"))
+    wanted = ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=3/step=6:8"))
     segment = only(run(EPOCHS, [*starts(3), middle], inner=INNER), wanted)
     assert segment.start == "m"
     assert segment.inner == (("step", 6, 8),)
@@ -102,12 +102,12 @@ def test_a_range_of_steps_begins_at_a_checkpoint_inside_the_iteration():
 
 def test_a_probe_that_reads_what_it_set_earlier_in_the_iteration_begins_the_iteration():
     middle = checkpoint("m", 3, 5)
-    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3/step=6:8"), depth=1)
+    wanted = ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=3/step=6:8"), depth=1)
     assert only(run(EPOCHS, [*starts(3), middle], inner=INNER), wanted).start == "s3"
 
 
 def test_a_probe_that_carries_values_over_iterations_runs_everything_before_it():
-    wanted = Want(("n",), ("epoch",), place="after", depth=0, at=parse_at("epoch=3"))
+    wanted = ValueRequest(("n",), ("epoch",), place="after", depth=0, at=parse_at("epoch=3"))
     found = plan(run(EPOCHS, [*starts(1, 2), *ends(1, 2, 3)], inner=INNER), wanted, workers=4)
     (segment,) = found.segments
     assert (segment.operator, segment.start, segment.last) == (Operator.FULL, None, 4)
@@ -115,14 +115,14 @@ def test_a_probe_that_carries_values_over_iterations_runs_everything_before_it()
 
 
 def test_what_a_probe_gathers_in_the_inner_loop_makes_that_loop_run():
-    wanted = Want(("n",), ("epoch",), place="after", feeds=True)
+    wanted = ValueRequest(("n",), ("epoch",), place="after", feeds=True)
     segment = only(run(EPOCHS, [*starts(*range(5)), *ends(*range(5))], inner=INNER), wanted)
     assert segment.operator is Operator.INNER
     assert segment.seconds == pytest.approx(3 + 50)
 
 
 def test_iterations_chosen_by_value_are_jumped_to_one_by_one():
-    wanted = Want(("n",), ("epoch", "step"), missing=frozenset({0, 3}))
+    wanted = ValueRequest(("n",), ("epoch", "step"), missing=frozenset({0, 3}))
     segment = only(run(EPOCHS, starts(1, 2, 3), inner=INNER), wanted)
     assert segment.only == (0, 3)
     assert segment.restores == ((3, "s3"),)
@@ -132,7 +132,8 @@ def test_iterations_chosen_by_value_are_jumped_to_one_by_one():
 def test_running_on_is_preferred_where_restoring_is_slower():
     slow = starts(*range(5), restore=50.0)
     segment = only(
-        run(EPOCHS, slow, inner=INNER), Want(("n",), ("epoch", "step"), missing=frozenset({0, 3}))
+        run(EPOCHS, slow, inner=INNER),
+        ValueRequest(("n",), ("epoch", "step"), missing=frozenset({0, 3})),
     )
     assert segment.restores == ()
     assert segment.seconds == pytest.approx(3 + 40)
@@ -140,7 +141,7 @@ def test_running_on_is_preferred_where_restoring_is_slower():
 
 def test_a_partial_checkpoint_is_never_counted_on():
     partial = [*starts(*range(5), complete=False), *ends(*range(5), complete=False)]
-    inner = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
+    inner = ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
     for wanted in (inner, TAIL):
         bare = only(run(EPOCHS, inner=INNER), wanted)
         segment = only(run(EPOCHS, partial, inner=INNER), wanted)
@@ -158,7 +159,7 @@ def test_several_names_are_answered_in_one_pass():
 
 def test_values_of_the_loop_are_what_a_range_means():
     facts = RunFacts("r", "v", (LoopFacts("epoch", [1.0] * 3, values=[1, 2, 3]),))
-    segment = only(facts, Want(("n",), ("epoch",), at=parse_at("epoch=2")))
+    segment = only(facts, ValueRequest(("n",), ("epoch",), at=parse_at("epoch=2")))
     assert (segment.first, segment.last) == (1, 2)
 
 
@@ -167,15 +168,27 @@ def test_values_of_the_loop_are_what_a_range_means():
     [
         (run(EPOCHS, blocked="torch 2.1 is not installed"), SETUP, "torch 2.1"),
         (run(EPOCHS, finished=False), AFTER, "never finished"),
-        (run(EPOCHS), Want(("n",), ("fold",)), "no loop `fold`"),
-        (run(EPOCHS), Want(("n",), ("epoch",), at=parse_at("epoch=7")), "no iteration epoch=7"),
+        (run(EPOCHS), ValueRequest(("n",), ("fold",)), "no loop `fold`"),
+        (
+            run(EPOCHS),
+            ValueRequest(("n",), ("epoch",), at=parse_at("epoch=7")),
+            "no iteration epoch=7",
+        ),
         (
             run(EPOCHS, inner=INNER),
-            Want(("n",), ("epoch", "step"), at=parse_at("step=50:")),
+            ValueRequest(("n",), ("epoch", "step"), at=parse_at("step=50:")),
             "at most 10",
         ),
-        (run(EPOCHS), Want(("n",), ("epoch",), at=parse_at("batch=1")), "not logged in a loop"),
-        (run(EPOCHS), Want(("n",), (), at=parse_at("epoch=1")), "not logged in a loop `epoch`"),
+        (
+            run(EPOCHS),
+            ValueRequest(("n",), ("epoch",), at=parse_at("batch=1")),
+            "not logged in a loop",
+        ),
+        (
+            run(EPOCHS),
+            ValueRequest(("n",), (), at=parse_at("epoch=1")),
+            "not logged in a loop `epoch`",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_the_reason(facts, wanted, reason):
@@ -185,12 +198,12 @@ def test_what_cannot_be_answered_is_refused_with_the_reason(facts, wanted, reaso
 
 
 def test_nothing_missing_means_nothing_to_do_and_no_refusal():
-    found = plan(run(EPOCHS), Want(("n",), ("epoch",), missing=frozenset()))
+    found = plan(run(EPOCHS), ValueRequest(("n",), ("epoch",), missing=frozenset()))
     assert (found.segments, found.refusals) == ((), ())
 
 
 def test_iterations_that_took_no_time_at_all_keep_their_order():
-    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=1"))
+    wanted = ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=1"))
     segment = only(run([0.0] * 5, starts(1, 2, 3, restore=0.0), inner=[0.0] * 5), wanted)
     assert segment.start in {None, "s1"}
 
@@ -250,17 +263,19 @@ def test_no_other_way_through_the_checkpoints_is_cheaper(data):
     kind = data.draw(st.sampled_from(["head", "tail", "deep", "steps"]))
     more = {"missing": frozenset(chosen)}
     if kind == "head":
-        wanted = Want(("n",), ("epoch",), place="before", **more)
+        wanted = ValueRequest(("n",), ("epoch",), place="before", **more)
         atoms = [((k, -1), edges[k], outside[k]) for k in chosen]
     elif kind == "tail":
-        wanted = Want(("n",), ("epoch",), place="after", **more)
+        wanted = ValueRequest(("n",), ("epoch",), place="after", **more)
         atoms = [((k, 99), edges[k + 1], 0.0) for k in chosen]
     elif kind == "deep":
-        wanted = Want(("n",), ("epoch", "step"), **more)
+        wanted = ValueRequest(("n",), ("epoch", "step"), **more)
         atoms = [((k, -1), edges[k + 1], 0.0) for k in chosen]
     else:
         low = data.draw(st.integers(1, 8))
-        wanted = Want(("n",), ("epoch", "step"), at=parse_at(f"step={low}:{low + 2}"), **more)
+        wanted = ValueRequest(
+            ("n",), ("epoch", "step"), at=parse_at(f"step={low}:{low + 2}"), **more
+        )
         atoms = [((k, low), edges[k] + (low + 2) * inner[k] / 10, 0.0) for k in chosen]
     assert only(facts, wanted).seconds == pytest.approx(brute(facts, atoms))
 
@@ -282,27 +297,27 @@ def test_after_two_inner_loops_the_one_whose_end_is_recorded_is_skipped():
 
 def test_between_two_inner_loops_the_end_of_the_second_is_too_late():
     facts = two_loops([val_end(k) for k in range(5)])
-    between = Want(("n",), ("epoch",), place="between")
+    between = ValueRequest(("n",), ("epoch",), place="between")
     assert only(facts, between).restores == ()
 
 
 def test_a_range_of_the_second_inner_loop_is_counted_by_its_own_iterations():
-    wanted = Want(("n",), ("epoch", "val"), at=parse_at("val=3"))
+    wanted = ValueRequest(("n",), ("epoch", "val"), at=parse_at("val=3"))
     assert only(two_loops([]), wanted).inner == (("val", 3, 4),)
-    far = Want(("n",), ("epoch", "val"), at=parse_at("val=7"))
+    far = ValueRequest(("n",), ("epoch", "val"), at=parse_at("val=7"))
     assert "at most 4" in plan(two_loops([]), far).refusals[0][1]
 
 
 def test_checkpoints_of_other_loops_are_left_alone():
     strange = CheckpointFacts("x", Point((Step("epoch", 2), Step("batch", 1))), restore=0.1)
     other = CheckpointFacts("y", Point((Step("fold", 2),)), restore=0.1)
-    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
+    wanted = ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
     assert only(run(EPOCHS, [strange, other, *starts(1)], inner=INNER), wanted).start == "s1"
 
 
 def test_cells_of_loops_that_nobody_counted_are_the_least_there_are():
     facts = run(EPOCHS, starts(1, 2), inner=INNER)
-    deeper = Want(("n",), ("epoch", "step", "part"))
+    deeper = ValueRequest(("n",), ("epoch", "step", "part"))
     work = survey([RunQuestion(facts, (deeper,))]).work[0]
     assert (work.cells, work.least) == (sum(facts.loops[1].counts), True)
     counted = replace(facts, deep={("step", "part"): DeepFacts([7] * len(EPOCHS))})

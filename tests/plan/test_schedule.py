@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from plan.runs import ends, run, starts
 from rearview.model import Operator
-from rearview.plan.facts import RunQuestion, Want
+from rearview.plan.facts import RunQuestion, ValueRequest
 from rearview.plan.replay import survey
-from rearview.plan.schedule import bound, divide, schedule
+from rearview.plan.schedule import divide, lower_bound, schedule
 
-DEEP = Want(("n",), ("epoch", "step"))
-TAIL = Want(("n",), ("epoch",), place="after")
+DEEP = ValueRequest(("n",), ("epoch", "step"))
+TAIL = ValueRequest(("n",), ("epoch",), place="after")
 
 
 def asked(*facts, wanted=DEEP):
@@ -61,7 +61,9 @@ def test_what_is_left_of_several_runs_fills_a_worker_together():
 
 
 def test_a_run_without_a_loop_is_one_piece():
-    plan = divide(asked(run([], name="s"), wanted=Want(("n",), (), place="before")), workers=4)
+    plan = divide(
+        asked(run([], name="s"), wanted=ValueRequest(("n",), (), place="before")), workers=4
+    )
     assert [segment.run for segment in plan.segments] == ["s"]
 
 
@@ -124,7 +126,7 @@ def best_by_trying_everything(sizes, workers):
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(1, 3))
 def test_the_bound_is_never_above_the_best_schedule(sizes, workers):
     best = best_by_trying_everything(sizes, workers)
-    assert bound(sizes, workers) <= best
+    assert lower_bound(sizes, workers) <= best
     longest_first = schedule(sorted(sizes, reverse=True), workers).seconds
     assert best <= longest_first <= best * (4 / 3)
 
@@ -157,11 +159,11 @@ def test_a_run_is_cut_as_evenly_as_it_can_be(seconds, workers):
 def test_many_versions_of_different_length_are_balanced(workers):
     facts = [long_run(10 + (7 * i) % 50, name=f"r{i}", seconds=3.0 + i % 5) for i in range(40)]
     seconds = [s.seconds for s in divide(asked(*facts), workers=workers).segments]
-    assert bound(seconds, workers) / schedule(seconds, workers).seconds >= 0.95
+    assert lower_bound(seconds, workers) / schedule(seconds, workers).seconds >= 0.95
 
 
 def test_bytes_and_jumps_are_told():
-    wanted = Want(("n",), ("epoch", "step"), missing=frozenset({2, 20}))
+    wanted = ValueRequest(("n",), ("epoch", "step"), missing=frozenset({2, 20}))
     (segment,) = divide(asked(long_run(), wanted=wanted)).segments
     assert segment.restores == ((2, "s2"), (20, "s20"))
     assert segment.nbytes == 20
@@ -203,7 +205,7 @@ def test_a_run_that_restoring_answers_sooner_is_not_run_again(wanted):
 
 
 def test_what_stands_before_the_loops_is_no_rerun():
-    setup = Want(("n",), (), place="before")
+    setup = ValueRequest(("n",), (), place="before")
     (segment,) = divide(asked(small_run(), wanted=setup), rerun=True).segments
     assert segment.operator is Operator.SETUP
     assert not segment.rerun

@@ -349,7 +349,7 @@ def watching(stride):
         before = {one: builtins.__dict__.get(one) for one in (HOOK, PARTS, WALK, ITER)}
         importer._hook(session, importer._never)
         importer.offer(WALK, LoopIterator)
-        importer.lend(ITER, iter)
+        importer.offer_value(ITER, iter)
         try:
             yield session
         finally:

@@ -90,10 +90,10 @@ def test_dates_are_told_again_too(tmp_path):
 
 LIKE = """
 import datetime as dt, sys, time
-from rearview.runtime.sandbox.clock import tell_dates
+from rearview.runtime.sandbox.clock import patch_datetime
 moment = 1_700_000_000_123_456_789
 plain = dt.datetime.now
-assert tell_dates(lambda: moment)
+assert patch_datetime(lambda: moment)
 now, zone = dt.datetime.now(), dt.timezone(dt.timedelta(hours=5))
 assert type(now) is dt.datetime and now == dt.datetime.fromtimestamp(1_700_000_000.123456)
 assert dt.datetime.now(zone).isoformat() == "2023-11-15T03:13:20.123456+05:00"

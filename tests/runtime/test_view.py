@@ -202,7 +202,7 @@ def test_another_way_to_the_users_files_is_refused(tmp_path):
             try:
                 act()
             except PermissionError as exc:
-                print("does not write into your files" in str(exc))
+                print("does not change your files" in str(exc))
         """,
     )
     assert said == ["True", "True", "True"]

@@ -189,7 +189,7 @@ def test_a_full_disk_is_an_error_that_spoils_nothing_before_or_after(tmp_path, m
 
 
 def test_a_folder_that_is_gone_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="cannot be created"):
         RecordFile(tmp_path / "nowhere", "r").append(b"{", [("a", 1)])
 
 

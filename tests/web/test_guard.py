@@ -10,7 +10,7 @@ import pytest
 
 from rearview.web.guard import POLICY
 from rearview.web.live import MOST_LISTENERS
-from rearview.web.replays import Ask, command_of
+from rearview.web.replays import BackfillRequest, command_of
 
 
 def ask(served, path, *, method="GET", token=None, body=None, **headers):
@@ -206,5 +206,5 @@ def test_the_page_has_no_script_or_style_of_its_own_in_the_markup():
 
 
 def test_a_column_whose_name_begins_with_a_dash_is_no_option():
-    words = command_of(Ask(names=["--on", "x"], runs=["r"]))
+    words = command_of(BackfillRequest(names=["--on", "x"], runs=["r"]))
     assert words[-3:] == ["--", "--on", "x"]

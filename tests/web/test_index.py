@@ -104,7 +104,7 @@ def test_a_damaged_cache_is_made_again(made):
     first = Index(made.project)
     first.refresh()
     first.close()
-    file = made.project.cache / "page" / "runs.msgpack"
+    file = made.project.cache / "page" / "index.msgpack"
     file.write_bytes(file.read_bytes()[:-20])
     second = Index(made.project)
     second.refresh()

@@ -25,10 +25,12 @@ SCREENS = {
     "parallel": ("#/charts?view=parallel", ".canvas canvas"),
     "media": ("#/charts?view=media", ".gallery img"),
     "versions": ("#/versions", ".sides table"),
+    "tree": ("#/versions?show=tree", ".tree .node"),
     "probe": ("#/versions?probe=norm", ".probe-place .add"),
     "replay": ("#/replay", ".empty"),
     "under way": ("#/live", ".empty"),
     "run": ("#/run/{run}", ".run .chart[data-drawn]"),
+    "media of a run": ("#/run/{run}?tab=media", ".gallery audio"),
     "printed": ("#/run/{run}?tab=printed", ".printed div"),
     "checkpoints": ("#/run/{run}?tab=checkpoints", "#tabpanel p"),
     "environment": ("#/run/{run}?tab=environment", ".pairs dd"),
@@ -187,10 +189,8 @@ def test_the_filter_completes_narrows_and_explains_itself(browser, reading):
     opened(browser, reading)
     box = find(browser, "#where")
     box.send_keys("l")
-    until(
-        browser,
-        lambda: "lr" in [e.text.split("\n")[0] for e in browser.find_elements(By.CSS_SELECTOR, ".hints li")],
-    )  # fmt: skip
+    hints = "return [...document.querySelectorAll('.hints li span')].map(e => e.innerText)"
+    until(browser, lambda: "lr" in browser.execute_script(hints))
     box.send_keys("r > 0.15", Keys.ENTER)
     until(browser, lambda: "2 of 3 runs" in find(browser, ".count").text)
     assert "where=lr" in browser.current_url
@@ -312,6 +312,52 @@ def test_names_notes_and_texts_are_shown_and_never_obeyed(browser, served):
     until(browser, lambda: "<b>done</b>" in find(browser, ".gallery .text").text)
     assert browser.execute_script("return document.body.dataset.owned") is None
     assert not browser.find_elements(By.CSS_SELECTOR, "#app b.injected, #app script")
+
+
+def test_a_logged_sound_can_be_played_and_a_logged_table_be_read(browser, reading):
+    opened(browser, reading)
+    show(browser, "#/charts?view=media")
+    find(browser, ".gallery audio")
+    seconds = until(
+        browser,
+        lambda: browser.execute_script(
+            "const a = document.querySelector('.gallery audio'); return a.readyState ? a.duration : 0"
+        ),
+    )
+    assert seconds == pytest.approx(0.1)
+    table = find(browser, 'section[aria-label="errors"] table')
+    assert [cell.text for cell in table.find_elements(By.CSS_SELECTOR, "th, td")] == [
+        *("class", "share", "<i>cat</i>", "0.25", "dog", "0.75"),
+    ]
+    counts = find(browser, 'section[aria-label="confusion"] td', many=True)
+    assert [cell.text for cell in counts[:4]] == ["7", "2", "1", "9"]
+    run = reading.page.index.runs()[0].id
+    show(browser, f"#/run/{run}?tab=media")
+    until(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, ".gallery audio")) == 1)
+    assert complaints(browser) == []
+
+
+def test_versions_are_shown_as_one_tree_that_keys_walk_through(browser, reading):
+    opened(browser, reading)
+    show(browser, "#/versions?show=tree")
+    nodes = find(browser, ".tree .node", many=True)
+    figures = dict(
+        zip(
+            [e.text for e in find(browser, ".treeview .figures dt", many=True)],
+            [e.text for e in find(browser, ".treeview .figures dd", many=True)],
+            strict=True,
+        )
+    )
+    assert figures["versions"] == "3"
+    assert int(figures["cells"]) == len(nodes)
+    assert int(figures["shared"]) > 0
+    browser.execute_script("document.querySelector('.tree .node').focus()")
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert "import argparse" in find(browser, ".treecell pre").text
+    browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    until(browser, lambda: "import argparse" not in find(browser, ".treecell pre").text)
+    assert browser.switch_to.active_element.get_attribute("data-node") == "1"
+    assert complaints(browser) == []
 
 
 def test_the_browser_itself_refuses_script_in_the_page(browser, reading):

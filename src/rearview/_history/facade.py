@@ -386,24 +386,27 @@ class History:
             raise UsageError(f"The source of run {which} was not kept.", slug="no-source")
         return version
 
-    def show(self, which: str = "latest") -> RunReport:
-        """Return a report on one run."""
+    def show(self, which: str = "latest", *, names: bool = True) -> RunReport:
+        """Return a report on one run; without `names`, no record of any run is read for it."""
         run = self.run(which)
         checkpoints = self._checkpoints.of(run.id)
         withheld = ", ".join(map(quoted, sorted({*WITHHELD, *CAPTURED})))
-        counts = self.sql(
-            f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
-            f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
+        counts = (
+            self.sql(
+                f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
+                f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
+            )
+            if names
+            else ()
         )
+        captured = self._tables.captured([run.id]) if names else {}
         loops = [(name_of(site), loop.iterations) for site, loop in run.end.loops.items()]
         replays = self._runs.replays(run.id)
         verdict, text = _trust(replays)
         return RunReport(
             run=run,
             names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
-            captured={
-                name: str(origin) for name, origin in self._tables.captured([run.id]).items()
-            },
+            captured={name: str(origin) for name, origin in captured.items()},
             loops=loops,
             checkpoints=checkpoints,
             partial=sorted(

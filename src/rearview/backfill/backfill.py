@@ -311,19 +311,20 @@ class Backfiller:
         """Return what has to run again; this machine is measured first if that is worth its time."""
         corrections = read_cost_corrections(self.project.cache, self.machines.name)
         questions = [each.question() for each in incomplete]
-        here = self.machines.here()
-        surveyed = survey(questions, here=here, known=corrections)
-        if self._is_worth_measuring(surveyed, here):
-            surveyed = survey(questions, here=self.machines.measure(), known=corrections)
+        this_machine = self.machines.here()
+        surveyed = survey(questions, machine=this_machine, corrections=corrections)
+        if self._is_worth_measuring(surveyed, this_machine):
+            surveyed = survey(questions, machine=self.machines.measure(), corrections=corrections)
         return surveyed
 
-    def _is_worth_measuring(self, surveyed: Survey, here: Machine) -> bool:
+    def _is_worth_measuring(self, surveyed: Survey, this_machine: Machine) -> bool:
         """Return True if this machine should be measured before the plan is shown.
 
         A short plan for runs of this machine needs no measurement.
         """
         elsewhere = any(
-            work.facts.machine and work.facts.machine.name != here.name for work in surveyed.work
+            work.facts.machine and work.facts.machine.name != this_machine.name
+            for work in surveyed.work
         )
         long = sum(work.seconds for work in surveyed.work) > WORTH_MEASURING
         return (elsewhere or long) and self.machines.due()
@@ -423,12 +424,12 @@ class Backfiller:
         """
         cache, machine = self.project.cache, self.machines.name
         corrections = read_cost_corrections(cache, machine)
-        here = self.machines.here()
+        this_machine = self.machines.here()
         for outcome in outcomes:
             segment = planned.get(outcome.replay.removesuffix("-again"))
             if segment and outcome.report.finished and not outcome.report.error:
                 each = prepared[segment.run]
-                expected = each.spared * speed(each.facts.machine, here).compute
+                expected = each.spared * speed(each.facts.machine, this_machine).compute
                 real = outcome.seconds + outcome.report.spared - expected
                 corrections = refine(corrections, segment, real)
         save_cost_corrections(cache, machine, corrections)
@@ -459,4 +460,4 @@ def _insertions(probing: Probing | None, prepared: Sequence[PreparedRun]) -> lis
         changed = {path: text for path, text in source.items() if text != old.get(path)}
         diff = difference({**dict.fromkeys(changed, ""), **old}, changed)
         runs.setdefault(diff, []).append(each.run.id)
-    return [Insertion(tuple(those), diff) for diff, those in runs.items() if diff]
+    return [Insertion(tuple(run_ids), diff) for diff, run_ids in runs.items() if diff]

@@ -114,10 +114,10 @@ def disk(folder: Path) -> tuple[float, float]:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.lseek(fd, 0, os.SEEK_SET)
-        got, begun = 0, time.perf_counter()
+        bytes_read, begun = 0, time.perf_counter()
         while data := os.read(fd, _CHUNK):
-            got += len(data)
-        read = got / max(time.perf_counter() - begun, 1e-9)
+            bytes_read += len(data)
+        read = bytes_read / max(time.perf_counter() - begun, 1e-9)
     finally:
         os.close(fd)
         file.unlink()
@@ -126,12 +126,12 @@ def disk(folder: Path) -> tuple[float, float]:
 
 def _python() -> dict[int, float]:
     """Compute in plain Python: names, numbers, dictionaries, calls."""
-    found: dict[int, float] = {}
+    results: dict[int, float] = {}
     value = 0.5
     for k in range(6_000):
         value = abs(value * 3.9 * (1.0 - value))
-        found[k & 1023] = found.get(k & 511, 0.0) + value
-    return found
+        results[k & 1023] = results.get(k & 511, 0.0) + value
+    return results
 
 
 def _numpy() -> Callable[[], object]:
@@ -272,12 +272,12 @@ class Machines:
 
     def unmeasured(self, runs: Iterable[Run]) -> list[str]:
         """Return a sentence for each machine of these runs that cannot be compared with this one."""
-        here = self.here()
+        this_machine = self.here()
         incomparable = {
             run.host: machine
             for run in runs
-            if (machine := self.of(run)).name != here.name
-            and not set(machine.kernels) & set(here.kernels)
+            if (machine := self.of(run)).name != this_machine.name
+            and not set(machine.kernels) & set(this_machine.kernels)
         }
         return [
             f"the machine {host} that recorded was never measured, so it is taken to be as fast as "

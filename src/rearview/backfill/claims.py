@@ -54,8 +54,8 @@ class SegmentClaims:
         prepared = self.prepared[segment.run]
         request = prepared.request
         first = self._first_of_run[segment.run] is segment
-        wanted = _cells_of_segment(request, segment, first=first)
-        if not any(wanted.values()):
+        segment_cells = _cells_of_segment(request, segment, first=first)
+        if not any(segment_cells.values()):
             return Claim(self._task(prepared, request, segment, first=first))
         # read before the replays are: a change in between is then noticed next time
         state = self._claims_state(request)
@@ -64,23 +64,27 @@ class SegmentClaims:
         replays = self.replays.runs.replays(request.run.id)
         filled, claimed = self._cells_of_others(request, replays)
         newly_filled = _filled(request, [each for each in replays if self._is_new(prepared, each)])
-        helped = any(wanted[name] & newly_filled[name] for name in wanted)
-        left = {name: wanted[name] - filled[name] - claimed[name] for name in wanted}
-        rest = any((wanted[name] - filled[name]) & claimed[name] for name in wanted)
-        if not any(left.values()):
-            self._held_states[segment] = state if rest else None
-            return Claim(None, rest=rest, filled=helped)
-        if left == wanted:
+        helped = any(segment_cells[name] & newly_filled[name] for name in segment_cells)
+        unclaimed = {
+            name: segment_cells[name] - filled[name] - claimed[name] for name in segment_cells
+        }
+        claimed_by_others = any(
+            (segment_cells[name] - filled[name]) & claimed[name] for name in segment_cells
+        )
+        if not any(unclaimed.values()):
+            self._held_states[segment] = state if claimed_by_others else None
+            return Claim(None, rest=claimed_by_others, filled=helped)
+        if unclaimed == segment_cells:
             task = self._task(prepared, request, segment, first=first)
             self.planned[task.id] = segment
         else:
-            reduced, part, first = _reduce(request, segment, wanted, left, first=first)
+            reduced, part, first = _reduce(request, segment, segment_cells, unclaimed, first=first)
             task = self._task(prepared, reduced, part, first=first)
-        if self._lost_race(request, task, left):
+        if self._lost_race(request, task, unclaimed):
             self.release(segment, task, "another backfill was first")
             self.planned.pop(task.id, None)
             return Claim(None, rest=True)
-        return Claim(task, rest=rest, filled=helped)
+        return Claim(task, rest=claimed_by_others, filled=helped)
 
     def release(self, segment: Segment, task: Task, why: str) -> None:
         """Give up the claim of a task, so that any backfill may run its segment."""
@@ -156,15 +160,15 @@ def _filled(request: RunRequest, replays: Iterable[Replay]) -> Cells:
 
 
 def _reduce(
-    request: RunRequest, segment: Segment, wanted: Cells, left: Cells, *, first: bool
+    request: RunRequest, segment: Segment, segment_cells: Cells, unclaimed: Cells, *, first: bool
 ) -> tuple[RunRequest, Segment, bool]:
     """Return the part of a segment that is left: fewer names, fewer iterations, without its ends.
 
     The last value says if that part includes what comes before the loop.
     """
-    names = tuple(name for name in request.names if left[name])
+    names = tuple(name for name in request.names if unclaimed[name])
     probes = tuple(dict.fromkeys(probe for name in names for probe in request.probes.of(name)))
-    before, now = (frozenset[Cell]().union(*cells.values()) for cells in (wanted, left))
+    before, now = (frozenset[Cell]().union(*cells.values()) for cells in (segment_cells, unclaimed))
     only = tuple(sorted(cell for cell in now if isinstance(cell, int)))
     if segment.loop is not None and only:
         fraction = len(only) / sum(isinstance(cell, int) for cell in before)

@@ -1,4 +1,4 @@
-"""Places that the user gave to statements by hand: kept, listed, undone."""
+"""Places that the user gave by hand for added statements: stored in a file, listed, removed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from rearview.source.propagate.versions import HandPlace
 from rearview.store.files import make_folder, publish
 
 FORMAT = 2
-"""Number of the file's format. The first had none: version -> texts with their lines."""
+"""Number of the file's format. The first format had no number: version -> statement texts with lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes an added statement the same one after its text was changed."""
+    """What identifies an added statement even after its text was changed."""
 
     path: str
-    """Its file, as the newest version that was run called it."""
+    """Its file, with the name in the newest version that was run."""
     logs: tuple[str, ...]
     """The names that it logs."""
     sets: tuple[str, ...] = ()
     """The names that it binds, if it logs nothing."""
     occurrence: int = 0
-    """Which one it is among those of the file that log (or bind) the same."""
+    """Its number among the statements of the file that log (or bind) the same names."""
 
     def find(self, statements: Sequence[Identity]) -> int | None:
-        """Return which of the statements it is now; None if none is certainly it.
+        """Return the index of this statement among `statements`; None if it is not certain.
 
         >>> now = [Identity("t.py", ("loss",)), Identity("t.py", ("norm",))]
         >>> Identity("t.py", ("norm",)).find(now), Identity("t.py", ("bce",)).find(now)
@@ -42,31 +42,33 @@ class Identity:
         """
         own = set(self.logs or self.sets)
         alike = [
-            (at, one)
-            for at, one in enumerate(statements)
-            if bool(one.logs) == bool(self.logs) and own & set(one.logs or one.sets)
+            (at, identity)
+            for at, identity in enumerate(statements)
+            if bool(identity.logs) == bool(self.logs) and own & set(identity.logs or identity.sets)
         ]
-        equal = [(at, one) for at, one in alike if set(one.logs or one.sets) == own]
+        equal = [
+            (at, identity) for at, identity in alike if set(identity.logs or identity.sets) == own
+        ]
         if not equal and len(alike) > 1:
             return None
-        found = equal or alike
-        here = [(at, one) for at, one in found if one.path == self.path]
-        if not here and len({one.path for _, one in found}) == 1:
-            here = found  # the file was renamed
-        return here[self.occurrence][0] if self.occurrence < len(here) else None
+        candidates = equal or alike
+        in_same_file = [(at, identity) for at, identity in candidates if identity.path == self.path]
+        if not in_same_file and len({identity.path for _, identity in candidates}) == 1:
+            in_same_file = candidates  # the file was renamed
+        return in_same_file[self.occurrence][0] if self.occurrence < len(in_same_file) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Where one statement goes in one version, as the user said."""
+    """Where one statement goes in one version, as the user decided."""
 
     version: str
     statement: Identity
     path: str
-    """The file, as that version calls it."""
+    """The file, with its name in that version."""
     line: int
     after: bool = False
-    """Behind the statement on the line instead of before the line."""
+    """Whether the statement goes after the statement on the line, instead of before the line."""
     renames: Mapping[str, str] = field(default_factory=dict)
     run: str = ""
     """The run that the user named."""
@@ -83,13 +85,13 @@ class Correction:
 
 @dataclass
 class Corrections:
-    """The file of a project that keeps its corrections."""
+    """The file that stores the corrections of a project."""
 
     file: Path
 
     @cached_property
     def _read(self) -> tuple[tuple[Correction, ...], int]:
-        """The corrections, and how many of the file could not be understood."""
+        """The corrections, and how many entries of the file could not be read."""
         try:
             text = self.file.read_bytes()
             kept = json.loads(text)
@@ -115,22 +117,22 @@ class Corrections:
                 "Use a newer Rearview.",
                 slug="store-newer",
             )
-        found, lost = [], 0
+        corrections, lost = [], 0
         for each in kept.get("corrections", ()):
             try:
-                found.append(_correction(each))
+                corrections.append(_correction(each))
             except (TypeError, KeyError, ValueError):
                 lost += 1
-        return tuple(found), lost
+        return tuple(corrections), lost
 
     @property
     def kept(self) -> tuple[Correction, ...]:
-        """Every correction, in the order in which they were made."""
+        """All corrections, in the order in which they were made."""
         return self._read[0]
 
     @property
     def note(self) -> str:
-        """A sentence on what the file holds and nobody can use; empty if there is no such thing."""
+        """A sentence about entries that cannot be used; empty if there are none."""
         lost = self._read[1]
         if not lost:
             return ""
@@ -141,18 +143,22 @@ class Corrections:
         )
 
     def add(self, corrections: Sequence[Correction]) -> None:
-        """Keep corrections, each in place of an older one for the same statement and version."""
-        fresh = {(one.version, one.statement) for one in corrections}
-        older = [one for one in self.kept if (one.version, one.statement) not in fresh]
+        """Store corrections; each replaces an older one for the same statement and version."""
+        fresh = {(correction.version, correction.statement) for correction in corrections}
+        older = [
+            correction
+            for correction in self.kept
+            if (correction.version, correction.statement) not in fresh
+        ]
         self._write([*older, *corrections])
 
     def remove(self, corrections: Collection[Correction]) -> None:
-        """Forget corrections."""
-        self._write([one for one in self.kept if one not in corrections])
+        """Delete corrections."""
+        self._write([correction for correction in self.kept if correction not in corrections])
 
     def _write(self, corrections: Sequence[Correction]) -> None:
         make_folder(self.file.parent)
-        kept = {"format": FORMAT, "corrections": [asdict(one) for one in corrections]}
+        kept = {"format": FORMAT, "corrections": [asdict(correction) for correction in corrections]}
         publish(self.file, add_check(json.dumps(kept).encode()))
         self.__dict__.pop("_read", None)
 
@@ -171,14 +177,14 @@ def _correction(kept: Mapping[str, Any]) -> Correction:
         str(kept["path"]),
         int(kept["line"]),
         bool(kept["after"]),
-        {str(one): str(two) for one, two in kept["renames"].items()},
+        {str(there): str(here) for there, here in kept["renames"].items()},
         str(kept["run"]),
     )
 
 
 def _first_format(kept: Mapping[str, Any]) -> tuple[tuple[Correction, ...], int]:
-    """Read a file that kept texts: what a text logs tells which statement was meant."""
-    found: list[Correction] = []
+    """Read a file of the first format, in which a statement is identified by the names its text logs."""
+    all_corrections: list[Correction] = []
     lost = 0
     for version, placed in kept.items():
         corrections = []
@@ -190,11 +196,13 @@ def _first_format(kept: Mapping[str, Any]) -> tuple[tuple[Correction, ...], int]
                     corrections.append(Correction(version, Identity(path, logs), path, line))
         except (TypeError, KeyError, ValueError, SyntaxError):
             corrections = []
-        if corrections and len({one.statement for one in corrections}) == len(corrections):
-            found += corrections
+        if corrections and len({correction.statement for correction in corrections}) == len(
+            corrections
+        ):
+            all_corrections += corrections
         else:
             lost += 1
-    return tuple(found), lost
+    return tuple(all_corrections), lost
 
 
 def _outdented(text: str) -> str:

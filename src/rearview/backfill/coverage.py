@@ -13,7 +13,7 @@ from typing import Any
 
 from rearview.model import Verdict
 from rearview.model.run import name_of
-from rearview.plan.facts import At, LoopFacts, Within
+from rearview.plan.facts import At, InnerIterations, LoopFacts
 from rearview.source.probes.probe import Position, Probe, Probes
 from rearview.store.runs import Replay
 from rearview.store.tables.tables import IterationRange
@@ -53,7 +53,7 @@ def merge_ranges(first: IterationRange | None, second: IterationRange) -> Iterat
 
 def inner_spans(
     selected: SelectedIterations, probes: Probes, names: Sequence[str], loops: Sequence[LoopFacts]
-) -> Within | None:
+) -> InnerIterations | None:
     """Return the selected iterations of an inner loop, if all of `names` are logged in that loop.
 
     None selects whole iterations of the outermost loop; also if several inner loops have the name that
@@ -61,18 +61,18 @@ def inner_spans(
     """
     main, *inner = (loop.name for loop in loops)
     selected_names = {span.loops[1] for span in selected.values() if len(span.loops) > 1}
-    wanted = [probe for name in names for probe in probes.of(name)]
+    logging_probes = [probe for name in names for probe in probes.of(name)]
     matching = [loop for loop in inner if name_of(loop) in selected_names]
-    if len(selected_names) != 1 or len(matching) != 1 or not wanted:
+    if len(selected_names) != 1 or len(matching) != 1 or not logging_probes:
         return None
-    if not all(_runs_only_in(probe, main, matching[0]) for probe in wanted):
+    if not all(_runs_only_in(probe, main, matching[0]) for probe in logging_probes):
         return None
     spans: Mapping[int, tuple[int, int | None]] = {
         index: (span.first, span.last)
         for index, span in selected.items()
         if len(span.loops) > 1 and (span.first, span.last) != (0, None)
     }
-    return Within(matching[0], spans) if spans else None
+    return InnerIterations(matching[0], spans) if spans else None
 
 
 def _runs_only_in(probe: Probe, main: str, inner: str) -> bool:
@@ -95,7 +95,7 @@ class CoverageQuery:
     settled: float = math.inf
     """When the run recorded its last value. A later replay that found nothing to compare with will
     never be proved, so its values count as filled; `inf`: they do not."""
-    within: Within | None = None
+    within: InnerIterations | None = None
     """Iterations of the inner loop that are requested; None: all."""
 
     @property
@@ -187,7 +187,7 @@ def is_unproved(replay: Replay) -> bool:
 
 def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
     """Return True if later exact replays did again all that `replay` was to do."""
-    left = set(_covered_ranges(replay))
+    uncovered = set(_covered_ranges(replay))
     ends = {end for end in ("head", "tail") if replay.facts.get(end)}
     for other in replays:
         if (
@@ -199,13 +199,13 @@ def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
             continue
         ends -= {end for end in ends if other.facts.get(end)}
         for first, last in _covered_ranges(other):
-            left = {
-                rest
-                for low, high in left
-                for rest in ((low, min(high, first)), (max(low, last), high))
-                if rest[0] < rest[1]
+            uncovered = {
+                remainder
+                for low, high in uncovered
+                for remainder in ((low, min(high, first)), (max(low, last), high))
+                if remainder[0] < remainder[1]
             }
-    return not left and not ends
+    return not uncovered and not ends
 
 
 def _covered_ranges(replay: Replay) -> list[tuple[int, int]]:

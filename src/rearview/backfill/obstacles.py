@@ -35,8 +35,8 @@ def missing_input(run: Run, root: Path, stored: Collection[str] = ()) -> str:
     missing = [path for path, _ in _recorded_inputs(run, root, stored) if not path.exists()]
     if not missing:
         return ""
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return f"its input {missing[0]}{more} is gone; bring it back"
+    others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"its input {missing[0]}{others} is gone; bring it back"
 
 
 def changed_inputs(run: Run, root: Path, stored: Collection[str] = ()) -> list[Path]:
@@ -83,9 +83,9 @@ def missing_packages(source: Mapping[str, bytes], executed: Collection[str]) -> 
     missing = sorted(name for name in imported if not _is_installed(name))
     if not missing:
         return ""
-    them = "which is" if len(missing) == 1 else "which are"
+    verb = "which is" if len(missing) == 1 else "which are"
     return (
-        f"it imports {', '.join(missing)}, {them} not installed here any more; install what it had "
+        f"it imports {', '.join(missing)}, {verb} not installed here any more; install what it had "
         "(`pip install …`), or replay it in the environment it ran in"
     )
 

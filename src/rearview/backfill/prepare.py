@@ -33,7 +33,7 @@ from rearview.backfill.shared_imports import Lead, lead_of, waited
 from rearview.errors import UsageError
 from rearview.model import Run, Status
 from rearview.model.run import columns_of, is_notebook, name_of
-from rearview.plan.facts import At, LoopFacts, RunFacts, RunQuestion, Want, parse_at
+from rearview.plan.facts import At, LoopFacts, RunFacts, RunQuestion, ValueRequest, parse_at
 from rearview.source.log_calls import names_logged
 from rearview.source.notebooks import as_programs, in_cells_of, with_text
 from rearview.source.probes.loop_carried import START
@@ -92,20 +92,22 @@ class PreparedRun:
         """Return the question for the planner."""
         request = self.request
         if not request.wanted:
-            return RunQuestion(self.facts, (Want((), self._deepest_loops(), at=request.at),))
+            return RunQuestion(
+                self.facts, (ValueRequest((), self._deepest_loops(), at=request.at),)
+            )
         if not request.main_entered_once and not request.at:
             return RunQuestion(self.facts, (self._until_the_end(),))
-        wants: list[Want] = []
+        wants: list[ValueRequest] = []
         for probe in request.wanted:
             if not probe.paths:
                 # no caller of its function is known: it may be called after the loops
                 wants.append(self._until_the_end())
             paths = probe.paths or (self._deepest_loops(),)
-            wants.extend(self._want(probe, path) for path in paths)
+            wants.extend(self._request(probe, path) for path in paths)
         return RunQuestion(self.facts, tuple(wants))
 
-    def _want(self, probe: Probe, path: tuple[str, ...]) -> Want:
-        """Return what is wanted of a statement in the loops `path`."""
+    def _request(self, probe: Probe, path: tuple[str, ...]) -> ValueRequest:
+        """Return the request for a statement inside the loops `path`."""
         request = self.request
         main = self.facts.loops[0].name if self.facts.loops else None
         if path and path[0] != main and not (main is None and request.at):
@@ -114,7 +116,7 @@ class PreparedRun:
             other = tuple(at for at in request.at if at.loop not in columns_of(path))
             return self._until_the_end(other)
         depth = len(path) - len(probe.loops) + probe.depth
-        return Want(
+        return ValueRequest(
             names=request.names,
             loops=path,
             place=self._position(probe, path),
@@ -125,9 +127,9 @@ class PreparedRun:
             within=request.coverage.within,
         )
 
-    def _until_the_end(self, at: tuple[At, ...] = ()) -> Want:
+    def _until_the_end(self, at: tuple[At, ...] = ()) -> ValueRequest:
         """Return a want for values that may be logged anywhere up to the end of the run."""
-        return Want(
+        return ValueRequest(
             self.request.names,
             (),
             Position.AFTER.value,
@@ -173,7 +175,7 @@ class RunPreparer:
         """Return a run with what it lacks of `names`, in the `selected` iterations (None: all)."""
         _refuse_if_two_sources(run)
         probes = self._probes(probing, run, names)
-        wanted = tuple(probe for probe in probes.probes if probe.names)
+        logging_probes = tuple(probe for probe in probes.probes if probe.names)
         recorded_files = self.versions.files(run.version)
         version, files = self._derived_version(run, dict(probes.source), recorded_files)
         executed = run.end.files or [run.script]
@@ -197,11 +199,13 @@ class RunPreparer:
         unproved = self._unproved_names(coverage, replays, names, find_missing)
         names, missing = find_missing(coverage, names=names)
         if names:
-            wanted = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
+            logging_probes = tuple(
+                dict.fromkeys(probe for name in names for probe in probes.of(name))
+            )
         if selected is not None:
             missing = frozenset(selected if missing is None else selected.keys() & missing)
         request = RunRequest(
-            *(run, version, probes, wanted, names, coverage, missing),
+            *(run, version, probes, logging_probes, names, coverage, missing),
             digests={name: digest_of(name) for name in names},
         )
         return PreparedRun(

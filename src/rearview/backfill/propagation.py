@@ -280,6 +280,9 @@ class Probing:
         """Return the probing of some names alone, for the versions of `runs`."""
         probing = Probing(self.versions, runs, self.corrections, names, self.sure, self._texts)
         probing.__dict__["edited"] = self.edited
+        if runs is self.runs:  # the same versions: what they say need not be found out again
+            probing.__dict__["renaming"] = self.renaming
+            probing.__dict__["_newest"] = self._newest
         return probing
 
     def _logs(self, name: str) -> bool:

@@ -159,17 +159,19 @@ class PlanReport:
         segments = self.plan.segments
         head = (
             f"<p>{escape(str(self.missing))} to fill: {plural(len(segments), 'segment')} of "
-            f"{plural(len({one.run for one in segments}), 'run')}, about {self.plan.seconds:.1f} s of computing</p>"
+            f"{plural(len({segment.run for segment in segments}), 'run')}, about {self.plan.seconds:.1f} s of "
+            "computing</p>"
         )
         rows = "".join(
-            f"<tr><td>{escape(one.run)}</td><td>{one.operator.in_words}</td><td>{one.first}:"
-            f"{'' if one.last is None else one.last}</td><td>{escape(one.start or 'the start')}</td>"
-            f"<td>{one.seconds:.2f} s</td></tr>"
-            for one in segments[:SHOWN]
+            f"<tr><td>{escape(segment.run)}</td><td>{segment.operator.in_words}</td><td>{segment.first}:"
+            f"{'' if segment.last is None else segment.last}</td><td>{escape(segment.start or 'the start')}</td>"
+            f"<td>{segment.seconds:.2f} s</td></tr>"
+            for segment in segments[:SHOWN]
         )
         more = f"<p>… and {len(segments) - SHOWN} more</p>" if len(segments) > SHOWN else ""
         refused = "".join(
-            f"<li>{escape(one.run)}: {escape(one.reason)}</li>" for one in self.refusals[:SHOWN]
+            f"<li>{escape(segment.run)}: {escape(segment.reason)}</li>"
+            for segment in self.refusals[:SHOWN]
         )
         names = ("run", "statement in", "iterations", "from", "predicted")
         titles = "".join(f"<th>{name}</th>" for name in names)

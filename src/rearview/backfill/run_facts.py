@@ -14,7 +14,7 @@ from rearview.model import Checkpoint, MainLoop, Point, Run, RunEnd, Step
 from rearview.model.run import NAMED, name_of
 from rearview.model.run_facts import DeepLoop
 from rearview.plan import facts as planning
-from rearview.plan.facts import DeepFacts, LoopFacts, Shown
+from rearview.plan.facts import DeepFacts, LoopFacts, TargetValue
 from rearview.source.probes.probe import Probes
 
 START_SHARE = 0.5
@@ -67,7 +67,7 @@ def run_facts(
     )
 
 
-def _main_values(main: MainLoop, count: int) -> Sequence[planning.Shown] | None:
+def _main_values(main: MainLoop, count: int) -> Sequence[planning.TargetValue] | None:
     """Return the values of the main loop's target in each iteration, if these are not its indices."""
     span = main.span
     if span is None and main.range is not None:  # of older runs
@@ -137,13 +137,13 @@ def inner_loops(main: MainLoop, end: RunEnd, count: int) -> list[LoopFacts]:
     for site, spent in main.inner.items():
         counted = _counted_iterations(main, end, site, len(spent), count)
         padded = _pad(_spread(main, [(s, n) for s, n in spent]), counted, count)
-        most = max((n for _, n in padded), default=0)
+        most_iterations = max((n for _, n in padded), default=0)
         loops.append(
             LoopFacts(
                 site,
                 [s for s, _ in padded],
                 [n for _, n in padded],
-                values=target_values(main.spans.get(site), main.helds.get(site), most),
+                values=target_values(main.spans.get(site), main.helds.get(site), most_iterations),
                 counted=counted,
                 varied=site in main.varied,
             )
@@ -167,8 +167,8 @@ def deep_loops(
         chain = tuple(deep.path or names.split("/"))
         around: LoopFacts | DeepFacts | None = deep_facts.get(chain[:-1])
         if len(chain) == 2:
-            here = (loop for loop in inner if chain[0] in (loop.name, name_of(loop.name)))
-            around = next(here, None)
+            outer = (loop for loop in inner if chain[0] in (loop.name, name_of(loop.name)))
+            around = next(outer, None)
         counts = list(deep.counts)
         counted = _counted_iterations(main, end, deep.site, len(counts), count)
         each = sum(counts) / max(1, deep.entries)
@@ -239,8 +239,8 @@ def _pad(spent: _Spent, counted: range, count: int) -> _Spent:
 
 
 def target_values(
-    span: Sequence[int] | None, held: Sequence[Shown] | None, count: int
-) -> Sequence[Shown] | None:
+    span: Sequence[int] | None, recorded: Sequence[TargetValue] | None, count: int
+) -> Sequence[TargetValue] | None:
     """Return the values of a loop's target in `count` iterations.
 
     None: they are not known, or they are the indices. `span` is (start, step) of a range.
@@ -252,9 +252,9 @@ def target_values(
     """
     if span is not None:
         return [span[0] + span[1] * k for k in range(count)] if list(span) != [0, 1] else None
-    if held is None or len(held) < count or list(held) == list(range(len(held))):
+    if recorded is None or len(recorded) < count or list(recorded) == list(range(len(recorded))):
         return None
-    return held[:count]
+    return recorded[:count]
 
 
 def with_run_loop_ids(probes: Probes, run: Run) -> Probes:

@@ -19,7 +19,7 @@ _Spans = dict[str, dict[int, tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What is asked of one run: which probes, in which iterations."""
+    """The values that are requested of one run: by which probes, in which iterations."""
 
     run: Run
     version: str
@@ -55,11 +55,11 @@ class RunRequest:
 
 def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -> SegmentFile:
     """Return the segment file for one segment of the plan; `first` if it is the run's first."""
-    wanted = request.wanted
-    chains = [list(chain) for probe in wanted for chain in (*probe.paths, *probe.fed_by)]
+    probes = request.wanted
+    chains = [list(chain) for probe in probes for chain in (*probe.paths, *probe.fed_by)]
     # without any path, the loops around the statement are not known
-    before_loops = bool(wanted) and all(
-        probe.place is Position.BEFORE and probe.paths and not any(probe.paths) for probe in wanted
+    before_loops = bool(probes) and all(
+        probe.place is Position.BEFORE and probe.paths and not any(probe.paths) for probe in probes
     )
     to_end = segment.tail or segment.loop is None
     other_loops = any(chain and chain[0] != segment.loop for chain in chains)
@@ -72,9 +72,9 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
         report="",
         names=request.names,
         chains=chains,
-        everywhere=not wanted or any(not probe.paths for probe in wanted),
+        everywhere=not probes or any(not probe.paths for probe in probes),
         jump=not segment.rerun,
-        levels=_levels_to_enter(wanted),
+        levels=_levels_to_enter(probes),
         main=segment.loop or "" if ranges else "",
         ranges=ranges,
         spans=spans,
@@ -136,12 +136,12 @@ def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int,
     return ranges
 
 
-def _levels_to_enter(wanted: Sequence[Probe]) -> int:
+def _levels_to_enter(probes: Sequence[Probe]) -> int:
     """Return how many loops, counted from the outermost, may be entered in the middle."""
     return min(
         (
             0 if probe.depth == START else len(chain) - len(probe.loops) + probe.depth
-            for probe in wanted
+            for probe in probes
             for chain in probe.paths
         ),
         default=99,
@@ -158,8 +158,8 @@ def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> 
     counted = {site: loop.iterations for site, loop in run.end.loops.items() if not loop.loose}
     if request.at or coverage.within is not None or not main.alone or run.ended is None:
         return {}
-    first, most = main.counted or (0, 0)
-    if first or coverage.count > most or main.counts is None:
+    first, end = main.counted or (0, 0)
+    if first or coverage.count > end or main.counts is None:
         return {}  # a part of it ran in another process, or was not counted
     iterations = _segment_iterations(segment)
     owed: dict[str, int] = {}

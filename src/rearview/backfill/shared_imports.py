@@ -221,11 +221,11 @@ def runs_with_earlier_lead(leads: Mapping[str, Lead | None]) -> set[str]:
     >>> runs_with_earlier_lead({"a": same, "b": None, "c": same, "d": Lead(("import numpy",))})
     {'c'}
     """
-    seen: set[Lead] = set()
+    earlier_leads: set[Lead] = set()
     followers: set[str] = set()
     for run, lead in leads.items():
-        if lead in seen:
+        if lead in earlier_leads:
             followers.add(run)
         elif lead is not None:
-            seen.add(lead)
+            earlier_leads.add(lead)
     return followers

@@ -136,8 +136,8 @@ class Mirror:
             if not file_intact(path, file):
                 shutil.rmtree(staged, ignore_errors=True)
                 raise DamagedError(
-                    f"{file.name} of save {save_id} at {self.remote} is not what was saved (it "
-                    f"should have {file.checksum}). An older save is used if there is one.",
+                    f"{file.name} of save {save_id} at {self.remote} is damaged (it should have the "
+                    f"checksum {file.checksum}). An older save is used if there is one.",
                     slug="save-damaged",
                 )
         publish(staged / MANIFEST, save.to_json())
@@ -148,8 +148,8 @@ class Mirror:
     def prune(self, keep: Keep) -> None:
         """Remove saves that need not be kept at the remote; the newest complete save always stays."""
         with self._one_at_a_time:
-            found = self._found()
-            whole = [save_id for save_id, names in found.items() if MANIFEST in names]
+            files_by_save = self._found()
+            whole = [save_id for save_id, names in files_by_save.items() if MANIFEST in names]
             if not whole:
                 return
             saves = []
@@ -158,7 +158,7 @@ class Mirror:
                     saves.append(self.manifest(save_id))
             kept = keep.choose(saves)
             newest = max(counter_of(save_id) for save_id in whole)
-            for save_id, names in found.items():
+            for save_id, names in files_by_save.items():
                 # a save without manifest that is not older than the newest may be in transfer
                 if save_id in kept or (MANIFEST not in names and counter_of(save_id) >= newest):
                     continue
@@ -173,12 +173,14 @@ class Mirror:
         return f"{self.prefix}/{save_id}/{name}"
 
     def _found(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = defaultdict(set)
+        files_by_save: dict[str, set[str]] = defaultdict(set)
         for key in self.remote.list(f"{self.prefix}/"):
             save_id, _, name = key.removeprefix(f"{self.prefix}/").partition("/")
             if ID.fullmatch(save_id) and name:
-                found[save_id].add(name)
-        return dict(sorted(found.items(), key=lambda item: counter_of(item[0]), reverse=True))
+                files_by_save[save_id].add(name)
+        return dict(
+            sorted(files_by_save.items(), key=lambda item: counter_of(item[0]), reverse=True)
+        )
 
 
 class CheckpointerWarning(UserWarning):
@@ -229,7 +231,14 @@ class Archive:
                 waiting = [save for save in waiting if save.id not in self.mirror.pushed]
                 # a save that is neither the newest nor among the best is not sent any more
                 best = self.keep.choose_best(saves)
-                save = next((one for one in waiting if one is saves[0] or one.id in best), None)
+                save = next(
+                    (
+                        candidate
+                        for candidate in waiting
+                        if candidate is saves[0] or candidate.id in best
+                    ),
+                    None,
+                )
                 self._in_transfer = None if save is None else save.id
             if save is None:
                 return
@@ -244,7 +253,7 @@ class Archive:
         with self._lock:
             saves = self.folder.saves()
             kept = {*self.keep.choose(saves), self._in_transfer}
-            self.folder.remove(one.id for one in saves if one.id not in kept)
+            self.folder.remove(save.id for save in saves if save.id not in kept)
             self.folder.sweep()
 
     def push_newest(self) -> None:
@@ -277,29 +286,27 @@ class Archive:
 
     def newest(self) -> Path | None:
         """Return the path of the newest intact save, fetched from the mirror if needed."""
-        here = {save.id: save for save in self.folder.saves()}
-        there = self.mirror.ids() if self.mirror is not None else ()
+        local = {save.id: save for save in self.folder.saves()}
+        remote_ids = self.mirror.ids() if self.mirror is not None else ()
         damaged = []
         for save_id in sorted(
-            {*here, *there}, key=lambda one: self._order(one, here), reverse=True
+            {*local, *remote_ids}, key=lambda candidate: self._order(candidate, local), reverse=True
         ):
-            if save_id in here and self.folder.intact(here[save_id]):
-                return self.folder.show(here[save_id])
+            if save_id in local and self.folder.intact(local[save_id]):
+                return self.folder.show(local[save_id])
             reason = f"Save {save_id} in {self.folder.folder} is damaged."
-            if save_id in there and self.mirror is not None:
+            if save_id in remote_ids and self.mirror is not None:
                 try:
                     return self.folder.show(self.mirror.fetch(save_id, self.folder))
                 except DamagedError as exc:
                     reason = str(exc)
-            warnings.warn(
-                f"{reason} Going back to the one before.", CheckpointerWarning, stacklevel=4
-            )
+            warnings.warn(f"{reason} Using the save before it.", CheckpointerWarning, stacklevel=4)
             damaged.append(save_id)
         if damaged:
             raise DamagedError(
                 f"None of the {len(damaged)} saves of {self.folder.file.name} is intact "
                 f"({', '.join(damaged[:3])}). Bring one back from a backup, or remove "
-                f"{self.folder.folder} (and the copies at the target) to begin anew.",
+                f"{self.folder.folder} (and the copies at the target) to start from the beginning.",
                 slug="save-damaged",
             )
         return self._foreign()

@@ -60,7 +60,7 @@ def submit_file(job: BatchJob, *, results: str) -> str:
         **job.settings,
     }
     text = "".join(f"{name} = {value}\n" for name, value in lines.items() if value)
-    return f"# written by `rearview submit --condor`; condor_submit takes it\n{text}queue\n"
+    return f"# written by `rearview submit --condor`, for condor_submit\n{text}queue\n"
 
 
 def words(arguments: Iterable[str]) -> str:
@@ -69,7 +69,7 @@ def words(arguments: Iterable[str]) -> str:
     >>> print(words(["train.py", "--name", "it's \"me\"", "$(pwd)"]))
     "train.py --name 'it''s ""me""' $(DOLLAR)(pwd)"
     """
-    return '"' + " ".join(_word(one) for one in arguments) + '"'
+    return '"' + " ".join(_word(argument) for argument in arguments) + '"'
 
 
 def _word(text: str) -> str:
@@ -90,15 +90,15 @@ def _line(text: str) -> str:
 
 
 def _files(paths: Iterable[str]) -> str:
-    found = list(paths)
-    for path in found:
+    names = list(paths)
+    for path in names:
         if "," in path or path != path.strip():
             raise UsageError(
                 f"HTCondor cannot transfer {path!r}: a comma or a space at an end of a name means "
                 "something else in its list of files. Rename it.",
                 slug="submit-quoting",
             )
-    return ",".join(map(_line, found))
+    return ",".join(map(_line, names))
 
 
 WARNING = 60
@@ -121,7 +121,7 @@ def batch_script(job: BatchJob) -> str:
     lines = "".join(f"#SBATCH --{_option(name, value)}\n" for name, value in options.items())
     return f"""\
 #!/bin/sh
-# written by `rearview submit --slurm`; sbatch takes it
+# written by `rearview submit --slurm`, for sbatch
 {lines}cd {shlex.quote(job.folder)} || exit
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {job.retries} ]; then
   echo "started too often; see rearview run --retries" >&2

@@ -101,7 +101,7 @@ class Checkpointer:
 
         folder = SaveFolder(Path(local_checkpoint_file))
         self.local_checkpoint_file = folder.file
-        found = destination(
+        place = destination(
             folder,
             mode=checkpoint_transfer_mode,
             target=checkpoint_transfer_target,
@@ -111,15 +111,15 @@ class Checkpointer:
             options={"retry": retry or Retry(), **(remote_options or {})},
         )
         keep = Keep(keep_last, keep_best, best)
-        self._archive = Archive(folder, found.mirror, keep, found.foreign_key)
-        self._condor = found.condor is not None
+        self._archive = Archive(folder, place.mirror, keep, place.foreign_key)
+        self._condor = place.condor is not None
         self.checkpoint_exit_code = checkpoint_exit_code
         self._exit_every = None if exit_every is None else seconds(exit_every)
         deadline = None if grace is None else seconds(grace)
-        if found.condor is not None:
+        if place.condor is not None:
             # the job's own description wins, because HTCondor acts on it
-            self.checkpoint_exit_code = found.condor.exit_code
-            deadline = found.condor.grace or deadline
+            self.checkpoint_exit_code = place.condor.exit_code
+            deadline = place.condor.grace or deadline
             if self._exit_every is None:
                 self._exit_every = 3600.0
 
@@ -349,22 +349,24 @@ class Checkpointer:
             self.departed = True
             self._last_save_before_leaving(metric)
             others = [
-                one
-                for one in _STEPPING
-                if one is not self and not one.departed and one.thread.is_alive()
+                checkpointer
+                for checkpointer in _STEPPING
+                if checkpointer is not self
+                and not checkpointer.departed
+                and checkpointer.thread.is_alive()
             ]
             if others:  # they save at their own next step, when their state is complete
-                for one in others:
-                    one.signals.request(number)
+                for checkpointer in others:
+                    checkpointer.signals.request(number)
                 return
         everyone = list(_STEPPING)
         going_on = in_notebook() and number == signal.SIGINT
-        for one in everyone:
+        for checkpointer in everyone:
             if going_on:
-                one.departed = False
-                one.signals.clear()
+                checkpointer.departed = False
+                checkpointer.signals.clear()
             else:
-                one.close()
+                checkpointer.close()
         leave(self._code(number), number)
 
     def _last_save_before_leaving(self, metric: float | None) -> None:

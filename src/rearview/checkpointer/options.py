@@ -54,7 +54,7 @@ def destination(
     if mode not in MODES:
         raise UsageError(
             f"checkpoint_transfer_mode={mode!r} is unknown. Choose one of: "
-            f"{', '.join(str(one) for one in MODES)}; a URL as checkpoint_transfer_target needs "
+            f"{', '.join(str(mode) for mode in MODES)}; a URL as checkpoint_transfer_target needs "
             "none.",
             slug="checkpointer-mode",
         )
@@ -236,8 +236,8 @@ def interval(every: int | str | timedelta | Interval | None) -> Interval:
     if isinstance(every, timedelta):
         return Seconds(every.total_seconds())
     if isinstance(every, str):
-        if found := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", every):
-            return Share(float(found[1]) / 100)
+        if match := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", every):
+            return Share(float(match[1]) / 100)
         return Seconds(seconds(every))
     if not isinstance(every, int | float) and hasattr(every, "due"):
         return every
@@ -262,3 +262,34 @@ def _unknown(every: object) -> UsageError:
         "timedelta), a share of the computing time ('2%'), or None to save on signals only.",
         slug="checkpointer-interval",
     )
+
+
+class Epochs:
+    """Due at the first step of every `every`-th epoch.
+
+    >>> epochs = Epochs(2)
+    >>> for epoch in range(3):
+    ...     epochs.begin(epoch)
+    ...     epochs.due(None), epochs.due(None)
+    (True, False)
+    (False, False)
+    (True, False)
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._waiting = False
+
+    @classmethod
+    def of(cls, every: Any) -> Any:
+        """Return the interval for `every`; a number counts epochs."""
+        return cls(every) if type(every) is int and every > 0 else every
+
+    def begin(self, epoch: int) -> None:
+        """Note that an epoch begins."""
+        self._waiting = epoch % self.every == 0
+
+    def due(self, pace: Any) -> bool:
+        """Return True if a save is due now."""
+        due, self._waiting = self._waiting, False
+        return due

@@ -96,8 +96,8 @@ def counter_of(save_id: str) -> int:
     >>> counter_of("00000012-3fa9c1")
     12
     """
-    found = ID.fullmatch(save_id)
-    return int(found[1]) if found else 0
+    match = ID.fullmatch(save_id)
+    return int(match[1]) if match else 0
 
 
 class SaveFolder:
@@ -147,13 +147,13 @@ class SaveFolder:
 
     def saves(self) -> tuple[Save, ...]:
         """Return the saves with a manifest, newest first; their bytes are not checked."""
-        found = []
+        saves = []
         for path in self._ids():
             with contextlib.suppress(OSError):
                 save = Save.from_json((path / MANIFEST).read_bytes())
                 if save is not None and save.id == path.name:
-                    found.append(save)
-        return tuple(sorted(found, key=lambda save: save.order, reverse=True))
+                    saves.append(save)
+        return tuple(sorted(saves, key=lambda save: save.order, reverse=True))
 
     def last_counter(self) -> int:
         """Return the highest count of all saves, also of incomplete ones."""
@@ -213,9 +213,9 @@ class SaveFolder:
 
     def _check_written(self, staged: Path) -> None:
         if not (staged / self.file.name).exists():
-            found = ", ".join(p.name for p in staged.iterdir()) or "nothing"
+            written = ", ".join(p.name for p in staged.iterdir()) or "nothing"
             raise StoreError(
-                f"checkpoint_function was to write {self.file.name} and wrote {found}. It must "
+                f"checkpoint_function should have written {self.file.name} and wrote {written}. It must "
                 "write to exactly the path that it is given.",
                 slug="checkpointer-nothing-written",
             )

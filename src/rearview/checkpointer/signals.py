@@ -67,9 +67,9 @@ def end_children() -> None:
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return
-    for one in multiprocessing.active_children():
-        if one._parent_pid == os.getpid():  # not one that was there before a fork
-            one.terminate()
+    for child in multiprocessing.active_children():
+        if child._parent_pid == os.getpid():  # not one that was there before a fork
+            child.terminate()
 
 
 DEFAULT = (signal.SIGTERM, signal.SIGUSR1)
@@ -90,11 +90,10 @@ class Signals:
     """Remembers the first of `numbers` that arrives; handlers that were set before still run.
 
     Use it as a context manager or with `start` and `stop`. Any number may be in use at once, in any
-    order of stopping. An earlier handler is called when the signal comes; if it raises (to exit,
-    say), that is held back, because the holder of this object leaves by itself once it has saved.
-    A second SIGINT gets through at once, if the first asked to leave: the person at the keyboard
-    insists. During a save (`saving`) it is remembered like any other, and after `absorb` no signal
-    gets through at all.
+    order of stopping. An earlier handler is called when the signal comes; an exception that it raises
+    (to exit, for example) is suppressed, because the owner of this object exits after it has saved.
+    A second SIGINT raises at once: the user insists. During a save (`saving`) it is only remembered,
+    and after `absorb` no signal has any effect.
 
     `grace` is a hard deadline in seconds: if `settle` has not been called by then, `on_deadline`
     runs, in a thread of its own, even while the main thread is inside native code.
@@ -136,8 +135,8 @@ class Signals:
         if not self.armed:
             names = ", ".join(number.name for number in self.numbers)
             warnings.warn(
-                f"{names} will not be noticed: signals can be trapped from the main thread only, "
-                f"and this is {threading.current_thread().name}. Saving by interval goes on. Make "
+                f"{names} will not be noticed: signals can be handled in the main thread only, "
+                f"and this is {threading.current_thread().name}. Saving by interval continues. Create "
                 "a Checkpointer or Signals in the main thread first.",
                 SignalsWarning,
                 stacklevel=3,
@@ -251,7 +250,7 @@ class _Trap:
                 if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
                     self.earlier[number] = signal.getsignal(number)
                     signal.signal(number, self.handler)
-            # Python gives its handlers up before the process has ended, but not this one
+            # Python removes its own handlers before the process has ended, but not this one
             atexit.register(self._ignore)
 
     def _ignore(self) -> None:
@@ -293,7 +292,7 @@ class _Trap:
             if current is None:
                 warnings.warn(
                     f"{signal.Signals(number).name} has a handler set by native code "
-                    "(faulthandler?), which cannot be called from ours and is replaced.",
+                    "(faulthandler?), which Python cannot call; it is replaced.",
                     SignalsWarning,
                     stacklevel=4,
                 )
@@ -311,13 +310,13 @@ class _Trap:
         insists = (
             number == signal.SIGINT
             and not self.saves
-            and any(one.requested == signal.SIGINT for one in listeners)
+            and any(listener.requested == signal.SIGINT for listener in listeners)
         )
-        for one in listeners:
-            one.request(number)
+        for listener in listeners:
+            listener.request(number)
         earlier = self.earlier.get(number)
         if not callable(earlier):
-            if earlier == signal.SIG_DFL and not listeners:  # all were let go without a stop
+            if earlier == signal.SIG_DFL and not listeners:  # all were dropped without `stop`
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
@@ -347,8 +346,8 @@ class _Trap:
             for number in data:
                 # SIGINT goes through the handler, which counts the second one
                 if number != signal.SIGINT:
-                    for one in list(self.listeners.get(number, ())):
-                        one.request(number)
+                    for listener in list(self.listeners.get(number, ())):
+                        listener.request(number)
             if self.earlier_fd >= 0:
                 with contextlib.suppress(OSError):
                     os.write(self.earlier_fd, data)

@@ -75,12 +75,12 @@ def forward(
     group = child.pid
     for number in early:
         pass_on(number, None)
-    own, others = _wait(child.pid), set[int]()
+    own, other_codes = _wait(child.pid), set[int]()
     if passed_on:
-        others = _wait_for_others()
+        other_codes = _wait_for_others()
     if own >= 0:
         return own
-    return code if code in others else 128 - own
+    return code if code in other_codes else 128 - own
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class Supervisor:
         repeated = bool(self._received) and not self._running
         self._received.append(number)
         self.asked |= number in self.signals
-        if repeated:  # what we wait for may take long
+        if repeated:  # the current wait may take long
             self.exit_if_asked()
 
     def _forward(self, process: subprocess.Popen[bytes]) -> None:
@@ -292,17 +292,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--signals", default=",".join(FORWARDED), help="names of the signals to pass on"
     )
     parser.add_argument("command", nargs="+", help="what to run, after --")
-    given = parser.parse_args(arguments)
-    names = [name.strip().upper().removeprefix("SIG") for name in given.signals.split(",")]
+    options = parser.parse_args(arguments)
+    names = [name.strip().upper().removeprefix("SIG") for name in options.signals.split(",")]
     for name in names:
         if not hasattr(signal, f"SIG{name}"):
             parser.error(f"there is no signal {name!r}; give names such as TERM,USR1")
     try:
-        return forward(given.command, code=given.code, names=names)
+        return forward(options.command, code=options.code, names=names)
     except FileNotFoundError:
-        parser.exit(127, f"{given.command[0]}: there is no such command\n")
+        parser.exit(127, f"{options.command[0]}: there is no such command\n")
     except PermissionError:
-        parser.exit(126, f"{given.command[0]}: this cannot be run\n")
+        parser.exit(126, f"{options.command[0]}: this cannot be run\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Commands that run the past again: backfill, replay; and workers, which changes a running backfill."""
+"""Commands that replay past runs: backfill, replay; and workers, which changes a running backfill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
-    a_run,
     at_option,
     complete_run,
     json_option,
@@ -20,6 +19,7 @@ from rearview.cli.options import (
     some_names,
     some_runs,
     span,
+    without_mark,
 )
 from rearview.cli.studies import replay_programs, study_options
 from rearview.cli.terminal import output
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rearview.model import Plan, Segment
 
 ASK_ABOVE = 60.0
-"""Predicted seconds above which a person at a terminal is asked first."""
+"""Predicted seconds above which the user is asked before a plan runs."""
 FEW_RUNS = 3
 """Up to this many runs are named; more are counted."""
 MAX_SEGMENTS = 60
@@ -104,7 +104,7 @@ def backfill(
 
     past = open_history()
     if not names:
-        raise _no_name_asked(past.empty(past.names()))
+        raise _names_needed(past.empty(past.names()))
     question = Question(
         names,
         runs=which or None,
@@ -147,8 +147,8 @@ def backfill(
     return finish(report, as_json=False, shown=shown) or int(bool(plan.unproved))
 
 
-def _no_name_asked(unfilled: list[str]) -> UsageError:
-    """Return the error for a backfill that names nothing: it offers what can be filled."""
+def _names_needed(unfilled: list[str]) -> UsageError:
+    """Return the error for a backfill without names; it lists the names that can be filled."""
     if unfilled:
         text = f"Say which names to fill: `rearview backfill {' '.join(unfilled)}`."
     else:
@@ -161,13 +161,15 @@ def _no_name_asked(unfilled: list[str]) -> UsageError:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUN or FILES]...", nargs=-1, type=a_run, shell_complete=complete_run
+    "words", metavar="[RUN or FILES]...", nargs=-1, type=without_mark, shell_complete=complete_run
 )
 @at_option
 @study_options
 @quiet_option
 @json_option
-def replay(words: Sequence[str], at: str | None, quiet: bool, as_json: bool, **chosen: Any) -> int:
+def replay(
+    words: Sequence[str], at: str | None, quiet: bool, as_json: bool, **study_choices: Any
+) -> int:
     """Run a past run again from its checkpoints and prove it exact.
 
     RUN is an id or part of one, `latest` (the default), or -2 for the one before the newest. The
@@ -180,7 +182,7 @@ def replay(words: Sequence[str], at: str | None, quiet: bool, as_json: bool, **c
     from rearview.multiversion.recorded import names_programs
 
     if words and names_programs(words):
-        return replay_programs(words, as_json=as_json, quiet=quiet, **chosen)
+        return replay_programs(words, as_json=as_json, quiet=quiet, **study_choices)
     if len(words) > 1:
         raise click.UsageError("Give one run, or the files of several versions.")
     which = words[0] if words else "latest"
@@ -232,7 +234,7 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
 
 
 def finish(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = ()) -> int:
-    """Print how it went and return the exit code; refusals that were `shown` are not repeated."""
+    """Print the outcome of a backfill and return the exit code; refusals that were `shown` are not repeated."""
     code = _code(report)
     if as_json:
         segments = [_outcome_as_json(outcome) for outcome in report.outcomes]
@@ -251,7 +253,7 @@ def finish(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = 
         output.out(f"event files for TensorBoard: {folder}")
     if report.unreached:
         output.out(
-            f"{output.paint('never reached:', output.YELLOW)} {_who(report.unreached)}: no value came, because "
+            f"{output.paint('never reached:', output.YELLOW)} {_runs_in_words(report.unreached)}: no value came, because "
             f"no statement that logs {' or '.join(report.names)} was executed: it is in a branch or a function "
             "that was not entered. Put it where the run passes"
         )
@@ -288,7 +290,7 @@ def _doubts(outcomes: Sequence[ReplayOutcome], redone: Sequence[ReplayOutcome]) 
             why = f"the try from a checkpoint did not do: {outcome.redone}"
             lines.setdefault(("redone from the start:", output.YELLOW, why), []).append(outcome)
     return [
-        f"{output.paint(label, color)} {_who([outcome.run for outcome in those])}: {why}"
+        f"{output.paint(label, color)} {_runs_in_words([outcome.run for outcome in those])}: {why}"
         + (f"; its output is in {those[-1].log}" if color == output.RED else "")
         for (label, color, why), those in lines.items()
     ]
@@ -345,11 +347,11 @@ def show_plan_briefly(plan: PlanReport) -> None:
 
 
 def show_plan(plan: PlanReport) -> None:
-    """Print all there is to know about a plan before it runs."""
+    """Print a plan in detail: its insertions, segments and costs."""
     if not _remarks(plan, output.out):
         return
     for insertion in plan.insertions:
-        output.out(output.paint(f"goes into {_who(insertion.runs)}:", output.BOLD))
+        output.out(output.paint(f"goes into {_runs_in_words(insertion.runs)}:", output.BOLD))
         output.diff(insertion.diff)
         output.out()
     segments = plan.plan.segments
@@ -419,13 +421,13 @@ def _unproved(unproved: Sequence[Unproved]) -> list[str]:
     for each in unproved:
         runs.setdefault(each.names, []).append(each.run)
     return [
-        f"not proved: {', '.join(names)} of {_who(those)} is there, but was computed where the run "
+        f"not proved: {', '.join(names)} of {_runs_in_words(run_ids)} is there, but was computed where the run "
         "recorded nothing to compare with; `--again` runs it again"
-        for names, those in runs.items()
+        for names, run_ids in runs.items()
     ]
 
 
-def _who(runs: Sequence[str]) -> str:
+def _runs_in_words(runs: Sequence[str]) -> str:
     return ", ".join(runs) if len(runs) <= FEW_RUNS else f"{len(runs)} runs, such as {runs[-1]}"
 
 
@@ -435,7 +437,7 @@ def refused(refusals: Sequence[Refusal]) -> list[str]:
     for refusal in refusals:
         reason = refusal.general_reason or refusal.reason
         runs.setdefault(reason, []).append(refusal.run)
-    return [f"refused: {_who(those)}: {reason}" for reason, those in runs.items()]
+    return [f"refused: {_runs_in_words(run_ids)}: {reason}" for reason, run_ids in runs.items()]
 
 
 def _refusals_as_json(refusals: Sequence[Refusal]) -> list[dict[str, str]]:

@@ -36,8 +36,8 @@ def import_(tracker: str, path: str) -> int:
     project = project_at(Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()))
     done = import_runs(project, _tracked(tracker, path))
     for each in done:
-        what = "imported" if each.is_new else "added" if each.records else "up to date"
-        output.out(f"{each.run}  {what}  {plural(each.records, 'record')}  {each.source}")
+        outcome = "imported" if each.is_new else "added" if each.records else "up to date"
+        output.out(f"{each.run}  {outcome}  {plural(each.records, 'record')}  {each.source}")
     new = sum(each.is_new for each in done)
     output.out(
         f"{plural(new, 'new run')} of {len(done)}, "
@@ -74,7 +74,7 @@ def export_runs(
     which: Sequence[str],
     unproved: bool,
 ) -> None:
-    """Write runs to another tracker; the first of `words` is the place, the others are names."""
+    """Write runs to another tracker; the first of `words` is the destination, the others are names."""
     from rearview.bridges.exported_values import exported_runs
 
     if not words:
@@ -87,12 +87,12 @@ def export_runs(
             f"No run has values of {unknown[0]!r}. `rearview table` lists the names.",
             slug="no-name",
         )
-    chosen = exported_runs(past, names, where=where, runs=list(which) or None, unproved=unproved)
-    done = [_write(tracker, run, place, past.project.root.resolve().name) for run in chosen]
+    runs = exported_runs(past, names, where=where, runs=list(which) or None, unproved=unproved)
+    done = [_write(tracker, run, place, past.project.root.resolve().name) for run in runs]
     for each in done:
-        what = plural(each.values, "value") if each.values else "up to date"
-        rest = f", {each.left_out} that {tracker} does not take" if each.left_out else ""
-        output.out(f"{each.run}  {what}{rest}  {each.place}")
+        outcome = plural(each.values, "value") if each.values else "up to date"
+        left_out = f", {each.left_out} that {tracker} does not take" if each.left_out else ""
+        output.out(f"{each.run}  {outcome}{left_out}  {each.place}")
     output.out(f"{plural(len(done), 'run')}, {plural(sum(e.values for e in done), 'new value')}")
 
 

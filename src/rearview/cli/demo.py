@@ -1,4 +1,4 @@
-"""The command demo: the whole idea, on a real training run, with numbers measured on the spot."""
+"""The command demo: record, edit and backfill a small training run, with times measured here."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def demo(folder: Path | None, epochs: int) -> int:
             f"not have. Install it: `pip install {' '.join(missing)}`.",
             slug="demo-needs",
         )
-    place = _made(folder)
+    place = _demo_folder(folder)
     script = place / "train.py"
     script.write_text(SCRIPT, "utf-8")
 
     _step(1, "Record. This is plain PyTorch; it does not know Rearview.")
     start = time.monotonic()
-    code = _do(place, "run", "train.py", "--epochs", str(epochs))
+    code = _show_command(place, "run", "train.py", "--epochs", str(epochs))
     if code:
         return code
     output.out(f"\nTrained and recorded in {duration(time.monotonic() - start)}.")
@@ -57,19 +57,19 @@ def demo(folder: Path | None, epochs: int) -> int:
     output.diff("\n".join(_changes(SCRIPT, edited())))
 
     _step(3, "Backfill. The weights' norm, once an epoch: epochs are restored, not trained again.")
-    code = _do(place, "backfill", "weight_norm", "--quiet")
+    code = _show_command(place, "backfill", "weight_norm", "--quiet")
 
     middle = epochs // 2
     at = f"epoch={middle}:{middle + 1}"
     _step(4, "And inside one epoch, for each batch: only that epoch runs again.")
-    code = code or _do(place, "backfill", "grad_norm", "--at", at, "--quiet")
+    code = code or _show_command(place, "backfill", "grad_norm", "--at", at, "--quiet")
     if code:
         return code
 
     _step(5, "The table, as if it had been logged all along.")
-    _do(place, "table", "weight_norm")
+    _show_command(place, "table", "weight_norm")
     output.out("")
-    _do(place, "table", "grad_norm", "--where", f"epoch = {middle}", "--limit", "8")
+    _show_command(place, "table", "grad_norm", "--where", f"epoch = {middle}", "--limit", "8")
 
     output.out(f"\nAll of it is in {place}. Try there:")
     for words in ("show", "table grad_norm --format csv", "replay", 'sql "select * from runs"'):
@@ -77,7 +77,7 @@ def demo(folder: Path | None, epochs: int) -> int:
     return 0
 
 
-def _made(folder: Path | None) -> Path:
+def _demo_folder(folder: Path | None) -> Path:
     if folder is None:
         return Path(tempfile.mkdtemp(prefix="rearview-demo-"))
     try:
@@ -99,8 +99,8 @@ def _step(number: int, text: str) -> None:
     output.out(output.paint(f"\n{number}. {text}\n", output.BOLD))
 
 
-def _do(place: Path, *words: str) -> int:
-    """Run one of our own commands in `place` as a user would, and show it."""
+def _show_command(place: Path, *words: str) -> int:
+    """Run one of our own commands in `place`, as a user would, and print it."""
     line = " ".join(f'"{word}"' if " " in word else word for word in words)
     output.out(output.paint(f"$ rearview {line}", output.CYAN))
     sys.stdout.flush()
@@ -183,7 +183,7 @@ INNER_PROBE = (
 
 
 def edited() -> str:
-    """Return the program with two questions added that nobody asked when it ran.
+    """Return the program with two log statements added that were not there when it ran.
 
     >>> from difflib import ndiff
     >>> lines = ndiff(SCRIPT.splitlines(), edited().splitlines())

@@ -70,20 +70,20 @@ def export(
     if str(file) in TABLES and names:
         suffix, file, names = f".{file}", Path(names[0]), names[1:]
     if suffix not in {*TEXTS, ".parquet"}:
-        known = ", ".join([*TEXTS, ".parquet"])
+        endings = ", ".join([*TEXTS, ".parquet"])
         raise click.BadParameter(
-            f"{str(file)!r} does not say how to write it. End it with one of {known}.",
+            f"{str(file)!r} does not say how to write it. End it with one of {endings}.",
             param_hint="FILE",
         )
     past = open_history()
     with waiting("writing the table"):
-        found = past.table(*names, where=where, runs=list(which) or None, unproved=unproved)
+        table = past.table(*names, where=where, runs=list(which) or None, unproved=unproved)
         aside = file.with_name(f".{file.name}.{os.getpid()}")
         try:
             if suffix == ".parquet":
-                found.parquet(aside)
+                table.parquet(aside)
             else:
-                _write(found, aside, TEXTS[suffix], "\r\n" if suffix == ".csv" else "\n")
+                _write(table, aside, TEXTS[suffix], "\r\n" if suffix == ".csv" else "\n")
             aside.replace(file)
         except OSError as exc:
             raise UsageError(
@@ -93,7 +93,7 @@ def export(
             ) from exc
         finally:
             aside.unlink(missing_ok=True)
-    output.out(f"wrote {plural(found.count(), 'row')} to {file}")
+    output.out(f"wrote {plural(table.count(), 'row')} to {file}")
     tell_damage(past)
 
 
@@ -126,11 +126,11 @@ def files(
         return
     if at is not None or destination is not None:
         raise click.UsageError("--at and --output go with --get PATH: which file is to be fetched?")
-    found = past.files(which)
+    files_written = past.files(which)
     if as_json:
-        output.json_document(plain(found))
+        output.json_document(plain(files_written))
         return
-    if not found:
+    if not files_written:
         output.note("The run wrote no files that Rearview saw.")
         return
     rows = [
@@ -144,7 +144,7 @@ def files(
             else "changed since",
             file.kept_at or "",
         ]
-        for file in found
+        for file in files_written
     ]
     output.table(["file", "size", "now", "kept at"], rows, right=[False, True, False, False])
 

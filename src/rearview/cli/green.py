@@ -17,11 +17,11 @@ import click
 from rearview.checkpointer.supervisor import Child, Supervisor
 from rearview.cli.options import (
     TakesRuns,
-    here,
     json_option,
     not_started,
     one_run,
     open_history,
+    project_folder,
     span,
 )
 from rearview.cli.terminal import output
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Green:
-    """What `--green` was told."""
+    """The options of `--green`."""
 
     source: str
     by: str | None = None
@@ -46,13 +46,13 @@ class Green:
     share: float | None = None
     grams: float | None = None
     leaves: bool = False
-    """Leave with exit code 85 instead of waiting."""
+    """Exit with code 85 instead of waiting."""
 
-    def rule(self, asked: float) -> Rule:
-        """Return the rule for a run that was asked for at that time."""
+    def rule(self, requested: float) -> Rule:
+        """Return the rule for a run that the user started at the time `requested`."""
         from rearview.energy import Rule
 
-        deadline = None if self.by is None else moment(self.by, asked)
+        deadline = None if self.by is None else moment(self.by, requested)
         return Rule(share=self.share, grams=self.grams, hours=self.hours, deadline=deadline)
 
 
@@ -102,7 +102,7 @@ def green_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def moment(text: str, now: float) -> float:
-    """Return the time that `text` means, seen from `now`, in seconds since 1970.
+    """Return the time that `text` means at the time `now`, in seconds since 1970.
 
     >>> moment("12h", 1000.0)
     44200.0
@@ -115,9 +115,9 @@ def moment(text: str, now: float) -> float:
     except ValueError:
         pass
     else:
-        here = datetime.fromtimestamp(now).astimezone()
-        then = here.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
-        return (then if then > here else then + timedelta(days=1)).timestamp()
+        local_now = datetime.fromtimestamp(now).astimezone()
+        then = local_now.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
+        return (then if then > local_now else then + timedelta(days=1)).timestamp()
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -141,24 +141,24 @@ def clock(time_: float) -> str:
 def run_green(
     start: Callable[[], StartCommand], green: Green, signals: tuple[int, ...], *, quiet: bool
 ) -> int:
-    """Run the program that `start` returns the command of while power is green; return its exit code.
+    """Run a program while power is green and return its exit code; `start` returns its command.
 
-    The program pauses by saving and leaving, so that a paused one holds no memory and no card; it
-    is then started again, as the same run. The grid is asked from here, never from the program.
+    The program pauses by saving and exiting, so that a paused run uses no memory and no accelerator; it is
+    then started again as the same run. Only this process queries the grid service.
     """
     from rearview._history import ACCOUNT
     from rearview.energy import Account, Gate, open_source
 
     source = open_source(green.source)
-    say = _nothing if quiet else output.said
+    say = _ignore if quiet else output.said
     word = "recording"
     with Supervisor(signals) as supervisor:
         while True:
             command = start()
             assert command.run_folder is not None
             account = Account(command.run_folder / ACCOUNT)
-            asked = account.report().asked
-            rule = green.rule(time.time() if asked is None else asked)
+            requested = account.report().asked
+            rule = green.rule(time.time() if requested is None else requested)
             gate = Gate(source, rule, account=account, meter=None, sleep=supervisor.sleep)
             if not _may_start(gate, green, say):
                 return EXIT_PAUSED
@@ -170,13 +170,13 @@ def run_green(
                 return code
 
 
-def _nothing(_text: str) -> None:
-    """Say nothing, as --quiet asks."""
+def _ignore(_text: str) -> None:
+    """Print nothing: used with --quiet."""
 
 
 def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
     if not green.leaves:
-        gate.wait(lambda decision: say(f"waiting: {waits(decision)}"))
+        gate.wait(lambda decision: say(f"waiting: {waiting_text(decision)}"))
         return True
     if gate.account is not None:
         gate.account.asked(time.time())
@@ -184,12 +184,12 @@ def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
     if decision.run:
         gate.started()
         return True
-    say(f"not now: {waits(decision)}")
+    say(f"not now: {waiting_text(decision)}")
     return False
 
 
-def waits(decision: GridDecision) -> str:
-    """Return in words what is waited for, and until when."""
+def waiting_text(decision: GridDecision) -> str:
+    """Return in words what a paused run waits for, and until when."""
     until = "" if decision.until is None else f", until {clock(decision.until)}"
     return f"{decision.reason}{until} (Ctrl-C to stop waiting; nothing is lost)"
 
@@ -216,7 +216,7 @@ def _run_child(
 
 
 def last_time(kept: Path) -> float | None:
-    """Return the hours that the run of that folder was on, if it kept account."""
+    """Return how many hours the run of that folder took, if that was measured."""
     from rearview._history import ACCOUNT
     from rearview.energy import Account
 
@@ -225,17 +225,17 @@ def last_time(kept: Path) -> float | None:
 
 
 def grid_setting() -> str:
-    """Return who is asked about the grid, as the project or the environment says."""
+    """Return the grid service to query, as the project's settings or the environment name it."""
     from rearview._history import Project
     from rearview.config import Settings
 
-    project = Project.find(here())
+    project = Project.find(project_folder())
     return Settings.read(project.store if project is not None else None).grid
 
 
 _LIGHTS = {-1: "grid congested", 0: "red", 1: "yellow", 2: "green"}
 _MARGIN = 3600.0
-"""Seconds of the grid asked for on either side of a run."""
+"""Seconds of grid data to request before and after a run."""
 
 
 def grid_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -288,7 +288,7 @@ def _facts(outlook: Forecast, decision: GridDecision) -> dict[str, Any]:
         "source": outlook.source,
         "problem": outlook.problem,
         "attribution": outlook.attribution,
-        "samples": [plain(one) for one in outlook.samples],
+        "samples": [plain(sample) for sample in outlook.samples],
     }
 
 
@@ -338,12 +338,12 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
             slug="no-account",
         )
     measured = None if offline else _measured(grid or grid_setting(), noted)
-    found = account.report(measured)
+    energy_report = account.report(measured)
     problem = "" if measured is None or measured.samples else measured.problem
     if as_json:
-        output.json_document(_reported(run.id, found, problem))
+        output.json_document(_reported(run.id, energy_report, problem))
         return
-    _print(run.id, found, problem)
+    _print(run.id, energy_report, problem)
 
 
 def _measured(grid: str, noted: EnergyReport) -> Forecast:
@@ -354,46 +354,53 @@ def _measured(grid: str, noted: EnergyReport) -> Forecast:
     return open_source(grid).measured(begin - _MARGIN, min(end + _MARGIN, time.time()))
 
 
-def _reported(run: str, found: EnergyReport, problem: str) -> dict[str, Any]:
+def _reported(run: str, energy_report: EnergyReport, problem: str) -> dict[str, Any]:
     return {
         "run": run,
-        "asked": found.asked,
-        "on": [plain(one) for one in found.joined_intervals],
-        "seconds": found.seconds,
-        "kwh": found.kwh,
-        "how": list(found.how),
-        "grams": found.grams,
-        "grams_at_once": found.grams_at_once,
-        "grams_saved": found.saved,
+        "asked": energy_report.asked,
+        "on": [plain(interval) for interval in energy_report.joined_intervals],
+        "seconds": energy_report.seconds,
+        "kwh": energy_report.kwh,
+        "how": list(energy_report.how),
+        "grams": energy_report.grams,
+        "grams_at_once": energy_report.grams_at_once,
+        "grams_saved": energy_report.saved,
         "problem": problem,
-        "attribution": list(found.attribution),
+        "attribution": list(energy_report.attribution),
     }
 
 
-def _print(run: str, found: EnergyReport, problem: str) -> None:
+def _print(run: str, energy_report: EnergyReport, problem: str) -> None:
     lines = [("run", run)]
-    first = found.joined_intervals[0].begin
-    if found.asked is not None and first - found.asked > 1:
-        lines.append(("asked for", clock(found.asked)))
+    first = energy_report.joined_intervals[0].begin
+    if energy_report.asked is not None and first - energy_report.asked > 1:
+        lines.append(("asked for", clock(energy_report.asked)))
     spans = [
-        f"{clock(one.begin)} to {clock(one.end)}  {_kwh(one.kwh)}" for one in found.joined_intervals
+        f"{clock(interval.begin)} to {clock(interval.end)}  {_kwh(interval.kwh)}"
+        for interval in energy_report.joined_intervals
     ]
     lines += [
         ("on", "\n".join(spans)),
-        ("energy", f"{_kwh(found.kwh)} in {duration(found.seconds)} ({', '.join(found.how)})"),
+        (
+            "energy",
+            f"{_kwh(energy_report.kwh)} in {duration(energy_report.seconds)} ({', '.join(energy_report.how)})",
+        ),
     ]
-    if found.grams is None:
+    if energy_report.grams is None:
         lines.append(("CO2", "not known" + (f": {problem}" if problem else " for those hours")))
     else:
-        lines.append(("CO2", f"{_g(found.grams)}"))
-    if found.saved is not None and found.grams_at_once is not None:
-        word = "saved" if found.saved >= 0 else "lost"
+        lines.append(("CO2", f"{_g(energy_report.grams)}"))
+    if energy_report.saved is not None and energy_report.grams_at_once is not None:
+        word = "saved" if energy_report.saved >= 0 else "lost"
         lines.append(
-            (word, f"{_g(abs(found.saved))} against {_g(found.grams_at_once)} had it run at once")
+            (
+                word,
+                f"{_g(abs(energy_report.saved))} against {_g(energy_report.grams_at_once)} had it run at once",
+            )
         )
     output.block(lines)
-    for one in found.attribution:
-        output.out(one)
+    for interval in energy_report.attribution:
+        output.out(interval)
 
 
 def _kwh(value: float) -> str:

@@ -86,7 +86,7 @@ COMMANDS = {
 }
 
 
-class Lazy(click.Group):
+class LazyGroup(click.Group):
     """A group whose commands are imported only when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -105,7 +105,7 @@ class Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the words name; an unknown one gets the nearest."""
+        """Return the command that the words name; for an unknown one, raise and suggest the nearest."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
@@ -126,7 +126,7 @@ class Lazy(click.Group):
 
 
 @click.group(
-    cls=Lazy,
+    cls=LazyGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 yes, done. 1 the answer is no. 2 wrong use, or a clear refusal. "
@@ -144,12 +144,12 @@ def cli(ctx: click.Context, traceback: bool) -> int | None:  # noqa: ARG001 - re
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Do what the command line says and end the process with the documented exit code."""
+    """Run the command line and end the process with the documented exit code."""
     words = list(sys.argv[1:] if args is None else args)
     for name in ("stdout", "stderr"):
         if (
             getattr(sys, name) is None
-        ):  # closed by who called us; a program that we become finds it so
+        ):  # the caller closed it; the user's program sees it closed as well
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - until the end
     sys.exit(_run(words))
 
@@ -166,7 +166,7 @@ def _run(words: list[str]) -> int:
         output.note(str(exc.__cause__ or "") or "Interrupted.")
         return INTERRUPTED
     except (BrokenPipeError, output.ReaderGone):
-        # who reads us went away: say nothing, and keep the interpreter from flushing into it
+        # the reader of our output is gone: print nothing, and do not let Python flush into the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return PIPE
     except RearviewError as exc:

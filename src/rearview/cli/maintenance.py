@@ -1,6 +1,6 @@
-"""Commands that look after the store and the machine: doctor, verify, trust, gc.
+"""Commands that check and clean the store, and check the machine: doctor, verify, trust, gc.
 
-`doctor` runs checks; each check yields what it found and never raises.
+`doctor` calls the check functions; each yields a `Check` and never raises.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import rearview
 from rearview._history import FOLDER, Project, cores, history, repair_format
 from rearview.cli.options import (
     TakesRuns,
-    a_run,
     complete_run,
-    here,
     json_option,
     nbytes,
     open_history,
+    project_folder,
+    without_mark,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plain, plural, size
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: str
     """`"ok"`, `"warn"` or `"fail"`."""
@@ -60,13 +60,13 @@ def doctor(as_json: bool) -> int:
     Every line is ok, warn (works, but slower or with less certainty) or fail (does not work).
     Exit code 1 if anything fails.
     """
-    found = examine(here())
+    checks = examine(project_folder())
     if as_json:
-        output.json_document(found)
+        output.json_document(checks)
     else:
-        for check in found:
+        for check in checks:
             output.checked(check.level, check.name, check.what, check.remedy)
-    return 1 if any(check.level == "fail" for check in found) else 0
+    return 1 if any(check.level == "fail" for check in checks) else 0
 
 
 CORE = ("blake3", "click", "cloudpickle", "duckdb", "msgspec", "rich", "xxhash")
@@ -74,12 +74,12 @@ OBSERVED = ("torch", "numpy", "scikit-learn", "pandas", "polars", "pyarrow", "ra
             "keras", "transformers", "tensorboard", "mlflow", "wandb")  # fmt: skip
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "afs", "ceph", "9p"}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-LITTLE = 5_000_000_000
-"""Bytes of free space below which a training run may fill the disk."""
+LITTLE_SPACE = 5_000_000_000
+"""Free bytes below which a training run may fill the disk."""
 
 
 def examine(folder: Path) -> list[Check]:
-    """Return all checks for a person standing in `folder`."""
+    """Return the results of all checks, for a user in `folder`."""
     checks: list[Callable[[], Iterator[Check]]] = [
         python,
         packages,
@@ -88,13 +88,13 @@ def examine(folder: Path) -> list[Check]:
         lambda: store(folder),
         threads,
     ]
-    found: list[Check] = []
+    results: list[Check] = []
     for check in checks:
         try:
-            found += check()
+            results += check()
         except Exception as exc:
-            found.append(Check("warn", "doctor", f"a check itself failed: {exc!r}"))
-    return found
+            results.append(Check("warn", "doctor", f"a check itself failed: {exc!r}"))
+    return results
 
 
 def python() -> Iterator[Check]:
@@ -106,15 +106,15 @@ def python() -> Iterator[Check]:
 
 
 def packages() -> Iterator[Check]:
-    """Check that what Rearview stands on is installed, and name what it can observe."""
+    """Check that the required libraries are installed, and list the ones that Rearview can observe."""
     missing = [name for name in CORE if _version(name) is None]
     if missing:
         remedy = f"pip install {' '.join(missing)}"
         yield Check("fail", "packages", f"missing: {', '.join(missing)}", remedy)
     else:
         yield Check("ok", "packages", ", ".join(f"{name} {_version(name)}" for name in CORE))
-    seen = [f"{name} {_version(name)}" for name in OBSERVED if _version(name)]
-    yield Check("ok", "observes", ", ".join(seen) or "no training library is installed here")
+    installed = [f"{name} {_version(name)}" for name in OBSERVED if _version(name)]
+    yield Check("ok", "observes", ", ".join(installed) or "no training library is installed here")
 
 
 def _version(name: str) -> str | None:
@@ -125,7 +125,7 @@ def _version(name: str) -> str | None:
 
 
 def git() -> Iterator[Check]:
-    """Check git, which keeps the versions."""
+    """Check git, which stores the versions."""
     try:
         done = subprocess.run(["git", "--version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -140,11 +140,11 @@ def git() -> Iterator[Check]:
 
 
 def place(folder: Path) -> Iterator[Check]:
-    """Check the disk that the store is or will be on."""
+    """Check the disk on which the store is or will be."""
     home = _home(folder)
     free = shutil.disk_usage(home).free
     level, remedy = "ok", ""
-    if free < LITTLE:
+    if free < LITTLE_SPACE:
         level, remedy = "warn", "Free some: `rearview gc --budget 1GB`, or set a budget."
     yield Check(level, "disk", f"{size(free)} free at {home}", remedy)
     kind = file_system(home, _read(Path("/proc/mounts")))
@@ -168,7 +168,7 @@ def _home(folder: Path) -> Path:
 
 
 def writable(home: Path) -> Check:
-    """Check that files can be made in `home`."""
+    """Check that files can be created in `home`."""
     try:
         with tempfile.NamedTemporaryFile(dir=home, prefix=".rearview-doctor-"):
             return Check("ok", "writable", str(home))
@@ -182,7 +182,7 @@ def writable(home: Path) -> Check:
 
 
 def direct(home: Path) -> Check:
-    """Check whether big objects can go past the page cache."""
+    """Check whether big objects can bypass the page cache when they are written."""
     flag = getattr(os, "O_DIRECT", 0)
     file = home / f".rearview-doctor-{os.getpid()}"
     page = mmap.mmap(-1, 4096)
@@ -239,17 +239,17 @@ def store(folder: Path) -> Iterator[Check]:
 
 
 def speed(machine: Machine) -> Check:
-    """Tell how fast this machine is, by which predictions move here from other machines."""
+    """Report how fast this machine is; predictions for runs of other machines depend on it."""
     if not machine.kernels:
-        what = "could not be measured: predictions for runs of other machines are doubtful"
-        return Check("warn", "speed", what, "Make the store writable.")
+        measured = "could not be measured: predictions for runs of other machines are doubtful"
+        return Check("warn", "speed", measured, "Make the store writable.")
     kernels = ", ".join(f"{name} {took * 1e3:.2f} ms" for name, took in machine.kernels.items())
     disk = f"disk reads {machine.read:.0f} MB/s and writes {machine.write:.0f} MB/s"
     return Check("ok", "speed", f"{disk}; {kernels}")
 
 
 def threads() -> Iterator[Check]:
-    """Check what decides how many threads compute: other counts may give other bits."""
+    """Check what determines the number of threads: results may depend on it."""
     count = cores()
     fixed = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
     text = ", ".join(fixed) or "thread counts follow the number of cores"
@@ -311,7 +311,7 @@ def verify(repair: bool, as_json: bool) -> int:
     Reads every byte and compares it with its checksum. Nothing is ever deleted: with --repair,
     damaged files move to `.rearview/damaged/`. Exit code 0: all is well (again); 1: damage.
     """
-    past = _opened(repair=repair)
+    past = _open_or_repair(repair=repair)
     with waiting("checking the store", quiet=as_json):
         report = past.verify(repair=repair)
     if as_json:
@@ -342,14 +342,14 @@ def verify(repair: bool, as_json: bool) -> int:
     return 1
 
 
-def _opened(*, repair: bool) -> History:
-    """Return the history; a store whose format file is unreadable is mended first if asked."""
+def _open_or_repair(*, repair: bool) -> History:
+    """Return the history; with --repair, a store with an unreadable format file is mended first."""
     try:
         return open_history()
     except StoreError as exc:
         if exc.slug != "store-unreadable" or not repair:
             raise
-        output.note(f"{repair_format(here())} was rewritten.")
+        output.note(f"{repair_format(project_folder())} was rewritten.")
         return open_history()
 
 
@@ -378,8 +378,8 @@ def trust() -> None:
     file = past.trust()
     hosts = sorted({run.host for run in past.runs() if run.host})
     by = f" ({plural(len(past.runs()), 'run')}{', of ' + ', '.join(hosts) if hosts else ''})"
-    what = "was trusted before" if before else "is trusted from now on"
-    output.out(f"{past.project.store} {what}{by}")
+    status = "was trusted before" if before else "is trusted from now on"
+    output.out(f"{past.project.store} {status}{by}")
     output.note(f"Remembered in {file}; remove that file to take it back.")
 
 
@@ -394,7 +394,7 @@ def trust() -> None:
     "--keep-run",
     "kept",
     metavar="RUN",
-    type=a_run,
+    type=without_mark,
     multiple=True,
     shell_complete=complete_run,
     help="So does this one; may be repeated.",

@@ -1,4 +1,4 @@
-"""What options mean: spans of time, sizes, iterations, names that complete themselves."""
+"""Options and arguments that several commands share: how they are parsed, and how they complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     for power, unit in enumerate((f"{letter}{suffix}" for letter in "kmgt"), start=1)
 }
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_MARK = "\0"
+_NOT_AN_OPTION = "\0"
 
 
 def span(text: str) -> float:
@@ -57,7 +57,7 @@ _ITERATIONS = r"""[^=/]+=("[^"]*"|'[^']*'|[^=/"'])+"""
 
 
 def iterations(text: str) -> str:
-    """Return `text` if it looks like iterations of loops; the planner reads it closely.
+    """Return `text` if it has the form of iterations of loops; the planner checks the rest.
 
     >>> iterations("epoch=3:5"), iterations("epoch=3/step=7"), iterations("file='a/b'")
     ('epoch=3:5', 'epoch=3/step=7', "file='a/b'")
@@ -76,47 +76,49 @@ def pair(text: str) -> tuple[str, str]:
     >>> pair("lr=0.1")
     ('lr', '0.1')
     """
-    left, equals, right = text.partition("=")
-    if not equals or not left:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
         raise click.BadParameter(f"{text!r} is not of the form NAME=VALUE, like lr=0.1.")
-    return left, right
+    return name, value
 
 
-def a_run(text: str) -> str:
-    """Return the text that means a run, without the mark that `TakesRuns` gave it."""
-    return text.removeprefix(_MARK)
+def without_mark(text: str) -> str:
+    """Return an argument that names a run, without the mark that `TakesRuns` put before it."""
+    return text.removeprefix(_NOT_AN_OPTION)
 
 
 class TakesRuns(click.Command):
     """A command for which -1, -2, … are runs counted from the end, not options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words, with such runs marked so that the parser lets them pass."""
-        words = [_MARK + word if re.fullmatch(r"-\d+", word) else word for word in args]
+        """Parse the words; mark -1, -2, … first, so that the parser does not take them for options."""
+        words = [_NOT_AN_OPTION + word if re.fullmatch(r"-\d+", word) else word for word in args]
         try:
             return super().parse_args(ctx, words)
         except click.MissingParameter:
             raise
         except click.BadParameter as exc:
-            plain = exc.message.replace(repr(_MARK)[1:-1], "")
+            plain = exc.message.replace(repr(_NOT_AN_OPTION)[1:-1], "")
             raise click.BadParameter(plain, exc.ctx, exc.param, exc.param_hint) from exc
 
 
 def complete_run(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-    """Return the runs that go on from what is typed, newest first."""
+    """Return the runs whose id or name begins with `incomplete`, newest first."""
     from click.shell_completion import CompletionItem
 
-    found: list[tuple[str, str]] = [("latest", "the newest run")]
+    candidates: list[tuple[str, str]] = [("latest", "the newest run")]
     with contextlib.suppress(Exception):
         runs = reversed(open_history().runs())
         for run in runs:
-            found += [(run.name, f"run {run.id}")] if run.name else []
-            found.append((run.id, f"{run.status.value} {run.script}"))
-    return [CompletionItem(run, help=text) for run, text in found if run.startswith(incomplete)]
+            candidates += [(run.name, f"run {run.id}")] if run.name else []
+            candidates.append((run.id, f"{run.status.value} {run.script}"))
+    return [
+        CompletionItem(run, help=text) for run, text in candidates if run.startswith(incomplete)
+    ]
 
 
 def complete_name(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-    """Return the known names that go on from what is typed."""
+    """Return the logged names that begin with `incomplete`."""
     from click.shell_completion import CompletionItem
 
     with contextlib.suppress(Exception):
@@ -126,19 +128,19 @@ def complete_name(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionIte
     return []
 
 
-def here() -> Path:
-    """Return the folder whose project is meant: where `REARVIEW_ROOT` says, or the current one."""
+def project_folder() -> Path:
+    """Return the folder in which to look for the project: `REARVIEW_ROOT`, or the current one."""
     return Path(os.environ.get("REARVIEW_ROOT") or Path.cwd())
 
 
 def open_history(*, trusting: bool = False) -> History:
-    """Return the history of the project that is meant here.
+    """Return the history of the project of the current folder.
 
-    One that is `trusting` is there to be trusted, wherever links in its store lead.
+    With `trusting`, the store is opened even if links in it lead elsewhere: `rearview trust` needs that.
     """
     from rearview._history import History, Project, history
 
-    project = Project.find(here()) if trusting else None
+    project = Project.find(project_folder()) if trusting else None
     return history() if project is None else History(project)
 
 
@@ -162,7 +164,7 @@ def quiet_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def one_run(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the argument [RUN], the newest run by default."""
     return click.argument(
-        "which", metavar="[RUN]", default="latest", type=a_run, shell_complete=complete_run
+        "which", metavar="[RUN]", default="latest", type=without_mark, shell_complete=complete_run
     )(command)
 
 
@@ -173,7 +175,7 @@ def some_runs(command: Callable[..., Any]) -> Callable[..., Any]:
         "which",
         metavar="RUN",
         multiple=True,
-        type=a_run,
+        type=without_mark,
         shell_complete=complete_run,
         help="Only this run; may be repeated.",
     )(command)
@@ -195,7 +197,7 @@ def some_names(*, required: bool) -> Decorator:
 
 
 def not_started(command: StartCommand, exc: OSError) -> UsageError:
-    """Return the error of a program that cannot be started at all."""
+    """Return the error for a program that cannot be started."""
     return UsageError(
         f"{command.command[0]} cannot be started in {command.folder}: {exc.strerror or exc}. "
         "Check that the folder and the interpreter are there.",

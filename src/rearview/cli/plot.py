@@ -14,7 +14,7 @@ from rearview.cli.terminal import output
 from rearview.cli.terminal.progress import waiting
 
 INK = (output.CYAN, output.RED, output.GREEN, output.YELLOW)
-"""Colours of lines on a terminal, in turn."""
+"""Colours of the lines on a terminal, in order."""
 LEGEND = 12
 """Lines that the legend in a terminal names; more are counted."""
 
@@ -50,11 +50,11 @@ def plot(
             param_hint="--output",
         )
     with waiting("reading records"):
-        found = plot_of(open_history(), names, where=where, runs=list(which) or None, by=by)
+        picture = plot_of(open_history(), names, where=where, runs=list(which) or None, by=by)
     if destination is None:
-        _draw(list(found.lines), found.across)
+        _draw(list(picture.lines), picture.across)
         return
-    output.out(f"wrote {found.save(destination)}")
+    output.out(f"wrote {picture.save(destination)}")
 
 
 def _draw(lines: list[ChartLine], across: str) -> None:

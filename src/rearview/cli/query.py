@@ -11,12 +11,12 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
-    a_run,
     complete_run,
     json_option,
     open_history,
     some_names,
     some_runs,
+    without_mark,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, moment, plural, size
@@ -103,7 +103,7 @@ def runs(
 ls = runs
 
 
-def _list(found: list[Run], *, wide: bool) -> None:
+def _list(runs: list[Run], *, wide: bool) -> None:
     """Print a table of runs, with columns for names and tags if there are any."""
     columns = ["run", "status", "started", "took", "name", "tags", "command"]
     rows = [
@@ -116,7 +116,7 @@ def _list(found: list[Run], *, wide: bool) -> None:
             ", ".join(run.tags),
             " ".join((run.script, *run.argv)),
         ]
-        for run in found
+        for run in runs
     ]
     keep = [k for k, name in enumerate(columns) if name not in {"name", "tags"} or _any(rows, k)]
     columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
@@ -133,7 +133,7 @@ def _any(rows: list[list[str]], column: int) -> bool:
 
 def _about(run: Run) -> dict[str, Any]:
     about: dict[str, Any] = output.plain(run)
-    del about["facts"], about["end"]  # long, and part of `show --json`
+    del about["facts"], about["end"]  # it is long, and `show --json` has it
     return {**about, "seconds": _took(run)}
 
 
@@ -143,7 +143,7 @@ def _took(run: Run) -> float | None:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUN] [NAME]...", nargs=-1, type=a_run, shell_complete=complete_run
+    "words", metavar="[RUN] [NAME]...", nargs=-1, type=without_mark, shell_complete=complete_run
 )
 @click.option("--printed", is_flag=True, help="The lines that it printed, with their points.")
 @click.option(
@@ -178,7 +178,9 @@ def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bo
     past = open_history()
     report = past.show(which)
     if as_json:
-        output.json_document({**output.plain(report), "replays": list(map(_told, report.replays))})
+        output.json_document(
+            {**output.plain(report), "replays": list(map(_replay_as_json, report.replays))}
+        )
     else:
         _show(report)
     tell_damage(past)
@@ -192,18 +194,22 @@ def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
         try:
             past.run(which)
         except RearviewError:
-            which, names = "latest", words  # then it is a name that is not there: say that
+            which, names = "latest", words  # it is an unknown name: report that
     with waiting("reading values"):
         saved = past.save_values(which, folder, names)
     if as_json:
-        output.json_document([{**output.plain(one), "path": str(one.path)} for one in saved])
+        output.json_document(
+            [{**output.plain(saved_value), "path": str(saved_value.path)} for saved_value in saved]
+        )
         return
-    for one in saved:
-        there = "" if one.written else " (was there already)"
-        output.out(f"{one.path}  {one.what}{there}")
+    for saved_value in saved:
+        note = "" if saved_value.written else " (was there already)"
+        output.out(f"{saved_value.path}  {saved_value.what}{note}")
     if not saved:
-        what = f"nothing as {', '.join(names)}" if names else "no array, tensor, image or histogram"
-        output.note(f"Nothing to save: run {past.run(which).id} logged {what}.")
+        nothing_logged = (
+            f"nothing as {', '.join(names)}" if names else "no array, tensor, image or histogram"
+        )
+        output.note(f"Nothing to save: run {past.run(which).id} logged {nothing_logged}.")
 
 
 def _printed(which: str, *, as_json: bool) -> None:
@@ -234,7 +240,7 @@ def _show(report: RunReport) -> None:
         ("environment", "\n".join(_environment(report))),
         ("loops", loops),
         ("names", "\n".join(names)),
-        ("captured", ", ".join(f"{name} ({one})" for name, one in report.captured.items())),
+        ("captured", ", ".join(f"{name} ({origin})" for name, origin in report.captured.items())),
         ("checkpoints", _checkpoints(report)),
         ("partial", "\n".join(report.partial)),
         ("cost", "\n".join(_costs(dict(report.costs)))),
@@ -266,20 +272,20 @@ def _environment(report: RunReport) -> list[str]:
 
 
 def _checkpoints(report: RunReport) -> str:
-    found = report.checkpoints
-    if not found:
+    checkpoints = report.checkpoints
+    if not checkpoints:
         return "none"
-    whole = sum(checkpoint.complete for checkpoint in found)
-    partial = f", {len(found) - whole} partial" if whole < len(found) else ""
-    span = f"{found[0].point or 'start'} … {found[-1].point or 'end'}"
+    whole = sum(checkpoint.complete for checkpoint in checkpoints)
+    partial = f", {len(checkpoints) - whole} partial" if whole < len(checkpoints) else ""
+    span = f"{checkpoints[0].point or 'start'} … {checkpoints[-1].point or 'end'}"
     return (
-        f"{len(found)}{partial}, {span}\n"
+        f"{len(checkpoints)}{partial}, {span}\n"
         f"{size(report.logical)} of state, {size(report.stored)} stored"
     )
 
 
 def _costs(costs: dict[str, Any]) -> list[str]:
-    """Return what recording cost, in sentences; what they do not know follows as it is."""
+    """Return what recording cost, in sentences; costs without a sentence follow as `name: value`."""
     lines = []
     if "overhead" in costs and "computed" in costs:
         share, computed = costs.pop("overhead"), costs.pop("computed")
@@ -313,15 +319,15 @@ def _costs(costs: dict[str, Any]) -> list[str]:
 
 def _replay(replay: Replay) -> str:
     """Return a line for one replay; why it is not exact, if it is not."""
-    what = ", ".join(replay.names) or "as recorded"
+    names = ", ".join(replay.names) or "as recorded"
     proof = replay.proof
-    said = str(proof) if proof.verdict is not Verdict.EXACT else str(proof.verdict)
-    said = f"redone from the start: {proof.why}" if proof.verdict is Verdict.REDONE else said
+    verdict = str(proof) if proof.verdict is not Verdict.EXACT else str(proof.verdict)
+    verdict = f"redone from the start: {proof.why}" if proof.verdict is Verdict.REDONE else verdict
     again = " (from the start of the run)" if replay.redoes else ""
-    return f"{moment(replay.started)}  {what}: {said}{again}"
+    return f"{moment(replay.started)}  {names}: {verdict}{again}"
 
 
-def _told(replay: Replay) -> dict[str, Any]:
+def _replay_as_json(replay: Replay) -> dict[str, Any]:
     proof = replay.proof
     about: dict[str, Any] = output.plain(replay)
     return {**about, "verdict": proof.verdict, "why": proof.why, "redoes": replay.redoes or None}
@@ -409,23 +415,25 @@ def table(
 
 
 def _tell_captured(past: History, columns: list[str], *, every: bool) -> None:
-    """Say which columns the runs did not log with Rearview, and which ones are not shown."""
+    """Print which columns come from elsewhere than Rearview, and which of them are not shown."""
     captured = past.captured()
-    found: dict[str, list[str]] = {}
+    by_origin: dict[str, list[str]] = {}
     for name in columns:
         if name in captured:
-            found.setdefault(str(captured[name]), []).append(name)
-    if found:
-        texts = [f"{', '.join(some[:CAPTURED])} ({origin})" for origin, some in found.items()]
+            by_origin.setdefault(str(captured[name]), []).append(name)
+    if by_origin:
+        texts = [f"{', '.join(some[:CAPTURED])} ({origin})" for origin, some in by_origin.items()]
         output.note(f"captured: {'; '.join(texts)}")
-    rest = [name for name in captured if name not in columns] if every else []
-    if rest:
-        more = ", …" if len(rest) > CAPTURED else ""
-        output.note(f"also captured: {', '.join(rest[:CAPTURED])}{more}; name them to see them")
+    not_shown = [name for name in captured if name not in columns] if every else []
+    if not_shown:
+        more = ", …" if len(not_shown) > CAPTURED else ""
+        output.note(
+            f"also captured: {', '.join(not_shown[:CAPTURED])}{more}; name them to see them"
+        )
 
 
 def _tell_missing(past: History, name: str, where: str | None, which: list[str] | None) -> None:
-    """Say how many cells of an empty column can be filled, and what that costs."""
+    """Print how many cells of an empty column can be filled, and what that costs."""
     try:
         with waiting("counting what is missing"):
             plan = past.plan([name], where=where, runs=which)
@@ -462,13 +470,13 @@ def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
 
 
 def tell_damage(past: History) -> None:
-    """Say on stderr which files are damaged, and so are left out of an answer."""
+    """Print on stderr which damaged files are left out of an answer."""
     for text in past.problems():
         output.note(f"damaged: {text}")
 
 
 class Marks:
-    """The marks of unproved and of interpolated values, row by row, and the names that had any."""
+    """Marks unproved and interpolated values, row by row, and collects the names that have any."""
 
     def __init__(self, table: Table) -> None:
         marked = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
@@ -482,15 +490,15 @@ class Marks:
         """What the signs mean that were needed."""
         return [LEGENDS[sign] for sign, names in self.names.items() if names]
 
-    def seen(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row as it is."""
+    def collect(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row unchanged, and remember which names it marks."""
         for sign, column in self.columns.items():
             self.names[sign].update(filter(None, (row[column] or "").split(", ")))
         return row
 
-    def signed(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row for people: without the columns of marks, a sign at each marked value."""
-        self.seen(row)
+    def with_signs(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row for people: a sign at each marked value, and no columns of marks."""
+        self.collect(row)
         out = {name: row[name] for name in row if name not in self.columns.values()}
         for sign, column in self.columns.items():
             for name in filter(None, (row[column] or "").split(", ")):
@@ -499,7 +507,7 @@ class Marks:
 
 
 def _tell_unproved(found: Table, marks: Marks) -> None:
-    """Say on stderr which names have values that could not be proved."""
+    """Print on stderr which names have values that could not be proved."""
     names = sorted(marks.names[SIGN]) if found.mark else found.unproved
     if names:
         some = "are" if found.mark else "may be"
@@ -513,11 +521,11 @@ def emit(found: Table, form: str) -> None:
     """Print a table in the form asked for."""
     columns = list(found.columns)
     marks = Marks(found)
-    rows = (tuple(row.values()) for row in map(marks.seen, found.described()))
+    rows = (tuple(row.values()) for row in map(marks.collect, found.described()))
     if form != "table":
         if form == "markdown":
             columns = [column for column in columns if column not in marks.columns.values()]
-            rows = (tuple(row.values()) for row in map(marks.signed, found.described()))
+            rows = (tuple(row.values()) for row in map(marks.with_signs, found.described()))
         lines = {
             "json": output.json_lines,
             "csv": output.csv_lines,
@@ -530,7 +538,7 @@ def emit(found: Table, form: str) -> None:
             output.out("\n" + "\n".join(marks.legends))
         _tell_unproved(found, marks)
         return
-    if columns == ["explain_key", "explain_value"]:  # a drawing, not a cell
+    if columns == ["explain_key", "explain_value"]:  # print the text of EXPLAIN as it is
         for _, plan in rows:
             output.out(plan)
         return
@@ -539,11 +547,13 @@ def emit(found: Table, form: str) -> None:
     columns = [column for column in columns if column not in marks.columns.values()]
     head = [[row[column] for column in columns] for row in first]
     right = [output.numeric(column) for column in zip(*head, strict=True)] if head else []
-    cells = [[output.cell(value) for column, value in marks.signed(row).items()] for row in first]
+    cells = [
+        [output.cell(value) for column, value in marks.with_signs(row).items()] for row in first
+    ]
     output.table(columns, cells, right=right or [False] * len(columns))
     for legend in marks.legends:
         output.out(legend)
-    more = sum(1 for _ in map(marks.seen, every))
+    more = sum(1 for _ in map(marks.collect, every))
     _tell_unproved(found, marks)
     if more:
         output.note(
@@ -555,9 +565,11 @@ def emit(found: Table, form: str) -> None:
 
 
 @click.command(cls=TakesRuns)
-@click.argument("first", metavar="[A]", default="latest", type=a_run, shell_complete=complete_run)
 @click.argument(
-    "second", metavar="[B]", default="worktree", type=a_run, shell_complete=complete_run
+    "first", metavar="[A]", default="latest", type=without_mark, shell_complete=complete_run
+)
+@click.argument(
+    "second", metavar="[B]", default="worktree", type=without_mark, shell_complete=complete_run
 )
 @click.option(
     "--statements",
@@ -581,20 +593,20 @@ def diff(first: str, second: str, *, statements: bool, as_json: bool) -> int:
 
 def _statements(first: str, second: str, *, as_json: bool) -> int:
     changes = open_history().statement_diff(first, second)
-    other = [one for one in changes if one.edit != "same"]
+    changed = [change for change in changes if change.edit != "same"]
     if as_json:
         output.json_document(changes)
-        return 1 if other else 0
+        return 1 if changed else 0
     path = ""
-    for one in other:
-        if one.path != path:
-            path = one.path
+    for change in changed:
+        if change.path != path:
+            path = change.path
             output.out(output.paint(path, output.BOLD))
-        lines = f"{one.old_line or ''} → {one.new_line or ''}".strip()
-        text = one.new_text if one.old_text in {"", one.new_text} else one.old_text
-        if one.new_text and text != one.new_text:
-            text += f"  →  {one.new_text}"
-        output.out(f"  {one.edit.value:<8} {lines:<12} {text}")
-    same = len(changes) - len(other)
-    output.out(f"{same} statement{'s' * (same != 1)} the same, {len(other)} not")
-    return 1 if other else 0
+        lines = f"{change.old_line or ''} → {change.new_line or ''}".strip()
+        text = change.new_text if change.old_text in {"", change.new_text} else change.old_text
+        if change.new_text and text != change.new_text:
+            text += f"  →  {change.new_text}"
+        output.out(f"  {change.edit.value:<8} {lines:<12} {text}")
+    unchanged = len(changes) - len(changed)
+    output.out(f"{unchanged} statement{'s' * (unchanged != 1)} the same, {len(changed)} not")
+    return 1 if changed else 0

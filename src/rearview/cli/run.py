@@ -1,8 +1,8 @@
 """Commands that start the user's program: run, resume.
 
-People put `rearview run` in front of what they type anyway: an interpreter, a shell script, a launcher
-such as torchrun. `program_of` finds the script or module in that; where the command cannot be recorded as
-it is, the error is the command to type instead.
+People put `rearview run` before a command they know: an interpreter, a shell script, or a launcher such
+as torchrun. `program_of` finds the script or module in such a command. If it cannot be recorded that
+way, the error names the command to type instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FLAGS = {
     "-v": {"PYTHONVERBOSE": "1"},
     "-s": {"PYTHONNOUSERSITE": "1"},
 }
-"""Options of Python that a variable sets just as well."""
+"""Options of Python that an environment variable sets as well."""
 _LAUNCHERS = {
     "torchrun": "torchrun {options} --no-python rearview run {program}",
     "accelerate": "accelerate launch {options} --no_python rearview run {program}",
@@ -64,21 +64,21 @@ _LAUNCHERS = {
     "srun": "srun {options} rearview run {program}",
     "horovodrun": "horovodrun {options} rearview run {program}",
 }
-"""Programs that start others, and where `rearview run` stands on their command line."""
+"""Programs that start several processes, and where `rearview run` goes on their command line."""
 _WRAPPERS = {"uv", "poetry", "pdm", "hatch", "pipenv", "conda", "nohup", "time", "env", "nice"}
-"""Programs that start one other program as it is: Rearview stands behind them."""
+"""Programs that start one other program; `rearview run` goes after them."""
 _SHELL = re.compile(rb"#!.*\b(ba|da|z|k|fi)?sh\b")
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramCall:
-    """The program that a command line means."""
+    """The program that a command line starts."""
 
     target: str
     args: tuple[str, ...]
     module: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set for it."""
+    """Environment variables to set for it."""
 
 
 def program_of(words: Sequence[str]) -> ProgramCall:
@@ -98,8 +98,8 @@ def program_of(words: Sequence[str]) -> ProgramCall:
             raise UsageError(_launcher(name, rest), slug="launcher")
         if name in _WRAPPERS:
             raise UsageError(_wrapper(words), slug="launcher")
-        if found := shutil.which(first):
-            raise UsageError(_command(first, Path(found), rest), slug="launcher")
+        if program_file := shutil.which(first):
+            raise UsageError(_command(first, Path(program_file), rest), slug="launcher")
         return ProgramCall(first, tuple(rest))
     if not name.endswith(".py") and _is_shell(Path(first)):
         raise UsageError(_shell_script(Path(first)), slug="launcher")
@@ -136,21 +136,24 @@ def _python(first: str, rest: list[str]) -> ProgramCall:
 
 
 def _check_interpreter(first: str) -> None:
-    """Raise if `first` is a Python of another environment, whose packages this one does not have."""
-    found = shutil.which(first)
-    if found is None or Path(found).parent == Path(sys.executable).parent:
+    """Raise if `first` is a Python of another environment, which has other packages than this one."""
+    interpreter = shutil.which(first)
+    if interpreter is None or Path(interpreter).parent == Path(sys.executable).parent:
         return
-    if Path(found).resolve() == Path(sys.executable).resolve() and sys.prefix == sys.base_prefix:
+    if (
+        Path(interpreter).resolve() == Path(sys.executable).resolve()
+        and sys.prefix == sys.base_prefix
+    ):
         return
     raise UsageError(
-        f"{first} is {found}, but this `rearview` belongs to {sys.executable}. Record without naming "
-        f"it (`rearview run train.py`), or install Rearview there: `{found} -m pip install rearview`.",
+        f"{first} is {interpreter}, but this `rearview` belongs to {sys.executable}. Record without naming "
+        f"it (`rearview run train.py`), or install Rearview there: `{interpreter} -m pip install rearview`.",
         slug="launcher",
     )
 
 
 def _split(words: Sequence[str]) -> tuple[str, str]:
-    """Return a launcher's own options, and the program it starts, as text."""
+    """Return a launcher's own options and the program that it starts, both as text."""
     for at, word in enumerate(words):
         if word.endswith(".py") and not word.startswith("-"):
             return shlex.join(_without_python(words[:at])), shlex.join(words[at:])
@@ -182,10 +185,10 @@ def _wrapper(words: Sequence[str]) -> str:
     return f"{first} starts the program, so `rearview run` goes behind it, before the script."
 
 
-def _command(first: str, found: Path, rest: list[str]) -> str:
-    line = shlex.join(["rearview", "run", str(found), *rest])
+def _command(first: str, program_file: Path, rest: list[str]) -> str:
+    line = shlex.join(["rearview", "run", str(program_file), *rest])
     try:
-        with found.open("rb") as file:
+        with program_file.open("rb") as file:
             head = file.readline(200)
     except OSError:
         head = b""
@@ -209,7 +212,7 @@ def _is_shell(file: Path) -> bool:
 
 
 def _shell_script(file: Path) -> str:
-    """Return what to change in a shell script: the first line that starts Python, and what it becomes."""
+    """Return how to change a shell script: the first line that starts Python, and its new text."""
     head = f"{file} is a shell script; Rearview records the Python program that it starts."
     try:
         lines = file.read_text("utf-8", errors="replace").splitlines()
@@ -231,13 +234,13 @@ def _shell_script(file: Path) -> str:
     return f"{head} Put `rearview run` in front of the script's name in it, in place of `python`."
 
 
-class Program(click.Command):
-    """A command whose own options end where the program's name stands, as with `python`."""
+class ProgramCommand(click.Command):
+    """A command whose own options end at the program's name, as with `python`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse only what stands before the script, or up to the module's name."""
+        """Parse the words before the script, or up to the module's name."""
         try:
-            return super().parse_args(ctx, self.fenced(args))
+            return super().parse_args(ctx, self.end_options_after_module(args))
         except click.NoSuchOption as exc:
             script = next((word for word in args if word.endswith((".py", ".ipynb"))), "train.py")
             raise click.UsageError(
@@ -246,8 +249,8 @@ class Program(click.Command):
                 ctx,
             ) from exc
 
-    def fenced(self, args: list[str]) -> list[str]:
-        """Return the words with `--` put after `-m module`: what follows is the module's."""
+    def end_options_after_module(self, args: list[str]) -> list[str]:
+        """Return the words with `--` after `-m MODULE`: the words that follow belong to the module."""
         takes_value = {
             name
             for param in self.params
@@ -267,7 +270,7 @@ class Program(click.Command):
         return args
 
 
-@click.command(cls=Program, context_settings={"allow_interspersed_args": False})
+@click.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.PY [ARGS]...")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.option(
@@ -372,15 +375,15 @@ def run(
             "Which script? `rearview run train.py`, or `rearview run -m package.train`.",
             click.get_current_context(),
         )
-    understood = (
+    program_call = (
         program_of(program) if module is None else ProgramCall(module, program, module=True)
     )
-    target, rest = understood.target, list(understood.args)
-    notebook = not understood.module and is_notebook(target)
-    _check_target(understood)
+    target, rest = program_call.target, list(program_call.args)
+    notebook = not program_call.module and is_notebook(target)
+    _check_target(program_call)
     notebook_only = out is not None or timeout is not None
     check_together(
-        (cells and understood.module, "--cells is for scripts, not for modules."),
+        (cells and program_call.module, "--cells is for scripts, not for modules."),
         (green and notebook, "--green is not for notebooks."),
         (notebook_only and not notebook, "--out and --timeout are for notebooks."),
         (
@@ -393,7 +396,7 @@ def run(
         out, timeout = notebook_options(target, rest, out, timeout)
         rest, data = [], Path(target).read_bytes()
         check_notebook(data, target, quiet=quiet)
-    os.environ.update(understood.environment)
+    os.environ.update(program_call.environment)
     from rearview._history import start_run
 
     settings: dict[str, Any] = {
@@ -408,34 +411,36 @@ def run(
         else None
     )
     options: dict[str, Any] = {
-        "module": understood.module,
+        "module": program_call.module,
         "given": dict(given),
         "settings": {name: value for name, value in settings.items() if value is not None},
         "preemption": preemption,
         "cells": cells and not notebook,
     }
     if green and preemption is not None:
-        told = Green(grid_setting(), by, hours, share, grams, leaves=exit_when_paused)
+        green_settings = Green(grid_setting(), by, hours, share, grams, leaves=exit_when_paused)
         if by is not None:
-            moment(by, 0.0)  # a slip is told now, not when power is green
+            moment(by, 0.0)  # a typing error is reported now, not when power is green
             if hours is None:
-                told = replace(told, hours=_last_time(target, rest, options["module"], quiet=quiet))
+                green_settings = replace(
+                    green_settings, hours=_last_time(target, rest, options["module"], quiet=quiet)
+                )
 
         def start() -> StartCommand:
             command = start_run(target, rest, **options)
             if not quiet:
-                tell_notes(command)
+                print_notes(command)
             return command
 
-        return run_green(start, told, preemption.signals, quiet=quiet)
+        return run_green(start, green_settings, preemption.signals, quiet=quiet)
     if preemption is not None:
-        # One that comes while the program is still being started waits for it to listen.
+        # A signal that arrives now is delivered once the program handles it.
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
     command = start_run(target, rest, **options)
     if not quiet:
-        output.said(f"recording {'-m ' if understood.module else ''}{target}")
+        output.said(f"recording {'-m ' if program_call.module else ''}{target}")
     if not quiet and preemption is not None:
-        tell_notes(command)  # it may go on with one that was stopped
+        print_notes(command)  # it may resume a stopped run
     if notebook:
         stopped = resumed_run(command)
         data = data if stopped is None else open_history().notebook(stopped)
@@ -445,13 +450,13 @@ def run(
 
 
 def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> float | None:
-    """Return the hours that the program took last time, and say so."""
+    """Return how many hours the program took last time, and print it."""
     from rearview._history import similar_run
 
-    found = similar_run(target, args, module=module)
-    hours = last_time(found[1]) if found is not None else None
-    if not quiet and found is not None and hours is not None:
-        output.said(f"it takes {hours:.2g} h, as run {found[0].id} did (--hours says otherwise)")
+    similar = similar_run(target, args, module=module)
+    hours = last_time(similar[1]) if similar is not None else None
+    if not quiet and similar is not None and hours is not None:
+        output.said(f"it takes {hours:.2g} h, as run {similar[0].id} did (--hours says otherwise)")
     elif not quiet:
         output.said(
             "how long it takes is not known, so it begins at --by at the latest; say --hours"
@@ -482,7 +487,7 @@ def _preemption(signals: tuple[str, ...], remote: str | None, retries: int) -> P
 
 
 def check_script(script: Path) -> None:
-    """Raise what there is to say about a script that cannot be run."""
+    """Raise, with a hint, if a script does not exist or cannot be read."""
     if script.is_dir():
         raise UsageError(
             f"{script} is a folder. Name the script in it, or run a package with "
@@ -522,7 +527,7 @@ def _nearest_script(script: Path) -> str:
     type=click.Choice(["run", "worktree"]),
     default="run",
     show_default=True,
-    help="Go on with the source that it ran, or with that of the work tree.",
+    help="Continue with the source that the run had, or with that of the work tree.",
 )
 @click.option(
     "--remote",
@@ -553,10 +558,9 @@ def resume(
     """Resume a run that was stopped.
 
     It continues from its last checkpoint, with the source, arguments and random state it had,
-    as the same run. With --source worktree it goes on with the source as it is now, if nothing that
-    was changed ran before that checkpoint. RUN is an id or part of one, `latest` (the default), or
-    -2 for the one before. With --remote, also in an empty folder: source files that are missing here
-    are written.
+    as the same run. With --source worktree it continues with the source as it is now, if no changed
+    line ran before that checkpoint. RUN is an id or part of one, `latest` (the default), or -2 for the
+    one before. With --remote it works in an empty folder too: missing source files are written.
     """
     preemption = None
     if remote is not None:
@@ -571,7 +575,7 @@ def resume(
     command = open_history().resume(which, preemption, source=source)
     if not quiet:
         output.said(f"resuming {which}")
-        tell_notes(command)
+        print_notes(command)
     stopped = open_history().run(which)
     if is_notebook(stopped.script):
         return run_notebook(command, open_history().notebook(which), stopped.script, out, timeout)
@@ -579,14 +583,14 @@ def resume(
     return None
 
 
-def tell_notes(command: StartCommand) -> None:
-    """Say what is to be known before a program starts."""
+def print_notes(command: StartCommand) -> None:
+    """Print what the user should know before the program starts."""
     for text in command.notes:
         output.said(text)
 
 
 def become(command: StartCommand) -> None:
-    """Turn this process into the user's program, so that all it does is its own."""
+    """Replace this process by the user's program."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:

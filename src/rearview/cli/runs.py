@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rearview.cli.options import TakesRuns, a_run, complete_run, json_option, open_history
+from rearview.cli.options import TakesRuns, complete_run, json_option, open_history, without_mark
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plain, plural, size
 from rearview.cli.terminal.progress import waiting
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=TakesRuns)
-@click.argument("a", metavar="[A]", default="-2", type=a_run, shell_complete=complete_run)
-@click.argument("b", metavar="[B]", default="latest", type=a_run, shell_complete=complete_run)
+@click.argument("a", metavar="[A]", default="-2", type=without_mark, shell_complete=complete_run)
+@click.argument(
+    "b", metavar="[B]", default="latest", type=without_mark, shell_complete=complete_run
+)
 @click.option("--all", "every", is_flag=True, help="Also what is the same in both.")
 @json_option
 def compare(a: str, b: str, every: bool, as_json: bool) -> int:
@@ -30,44 +32,44 @@ def compare(a: str, b: str, every: bool, as_json: bool) -> int:
     alike in all of it, 1: they differ.
     """
     with waiting("comparing", quiet=as_json):
-        found = open_history().compare(a, b)
+        comparison = open_history().compare(a, b)
     if as_json:
         output.json_document(
             {
-                "a": found.a.id,
-                "b": found.b.id,
+                "a": comparison.a.id,
+                "b": comparison.b.id,
                 **{
                     part: [{**row._asdict(), "differs": row.differs} for row in rows]
-                    for part, rows in _parts(found).items()
+                    for part, rows in _parts(comparison).items()
                 },
             }
         )
     else:
-        _print(found, every=every)
-    return 1 if any(row.differs for rows in _parts(found).values() for row in rows) else 0
+        _print(comparison, every=every)
+    return 1 if any(row.differs for rows in _parts(comparison).values() for row in rows) else 0
 
 
-def _parts(found: Comparison) -> dict[str, list[Row]]:
+def _parts(comparison: Comparison) -> dict[str, list[Row]]:
     return {
-        "arguments": found.arguments,
-        "results": found.results,
-        "source": found.source,
-        "environment": found.environment,
+        "arguments": comparison.arguments,
+        "results": comparison.results,
+        "source": comparison.source,
+        "environment": comparison.environment,
     }
 
 
-def _print(found: Comparison, *, every: bool) -> None:
-    columns = ["", found.a.name or found.a.id, found.b.name or found.b.id]
+def _print(comparison: Comparison, *, every: bool) -> None:
+    columns = ["", comparison.a.name or comparison.a.id, comparison.b.name or comparison.b.id]
     rows: list[list[str]] = []
-    same: list[str] = []
-    for part, all_rows in _parts(found).items():
-        chosen = [row for row in all_rows if every or row.differs or part == "results"]
-        if len(chosen) < len(all_rows) or not all_rows:
-            same.append(f"{len(all_rows) - len(chosen)} of {part}" if all_rows else part)
-        if not chosen:
+    unchanged: list[str] = []
+    for part, all_rows in _parts(comparison).items():
+        shown_rows = [row for row in all_rows if every or row.differs or part == "results"]
+        if len(shown_rows) < len(all_rows) or not all_rows:
+            unchanged.append(f"{len(all_rows) - len(shown_rows)} of {part}" if all_rows else part)
+        if not shown_rows:
             continue
         rows.append([part, "", ""])
-        for row in chosen:
+        for row in shown_rows:
             cells = [_content(row, k) if part == "source" else output.cell(row[k]) for k in (1, 2)]
             rows.append([f"  {row.name}", *cells])
     room = output.room(3)
@@ -75,21 +77,21 @@ def _print(found: Comparison, *, every: bool) -> None:
     each = max(12, (room - min(longest, 30)) // 2)
     rows = [[_cut(row[0], 30), _cut(row[1], each), _cut(row[2], each)] for row in rows]
     output.table([_cut(name, each) for name in columns], rows, right=[False] * 3)
-    if same and not every:
-        output.note(f"The same in both: {', '.join(same)}. `--all` shows them.")
+    if unchanged and not every:
+        output.note(f"The same in both: {', '.join(unchanged)}. `--all` shows them.")
 
 
 def _content(row: Row, side: int) -> str:
-    """Return what a run had of a file: the beginning of git's name of it."""
+    """Return the first digits of the git hash of a file in a run."""
     return row[side][:10] if row[side] else "(no such file)"
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, max_length: int) -> str:
     text = text.replace("\n", " ")
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
-_RUN = click.argument("which", metavar="RUN", type=a_run, shell_complete=complete_run)
+_RUN = click.argument("which", metavar="RUN", type=without_mark, shell_complete=complete_run)
 
 
 @click.command(cls=TakesRuns)
@@ -148,7 +150,12 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "which", metavar="RUN...", nargs=-1, required=True, type=a_run, shell_complete=complete_run
+    "which",
+    metavar="RUN...",
+    nargs=-1,
+    required=True,
+    type=without_mark,
+    shell_complete=complete_run,
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", "--dry", "dry_run", is_flag=True, help="Only say what would go.")
@@ -166,7 +173,7 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
             raise click.UsageError(
                 "There is no terminal to ask on. Say --yes to remove, or look first with --dry-run."
             )
-        for line in _described(past.remove(*which, dry=True)):
+        for line in _removal_lines(past.remove(*which, dry=True)):
             output.note(line)
         if not click.confirm("Remove this? It cannot be undone", err=True):
             output.note("Nothing was removed.")
@@ -176,7 +183,7 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
         output.json_document({"dry_run": dry_run, "nbytes": removal.nbytes, **plain(removal)})
         return None
     if dry_run:
-        for line in _described(removal):
+        for line in _removal_lines(removal):
             output.out(line)
         return None
     output.out(f"removed {', '.join(removal.runs)}; freed {size(removal.nbytes)}")
@@ -188,8 +195,8 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
     return None
 
 
-def _described(removal: Removal) -> Iterator[str]:
-    """Yield what goes with each run, and how much space that frees."""
+def _removal_lines(removal: Removal) -> Iterator[str]:
+    """Yield a line for each run: what is removed with it, and how much space that frees."""
     for each in removal.removed:
         yield (
             f"{each.run}: its records, {plural(each.checkpoints, 'checkpoint')}, "

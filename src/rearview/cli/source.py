@@ -1,4 +1,4 @@
-"""Commands about source: inspect (what Rearview sees in a script), propagate (a statement in old versions)."""
+"""Commands about source: inspect (what Rearview sees in a script), propagate (statements in old versions)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
-    a_run,
     complete_run,
     json_option,
     open_history,
     pair,
     some_names,
+    without_mark,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plural
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "--to",
     "which",
     metavar="RUN",
-    type=a_run,
+    type=without_mark,
     multiple=True,
     shell_complete=complete_run,
     help="Only the versions of these runs; may be repeated.",
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @click.option(
     "--undo",
     metavar="RUN",
-    type=a_run,
+    type=without_mark,
     shell_complete=complete_run,
     help="Forget the places given by hand in the version of RUN.",
 )
@@ -99,8 +99,8 @@ def propagate(
             output.json_document(kept)
         elif not kept:
             output.note("No place was given by hand.")
-        for one in () if as_json else kept:
-            output.out(_corrected(one))
+        for correction in () if as_json else kept:
+            output.out(_corrected(correction))
         return 0
     if not names:
         raise click.UsageError("Name what the statements log, like `rearview propagate loss`.")
@@ -109,18 +109,18 @@ def propagate(
         path, line = _spot(place)
         where = _spot(statement) if statement is not None else None
         past.correct(
-            *(a_run(run), path, line, names),
+            *(without_mark(run), path, line, names),
             after=after,
             renames=dict(renames),
             statement=where,
         )
-    found = past.propagate(list(names), to=list(which) or None)
+    placements = past.propagate(list(names), to=list(which) or None)
     if as_json:
-        output.json_document(found)
+        output.json_document(placements)
     else:
-        for each in found:
+        for each in placements:
             _version(each, explain=explain)
-    return 1 if any(each.reason for each in found) else 0
+    return 1 if any(each.reason for each in placements) else 0
 
 
 def _spot(text: str) -> tuple[str, int]:
@@ -131,37 +131,39 @@ def _spot(text: str) -> tuple[str, int]:
 
 
 def _undone(past: History, run: str, names: tuple[str, ...], *, as_json: bool) -> int:
-    gone = past.undo(run, names)
+    removed = past.undo(run, names)
     if as_json:
-        output.json_document(gone)
-    elif not gone:
+        output.json_document(removed)
+    elif not removed:
         output.note(f"No place was given by hand in the version of run {run}.")
-    for one in () if as_json else gone:
-        output.out(f"undone: {_corrected(one)}")
-    return 0 if gone else 1
+    for correction in () if as_json else removed:
+        output.out(f"undone: {_corrected(correction)}")
+    return 0 if removed else 1
 
 
-def _corrected(one: Correction) -> str:
-    """Return a correction as one line."""
-    what = ", ".join(one.statement.logs or one.statement.sets)
-    which = f" ({one.statement.occurrence + 1})" if one.statement.occurrence else ""
-    side = "behind" if one.after else "before"
-    renamed = "".join(f", {new} is {old}" for new, old in one.renames.items())
-    head = output.paint(f"version {one.version[:12]}", output.BOLD)
-    run = f" ({one.run})" if one.run else ""
-    return f"{head}{run}: {what}{which} {side} {one.path}:{one.line}{renamed}"
+def _corrected(correction: Correction) -> str:
+    """Return a correction as one line of text."""
+    names = ", ".join(correction.statement.logs or correction.statement.sets)
+    which = f" ({correction.statement.occurrence + 1})" if correction.statement.occurrence else ""
+    side = "behind" if correction.after else "before"
+    renamed = "".join(f", {new} is {old}" for new, old in correction.renames.items())
+    head = output.paint(f"version {correction.version[:12]}", output.BOLD)
+    run = f" ({correction.run})" if correction.run else ""
+    return f"{head}{run}: {names}{which} {side} {correction.path}:{correction.line}{renamed}"
 
 
-def _version(one: Propagated, *, explain: bool) -> None:
-    runs = ", ".join(one.runs[:3]) + (f" and {len(one.runs) - 3} more" if len(one.runs) > 3 else "")
-    head = output.paint(f"version {one.version[:12]}", output.BOLD)
-    if one.reason:
-        output.out(f"{head} ({runs}): {output.paint('refused', output.RED)}: {one.reason}")
+def _version(placement: Propagated, *, explain: bool) -> None:
+    runs = ", ".join(placement.runs[:3]) + (
+        f" and {len(placement.runs) - 3} more" if len(placement.runs) > 3 else ""
+    )
+    head = output.paint(f"version {placement.version[:12]}", output.BOLD)
+    if placement.reason:
+        output.out(f"{head} ({runs}): {output.paint('refused', output.RED)}: {placement.reason}")
     else:
-        output.out(f"{head} ({runs}): {one.confidence:.0%} sure")
-        output.diff(one.diff)
+        output.out(f"{head} ({runs}): {placement.confidence:.0%} sure")
+        output.diff(placement.diff)
     if explain:
-        for reason in one.reasons:
+        for reason in placement.reasons:
             output.out(f"  {reason}")
 
 
@@ -178,43 +180,43 @@ def inspect(script: Path, as_json: bool) -> int:
     """
     from rearview._history import inspect_script
 
-    found = inspect_script(script)
+    inspection = inspect_script(script)
     if as_json:
-        output.json_document(_plain(found))
+        output.json_document(_plain(inspection))
     else:
-        _print(found)
-    return 1 if found.unread else 0
+        _print(inspection)
+    return 1 if inspection.unread else 0
 
 
-def _print(found: Inspection) -> None:
-    for path, why in found.unread.items():
+def _print(inspection: Inspection) -> None:
+    for path, why in inspection.unread.items():
         output.note(f"{path} could not be read: {why}")
-    _loops(found)
-    _logs(found)
+    _loops(inspection)
+    _logs(inspection)
     _heading("Cannot be checkpointed")
-    if not found.obstacles:
+    if not inspection.obstacles:
         output.out("  Nothing was found: every loop that is watched can be saved and resumed.")
-    for each in found.obstacles:
+    for each in inspection.obstacles:
         output.out(f"  {each.path}:{each.line}  {each.what}")
         output.out(f"      {each.effect}")
     _heading("Places for a log statement")
-    if not found.places:
+    if not inspection.places:
         output.out("  None: there is no loop to put it in.")
-    for place in found.places:
+    for place in inspection.places:
         reads = f" It can read {_listed(place.reads)}." if place.reads else ""
         output.out(f"  {place.path}, after line {place.after}: {place.where}.{reads}")
         output.out(f"      A backfill {place.cost}.")
-    output.out(f"\nTo record it: `rearview run {found.script}`.")
+    output.out(f"\nTo record it: `rearview run {inspection.script}`.")
 
 
-def _loops(found: Inspection) -> None:
-    main = found.main
-    _heading(f"Loops in {plural(len(found.files), 'file')}")
+def _loops(inspection: Inspection) -> None:
+    main = inspection.main
+    _heading(f"Loops in {plural(len(inspection.files), 'file')}")
     if main is None:
         output.out(
             "  None: nothing can be checkpointed or resumed; a replay runs the whole script."
         )
-    for loop in found.loops:
+    for loop in inspection.loops:
         mark = output.paint("  main loop", output.GREEN) if loop.main else ""
         name = output.paint("/".join(loop.point), output.BOLD)
         output.out(f"  {loop.id.path}:{loop.line}  {loop.kind} {name}{mark}")
@@ -224,10 +226,10 @@ def _loops(found: Inspection) -> None:
             output.out(f"      {sentence}")
 
 
-def _logs(found: Inspection) -> None:
+def _logs(inspection: Inspection) -> None:
     _heading("Logged")
-    named = [log for log in found.logs if log.names]
-    lines = [log for log in found.logs if not log.names]
+    named = [log for log in inspection.logs if log.names]
+    lines = [log for log in inspection.logs if not log.names]
     if not named:
         output.out("  No name is logged through a logger that Rearview knows.")
     for log in named:
@@ -247,12 +249,12 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _plain(found: Inspection) -> dict[str, Any]:
-    """Return the report as plain values for programs."""
+def _plain(inspection: Inspection) -> dict[str, Any]:
+    """Return an inspection as plain values, for JSON."""
     return {
-        "script": found.script,
-        "files": list(found.files),
-        "unread": dict(found.unread),
+        "script": inspection.script,
+        "files": list(inspection.files),
+        "unread": dict(inspection.unread),
         "loops": [
             {
                 "id": str(loop.id),
@@ -271,7 +273,7 @@ def _plain(found: Inspection) -> dict[str, Any]:
                 "inside_only": list(loop.changes.scoped),
                 "unsure_lines": [change.line for change in loop.changes.unsure],
             }
-            for loop in found.loops
+            for loop in inspection.loops
         ],
         "logs": [
             {
@@ -281,11 +283,11 @@ def _plain(found: Inspection) -> dict[str, Any]:
                 "names": list(log.names),
                 "loops": list(log.loops),
             }
-            for log in found.logs
+            for log in inspection.logs
         ],
         "obstacles": [
             {"path": each.path, "line": each.line, "what": each.what, "effect": each.effect}
-            for each in found.obstacles
+            for each in inspection.obstacles
         ],
         "places": [
             {
@@ -295,6 +297,6 @@ def _plain(found: Inspection) -> dict[str, Any]:
                 "cost": place.cost,
                 "reads": list(place.reads),
             }
-            for place in found.places
+            for place in inspection.places
         ],
     }

@@ -17,12 +17,12 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
-    a_run,
     complete_run,
     json_option,
     nbytes,
     open_history,
     span,
+    without_mark,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, plural, size
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 PLAIN_EVERY = 10.0
-"""Seconds between lines of progress where stderr is no terminal."""
+"""Seconds between lines of progress if stderr is not a terminal."""
 
 
 def _open(words: Sequence[str]) -> OpenedStudy:
-    """Return the study that words name: programs, an RO-Crate folder, runs; none: all runs."""
+    """Return the study that the words name: programs, an RO-Crate folder, or runs (all runs by default)."""
     from rearview.multiversion.recorded import names_programs, open_programs, open_runs
 
     if names_programs(words):
@@ -53,7 +53,7 @@ def _open(words: Sequence[str]) -> OpenedStudy:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUNS or FILES]...", nargs=-1, type=a_run, shell_complete=complete_run
+    "words", metavar="[RUNS or FILES]...", nargs=-1, type=without_mark, shell_complete=complete_run
 )
 @click.option("--svg", type=click.Path(path_type=Path), metavar="FILE", help="Write a picture.")
 @json_option
@@ -96,7 +96,7 @@ def _said_tree(built: ExecutionTree) -> None:
 @click.command(cls=TakesRuns)
 @click.argument("package", metavar="PACKAGE", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument(
-    "words", metavar="[RUNS or FILES]...", nargs=-1, type=a_run, shell_complete=complete_run
+    "words", metavar="[RUNS or FILES]...", nargs=-1, type=without_mark, shell_complete=complete_run
 )
 @click.option(
     "--embed",
@@ -200,21 +200,21 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **chosen: Any) -> int:
+def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choices: Any) -> int:
     """Replay a package, scripts or notebooks; return the exit code."""
     from rearview.multiversion.replay import ReplayOptions, plan_study
     from rearview.multiversion.report import plan_lines
     from rearview.multiversion.verdicts import Tolerance
 
     options = ReplayOptions(
-        cache=float(chosen["cache"] if chosen["cache"] is not None else 2e9),
-        disk=float(chosen["disk"] or 0),
-        workers=chosen["workers"] or 1,
-        planner=chosen["planner"] or "auto",
-        cell_limit=chosen["cell_limit"],
-        backend=chosen["states"] or "auto",
-        tolerance=Tolerance(chosen["tolerance"] or 0.0, 0.0, chosen["perceptual"]),
-        keep_states=chosen["keep_states"],
+        cache=float(choices["cache"] if choices["cache"] is not None else 2e9),
+        disk=float(choices["disk"] or 0),
+        workers=choices["workers"] or 1,
+        planner=choices["planner"] or "auto",
+        cell_limit=choices["cell_limit"],
+        backend=choices["states"] or "auto",
+        tolerance=Tolerance(choices["tolerance"] or 0.0, 0.0, choices["perceptual"]),
+        keep_states=choices["keep_states"],
     )
     packages = [word for word in words if word.endswith(".rvz")]
     if packages and len(words) > 1:
@@ -222,22 +222,22 @@ def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **chose
     with TemporaryDirectory(prefix="rearview-package-") as scratch:
         reader: PackageReader | None = None
         if packages:
-            reader, opened = _open_package(Path(packages[0]), Path(scratch), chosen)
+            reader, opened = _open_package(Path(packages[0]), Path(scratch), choices)
         else:
             opened = _open(words)
-        study = opened.study.only(chosen["only"]) if chosen["only"] else opened.study
+        study = opened.study.only(choices["only"]) if choices["only"] else opened.study
         plan = plan_study(study, options, opened.known, opened.store)
-        if not (as_json or quiet) or chosen["dry_run"]:
+        if not (as_json or quiet) or choices["dry_run"]:
             for line in plan_lines(plan, cache=options.cache, workers=options.workers):
                 (output.said if as_json else output.out)(line)
-        if chosen["dry_run"]:
+        if choices["dry_run"]:
             _show_dry(plan, as_json=as_json)
             return 0
-        if reader is not None and not _agreed(reader, opened, yes=chosen["yes"]):
+        if reader is not None and not _confirm_package(reader, opened, yes=choices["yes"]):
             output.note("Nothing was run.")
             return 1
-        python = _interpreter(reader, study, offline=chosen["offline"], quiet=quiet or as_json)
-        return _run(plan, options, opened, python, as_json, quiet, chosen["page"])
+        python = _interpreter(reader, study, offline=choices["offline"], quiet=quiet or as_json)
+        return _run(plan, options, opened, python, as_json, quiet, choices["page"])
 
 
 def _show_dry(plan: Any, *, as_json: bool) -> None:
@@ -265,22 +265,22 @@ def _show_dry(plan: Any, *, as_json: bool) -> None:
 
 
 def _open_package(
-    file: Path, scratch: Path, chosen: Mapping[str, Any]
+    file: Path, scratch: Path, choices: Mapping[str, Any]
 ) -> tuple[PackageReader, OpenedStudy]:
     from rearview.multiversion.execution_tree import Measurements
     from rearview.multiversion.package import MOST_BYTES, open_package
     from rearview.multiversion.recorded import OpenedStudy
 
-    reader = open_package(file, most_bytes=chosen["max_size"] or MOST_BYTES)
+    reader = open_package(file, most_bytes=choices["max_size"] or MOST_BYTES)
     study, programs = reader.extract(
-        scratch / "contents", data=chosen["data"], only=list(chosen["only"])
+        scratch / "contents", data=choices["data"], only=list(choices["only"])
     )
-    known = Measurements()
-    return reader, OpenedStudy(study, programs, known, None, reader.manifest.title)
+    measurements = Measurements()
+    return reader, OpenedStudy(study, programs, measurements, None, reader.manifest.title)
 
 
-def _agreed(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -> bool:
-    """Show what a package is and what it would run; ask."""
+def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -> bool:
+    """Print what a package contains and would run; return True if the user agrees."""
     from rearview.multiversion.package_manifest import requirements
 
     manifest = reader.manifest
@@ -321,13 +321,13 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
 
     from rearview.multiversion.package_manifest import differences, fresh_environment, requirements
 
-    wanted = reader.manifest.environment
+    environment = reader.manifest.environment
     if offline:
-        for text in differences(wanted):
+        for text in differences(environment):
             output.said(f"warning: {text}")
         return sys.executable
     notebook = any(version.notebook for version in study.versions)
-    key = hashlib.sha256(repr([wanted.python, requirements(wanted), notebook]).encode())
+    key = hashlib.sha256(repr([environment.python, requirements(environment), notebook]).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "rearview" / "environments" / key.hexdigest()[:24]
     if not (folder / "complete").exists():
@@ -336,7 +336,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
         folder.parent.mkdir(parents=True, exist_ok=True)
         with waiting(f"Making an environment in {folder}", quiet=quiet):
             log = folder.with_suffix(".log")
-            python = fresh_environment(folder, wanted, notebook=notebook, log=log)
+            python = fresh_environment(folder, environment, notebook=notebook, log=log)
         (folder / "complete").touch()
         return python
     return str(folder / "bin" / "python")
@@ -379,7 +379,7 @@ def _run(
 
 
 class TreeView:
-    """Shows the tree while it is replayed: which cells ran, which run, which states are kept."""
+    """Shows the tree during a replay: which cells have run, which run now, which states are kept."""
 
     def __init__(self, tree: ExecutionTree, seconds: float) -> None:
         from rearview.multiversion.report import tree_lines
@@ -395,7 +395,7 @@ class TreeView:
         self._done = 0.0
 
     def __call__(self, event: Progress) -> None:
-        """Take in what the engine has just done."""
+        """Update the display after an event of the engine."""
         with self._lock:
             row = self._rows.get(event.node)
             if row is not None:
@@ -426,12 +426,12 @@ class TreeView:
     def _text(self) -> Any:
         from rich.text import Text
 
-        most = 30
+        max_rows = 30
         first = next((i for i, mark in enumerate(self._marks) if mark == ">"), 0)
-        begin = max(0, min(first - most // 2, len(self._lines) - most))
+        begin = max(0, min(first - max_rows // 2, len(self._lines) - max_rows))
         rows = [
             f"{self._marks[i]}{'*' if i in self._kept else ' '} {self._lines[i]}"
-            for i in range(begin, min(len(self._lines), begin + most))
+            for i in range(begin, min(len(self._lines), begin + max_rows))
         ]
         return Text(output.printable("\n".join([*rows, self._progress()])), no_wrap=True)
 
@@ -457,10 +457,10 @@ class TreeView:
 
 def _rows(tree: ExecutionTree) -> list[int]:
     """Return the nodes in the order in which `tree_lines` shows them."""
-    found: list[int] = []
+    nodes: list[int] = []
     stack = list(reversed(tree.tree.roots))
     while stack:
         node = stack.pop()
-        found.append(node)
+        nodes.append(node)
         stack.extend(reversed(tree.tree.children[node]))
-    return found
+    return nodes

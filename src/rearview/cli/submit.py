@@ -1,4 +1,4 @@
-"""`rearview submit`: write what a batch system needs to run a script to its end."""
+"""The command submit: write the job file with which a batch system runs a script to its end."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 import click
 
 from rearview.cli.options import pair, quiet_option
-from rearview.cli.run import Program, check_script, run
+from rearview.cli.run import ProgramCommand, check_script, run
 from rearview.cli.terminal import output
 from rearview.errors import SiteError, UsageError
 
 _OWN = {"preemptible", "quiet"}
-"""Options of `run` that a job always, or never, has."""
+"""Options of `run` that `submit` sets itself."""
 RUN_OPTIONS = [
     param for param in run.params if isinstance(param, click.Option) and param.name not in _OWN
 ]
 CODE = (".py", ".toml", ".yaml", ".yml", ".json", ".ini", ".cfg")
 SKIPPED = {"__pycache__", "venv", "node_modules", "site-packages", "wandb", "mlruns"}
 EXIT_EVERY = "1h"
-"""How much a machine that dies under HTCondor may cost, if nobody says."""
+"""Default of --exit-every: the most work that is lost if a machine dies under HTCondor."""
 
 
-class Submit(Program):
-    """A command that keeps the words it was given, to hand them on as they were written."""
+class Submit(ProgramCommand):
+    """A command that keeps the words it was given, so that they can be copied into the job."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words and keep them."""
-        ctx.meta["words"] = self.fenced(list(args))
+        ctx.meta["words"] = self.end_options_after_module(list(args))
         return super().parse_args(ctx, args)
 
 
@@ -106,20 +106,20 @@ def submit(
         )
     from rearview.checkpointer.batch_files import BatchJob, batch_script, submit_file
 
-    here = Path.cwd()
+    folder = Path.cwd()
     target = module or program[0]
     if module is None:
         check_script(Path(target))
-        if not Path(target).resolve().is_relative_to(here):
+        if not Path(target).resolve().is_relative_to(folder):
             raise UsageError(
-                f"{target} is not below {here}. Go to the folder of the project and name the script "
+                f"{target} is not below {folder}. Go to the folder of the project and name the script "
                 "from there.",
                 slug="no-script",
             )
-        target = str(Path(target).resolve().relative_to(here)) if site == "condor" else target
+        target = str(Path(target).resolve().relative_to(folder)) if site == "condor" else target
     name = Path(target).stem if module is None else target
     file = Path(destination or f"{name}.{'sub' if site == 'condor' else 'sbatch'}")
-    rest = program if module is not None else (target, *program[1:])
+    program_words = program if module is not None else (target, *program[1:])
     job = BatchJob(
         name=name,
         command=(
@@ -127,11 +127,11 @@ def submit(
             *("-m", "rearview", "run", "--preemptible"),
             *_options(ctx, condor=site == "condor"),
             *(("-m", module) if module is not None else ()),
-            *rest,
+            *program_words,
         ),
-        folder=str(here),
+        folder=str(folder),
         retries=retries,
-        inputs=tuple(_code(here)) + tuple(_there(one) for one in inputs),
+        inputs=tuple(_code(folder)) + tuple(_existing(path) for path in inputs),
         results=results,
         settings=dict(lines),
     )
@@ -153,35 +153,35 @@ def submit(
 
 def _options(ctx: click.Context, *, condor: bool) -> list[str]:
     """Return the options of `run` as they were written."""
-    given, _, _ = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["words"]))
+    parsed, _, _ = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["words"]))
     if condor:
-        given.setdefault("exit_every", EXIT_EVERY)
+        parsed.setdefault("exit_every", EXIT_EVERY)
     words: list[str] = []
     for option in RUN_OPTIONS:
-        value = given.get(str(option.name))
+        value = parsed.get(str(option.name))
         if option.name == "module" or value is None:
             continue
         if option.is_flag:
             words.append(option.opts[0])
         else:
-            for one in value if isinstance(value, list) else [value]:
-                words += [option.opts[0], str(one)]
+            for item in value if isinstance(value, list) else [value]:
+                words += [option.opts[0], str(item)]
     return words
 
 
 def _code(folder: Path) -> list[str]:
-    """Return what the project's code is: files here, and folders that hold Python files."""
-    found = []
+    """Return the project's code: Python files in the folder, and folders that contain Python files."""
+    paths = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in SKIPPED or path.suffix == ".results":
             continue
         code = path.suffix in CODE if path.is_file() else any(path.rglob("*.py"))
         if code and not (path / "pyvenv.cfg").exists():
-            found.append(str(path))
-    return found
+            paths.append(str(path))
+    return paths
 
 
-def _there(path: str) -> str:
+def _existing(path: str) -> str:
     if not Path(path).exists():
         raise UsageError(
             f"There is no {path} to transfer. Give the path of a file or folder that the script "
@@ -192,7 +192,7 @@ def _there(path: str) -> str:
 
 
 def _results(file: Path) -> Path:
-    """Return a folder of its own for what the job makes: never the project's."""
+    """Return a new folder for the job's results; it is never the project's own."""
     home, number = file.with_suffix(".results"), 1
     while home.exists():
         number += 1

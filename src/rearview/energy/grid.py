@@ -105,7 +105,7 @@ class Forecast:
 
     @property
     def end(self) -> float:
-        """When knowledge ends; 0 if there is none."""
+        """Time at which the last sample ends; 0 if there is none."""
         return self.end_of(len(self.samples) - 1) if self.samples else 0.0
 
     def end_of(self, index: int) -> float:
@@ -150,14 +150,14 @@ class Source(ABC):
 
     @abstractmethod
     def _ask(self) -> Forecast:
-        """Return a fresh outlook; may raise anything."""
+        """Fetch and return a new forecast; may raise any exception."""
 
     @abstractmethod
     def _look_back(self, begin: float, end: float) -> Forecast:
-        """Return what was from `begin` to `end`; may raise anything."""
+        """Fetch and return the measured samples from `begin` to `end`; may raise any exception."""
 
     def outlook(self) -> Forecast:
-        """Return what is known now."""
+        """Return the newest forecast that is known; never raises."""
         now = self._clock()
         if now < self._not_before:
             return self._last
@@ -176,7 +176,7 @@ class Source(ABC):
         return self._last
 
     def measured(self, begin: float, end: float) -> Forecast:
-        """Return the grid as it was, asked for anew; empty, with a problem, if it cannot be had."""
+        """Fetch the measured samples of a past interval; on failure, return none and the problem."""
         try:
             return self._look_back(begin, end)
         except Exception as exc:
@@ -186,7 +186,7 @@ class Source(ABC):
         code = getattr(exc, "code", None)
         if code is not None:
             return f"{self.name} answered {code}: {_detail(exc)}"
-        return f"{self.name} could not be asked: {type(exc).__name__}: {exc}"
+        return f"{self.name} did not answer: {type(exc).__name__}: {exc}"
 
     def _failed(self, problem: str) -> None:
         self._last = replace(self._last, problem=problem)
@@ -286,7 +286,7 @@ class EnergyCharts(Source):
     def _look_back(self, begin: float, end: float) -> Forecast:
         query = {"country": self.country, "start": str(int(begin)), "end": str(int(end) + 1)}
         answer = self._get("/public_power", query, {})
-        named = {one["name"]: one["data"] for one in answer["production_types"]}
+        named = {series["name"]: series["data"] for series in answer["production_types"]}
         shares = named.get("Renewable share of load") or []
         return self._of(
             [
@@ -401,7 +401,7 @@ def open_source(text: str = "energy-charts:de", **options: Any) -> Source:
     if url:
         if not url.startswith(("http://", "https://")):
             raise UsageError(
-                f"The address {url!r} of the source {named!r} is not of the web. Write it like "
+                f"The address {url!r} of the source {named!r} is not a web address. Write it like "
                 f"{named}@https://proxy.example.org/grid.",
                 slug="energy-source",
             )

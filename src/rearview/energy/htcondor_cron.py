@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", default="", help="ask another address")
     parser.add_argument("--share", type=float, default=None, help="least renewable share, percent")
     parser.add_argument("--cache", type=Path, default=None, help="file to keep the answer in")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     sys.stdout.write(
-        classad(given.source, Rule(share=given.share), url=given.url, cache=given.cache)
+        classad(options.source, Rule(share=options.share), url=options.url, cache=options.cache)
     )
     return 0
 

@@ -1,7 +1,7 @@
 """Energy used by a run: measured by the machine's counters, else estimated; and the report about it.
 
-A run writes down when it ran and what it used into its account, a file of lines that is only appended to. The
-report says what it used, and what it would have used had it run at once.
+A run appends the intervals in which it ran, and the energy it used, to its account file. The report compares the
+CO2 of the run with the CO2 that it would have caused if it had run at once.
 """
 
 from __future__ import annotations
@@ -52,18 +52,20 @@ class EnergyReport:
     @property
     def seconds(self) -> float:
         """How long it ran."""
-        return sum(one.end - one.begin for one in self.intervals)
+        return sum(interval.end - interval.begin for interval in self.intervals)
 
     @property
     def joined_intervals(self) -> tuple[RunInterval, ...]:
         """The intervals, with adjacent ones joined."""
         joined: list[RunInterval] = []
-        for one in self.intervals:
+        for interval in self.intervals:
             last = joined[-1] if joined else None
-            if last is not None and one.begin - last.end < _GAP and one.how == last.how:
-                joined[-1] = RunInterval(last.begin, one.end, last.kwh + one.kwh, one.how)
+            if last is not None and interval.begin - last.end < _GAP and interval.how == last.how:
+                joined[-1] = RunInterval(
+                    last.begin, interval.end, last.kwh + interval.kwh, interval.how
+                )
             else:
-                joined.append(one)
+                joined.append(interval)
         return tuple(joined)
 
     @property
@@ -91,8 +93,8 @@ class Account:
 
     def grid(self, outlook: Forecast) -> None:
         """Record the state of the grid for the report, without samples that did not change."""
-        fresh = [one for one in outlook.samples if self._known.get(one.start) != one]
-        self._known |= {one.start: one for one in fresh}
+        fresh = [sample for sample in outlook.samples if self._known.get(sample.start) != sample]
+        self._known |= {sample.start: sample for sample in fresh}
         if not fresh:
             return
         samples = [(s.start, s.share, s.light, s.grams) for s in fresh]
@@ -129,7 +131,7 @@ class Account:
         if measured is not None and measured.samples:
             first, last = measured.samples[0].start, measured.end
             samples = {t: s for t, s in samples.items() if not first <= t < last}
-            samples |= {one.start: one for one in measured.samples}
+            samples |= {sample.start: sample for sample in measured.samples}
             sources[measured.source] = measured.attribution
         outlook = Forecast.of(", ".join(sources), "", samples.values(), fetched=0.0)
         return report(intervals, outlook, asked=asked, attribution=tuple(sources.values()))
@@ -174,19 +176,21 @@ def report(
     >>> report(ran, grid, asked=0.0).saved
     600.0
     """
-    ordered = sorted(intervals, key=lambda one: one.begin)
-    kwh = sum(one.kwh for one in ordered)
-    seconds = sum(one.end - one.begin for one in ordered)
-    parts = [_mean(outlook, one.begin, one.end) for one in ordered]
+    ordered = sorted(intervals, key=lambda interval: interval.begin)
+    kwh = sum(interval.kwh for interval in ordered)
+    seconds = sum(interval.end - interval.begin for interval in ordered)
+    parts = [_mean(outlook, interval.begin, interval.end) for interval in ordered]
     grams = None
     if ordered and all(part is not None for part in parts):
-        grams = sum(one.kwh * (part or 0.0) for one, part in zip(ordered, parts, strict=True))
+        grams = sum(
+            interval.kwh * (part or 0.0) for interval, part in zip(ordered, parts, strict=True)
+        )
     at_once = None
     if ordered:
         begin = ordered[0].begin if asked is None else asked
         mean = _mean(outlook, begin, begin + seconds)
         at_once = None if mean is None else kwh * mean
-    how = tuple(dict.fromkeys(one.how for one in ordered))
+    how = tuple(dict.fromkeys(interval.how for interval in ordered))
     return EnergyReport(tuple(ordered), kwh, how, grams, at_once, attribution, asked)
 
 
@@ -275,7 +279,7 @@ def process_cpu_seconds(pid: int | None = None) -> float:
             return 0.0
     try:
         threads = Path(f"/proc/{own}/task").iterdir()
-        below = [(one / "children").read_text().split() for one in threads]
+        below = [(thread / "children").read_text().split() for thread in threads]
     except OSError:  # not Linux, or it has just ended
         return total
     return total + sum(process_cpu_seconds(int(child)) for children in below for child in children)
@@ -302,7 +306,7 @@ class _Zone:
 
 def _packages(rapl: Path) -> list[Path]:
     """Return the readable zones of whole packages, which include their parts."""
-    found = []
+    zones = []
     for folder in sorted(rapl.glob("intel-rapl:*")):
         if folder.name.count(":") != 1:
             continue
@@ -311,8 +315,8 @@ def _packages(rapl: Path) -> list[Path]:
             int((folder / "max_energy_range_uj").read_text())
         except (OSError, ValueError):  # readable by root only on many machines
             continue
-        found.append(folder)
-    return found
+        zones.append(folder)
+    return zones
 
 
 def _nvml() -> float | None:

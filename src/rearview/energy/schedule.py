@@ -58,8 +58,8 @@ def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridD
     """Return whether to compute now, and why.
 
     With a deadline and the hours needed, the greenest hours before the deadline are used; without, the
-    traffic light or the rule's threshold decides. A deadline that could otherwise be missed always
-    runs, and so does everything when nothing is known of the grid: we never stop work on a guess.
+    traffic light or the rule's threshold decides. A run whose deadline is at risk always runs. So
+    does every run if the state of the grid is unknown: work is never stopped on a guess.
 
     >>> from rearview.energy.grid import GridSample
     >>> forecast = Forecast.of("x", "", [GridSample(h * 3600, share=s) for h, s in
@@ -69,7 +69,7 @@ def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridD
     """
     latest = rule.latest
     if latest is not None and now >= latest:
-        # it stands whatever comes; only one that finished early could ask again
+        # this decision is final, so there is no time to decide again
         return GridDecision(run=True, until=None, reason="the deadline leaves no time to wait")
     decision = _by_grid(outlook, now, rule, running=running)
     if not decision.run and latest is not None and decision.until is not None:
@@ -80,7 +80,7 @@ def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridD
 def _by_grid(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
     sample = outlook.at(now)
     if sample is None:
-        problem = outlook.problem or "nothing is known of the grid at this time"
+        problem = outlook.problem or "the state of the grid is not known for this time"
         return GridDecision(run=True, until=None, reason=f"not held back: {problem}")
     if sample.light == -1:
         return _hold(outlook, now, rule, "the grid is congested")
@@ -103,28 +103,30 @@ def green(sample: GridSample, rule: Rule, *, running: bool) -> bool:
 def _by_threshold(
     outlook: Forecast, now: float, rule: Rule, sample: GridSample, *, running: bool
 ) -> GridDecision:
-    what = _describe(sample)
+    description = _describe(sample)
     if green(sample, rule, running=running):
-        changes = _next(outlook, now, rule, wanted=False, running=True)
-        return GridDecision(run=True, until=changes, reason=f"green enough: {what}")
-    changes = _next(outlook, now, rule, wanted=True, running=False)
+        changes = _next(outlook, now, rule, target=False, running=True)
+        return GridDecision(run=True, until=changes, reason=f"green enough: {description}")
+    changes = _next(outlook, now, rule, target=True, running=False)
     if running and changes is not None and changes - now < rule.switch:
         return GridDecision(
-            run=True, until=changes, reason=f"{what}, but the pause would not be worth it"
+            run=True, until=changes, reason=f"{description}, but the pause would not be worth it"
         )
-    return GridDecision(run=False, until=changes or outlook.end, reason=f"not green enough: {what}")
+    return GridDecision(
+        run=False, until=changes or outlook.end, reason=f"not green enough: {description}"
+    )
 
 
 def _by_forecast(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
     slots = _slots(outlook, now, rule)
-    known = sum(end - begin for begin, end, _ in slots)
+    known_seconds = sum(end - begin for begin, end, _ in slots)
     needed = (rule.hours or 0.0) * 3600
-    if known < needed:
+    if known_seconds < needed:
         sample = outlook.at(now)
         assert sample is not None
         return _by_threshold(outlook, now, rule, sample, running=running)
-    chosen = _greenest(slots, needed) if rule.pieces else _best_window(slots, needed)
-    begin, end = next((b, e) for b, e in chosen if e > now)
+    windows = _greenest(slots, needed) if rule.pieces else _best_window(slots, needed)
+    begin, end = next((b, e) for b, e in windows if e > now)
     text = f"{needed / 3600:.1f} h are needed; the greenest begin then"
     if begin <= now:
         return GridDecision(
@@ -138,22 +140,22 @@ def _by_forecast(outlook: Forecast, now: float, rule: Rule, *, running: bool) ->
 def _slots(outlook: Forecast, now: float, rule: Rule) -> list[tuple[float, float, float]]:
     """Return (begin, end, intensity) of the forecast from now to the deadline."""
     assert rule.deadline is not None
-    found = []
+    slots = []
     for index, sample in enumerate(outlook.samples):
         begin, end = max(now, sample.start), min(rule.deadline, outlook.end_of(index))
         if end > begin and sample.light != -1:
-            found.append((begin, end, sample.intensity or 0.0))
-    return found
+            slots.append((begin, end, sample.intensity or 0.0))
+    return slots
 
 
 def _greenest(slots: list[tuple[float, float, float]], needed: float) -> list[tuple[float, float]]:
-    left, chosen = needed, []
+    remaining, windows = needed, []
     for begin, end, _ in sorted(slots, key=lambda slot: (slot[2], slot[0])):
-        chosen.append((begin, end))
-        left -= end - begin
-        if left <= 0:
+        windows.append((begin, end))
+        remaining -= end - begin
+        if remaining <= 0:
             break
-    return _joined(chosen)
+    return _joined(windows)
 
 
 def _best_window(
@@ -189,16 +191,16 @@ def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _hold(outlook: Forecast, now: float, rule: Rule, reason: str) -> GridDecision:
-    changes = _next(outlook, now, rule, wanted=True, running=False)
+    changes = _next(outlook, now, rule, target=True, running=False)
     return GridDecision(run=False, until=changes or outlook.end, reason=reason)
 
 
 def _next(
-    outlook: Forecast, now: float, rule: Rule, *, wanted: bool, running: bool
+    outlook: Forecast, now: float, rule: Rule, *, target: bool, running: bool
 ) -> float | None:
     for sample in outlook.samples:
         fine = green(sample, rule, running=running) and sample.light != -1
-        if sample.start > now and fine is wanted:
+        if sample.start > now and fine is target:
             return sample.start
     return None
 
@@ -244,10 +246,10 @@ class Gate:
         self.decision = GridDecision(run=True, until=None, reason="not asked yet")
         # subtract what earlier executions of the same job have computed
         earlier = account.report().intervals if account is not None else ()
-        self._done = sum(one.end - one.begin for one in earlier)
+        self._done = sum(interval.end - interval.begin for interval in earlier)
 
     def ask(self, *, running: bool) -> GridDecision:
-        """Return what to do now; ask the source no more often than it allows."""
+        """Return whether to run now; fetches data no more often than the source allows."""
         outlook = self.source.outlook()
         now = self._clock()
         rule = self.rule
@@ -269,15 +271,15 @@ class Gate:
             return self._every
         return min(self._every, max(until - self._clock(), 0.05))
 
-    def wait(self, told: Callable[[GridDecision], None] = lambda _: None) -> None:
-        """Return when the run may start; `told` is called with each new reason to wait."""
+    def wait(self, on_reason: Callable[[GridDecision], None] = lambda _: None) -> None:
+        """Wait until the run may start; `on_reason` is called with each new reason to wait."""
         if self.account is not None:
             self.account.asked(self._clock())
         last = None
         while not self.ask(running=False).run:
             if self.decision != last:
                 last = self.decision
-                told(last)
+                on_reason(last)
             self._sleep(self.patience)
         self.started()
 

@@ -1,4 +1,4 @@
-"""Saved state at a point: a manifest naming objects."""
+"""Checkpoints: a captured state on its way to disk (`Snapshot`), and a published one (`Checkpoint`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Edge(StrEnum):
 
 
 class LoopStep(NamedTuple):
-    """One loop around a checkpoint, as replay and resume find it again."""
+    """One loop around a checkpoint, as a replay or resumed run identifies it."""
 
     loop: str
     """Id of the loop."""
@@ -40,7 +40,7 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     anchored: int = 0
     """Iteration of the outermost loop at which the anchors were walked."""
     records: int = 0
-    """Records that the run had written by then."""
+    """Number of records that the run had written at that point."""
     seconds: float = 0.0
     """Computing time of the run until then."""
     outputs: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class MissingPart:
     """
 
     path: str
-    """How the program reaches the object; empty in old manifests that do not tell."""
+    """Path of the object in the program; empty in old manifests, which do not have it."""
     why: str
 
     def __str__(self) -> str:

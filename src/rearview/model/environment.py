@@ -65,7 +65,7 @@ SESSION = frozenset(
         *("INVOCATION_ID", "JOURNAL_STREAM", "GPG_TTY", "MOTD_SHOWN", "DEBUGINFOD_URLS", "STY"),
         *("PYCHARM_HOSTED", "PROMPT_COMMAND", "WSLENV"),
         "PYTHONUNBUFFERED",
-        *("GLIBC_TUNABLES", "PYTHONHASHSEED"),  # which `rearview run` chooses
+        *("GLIBC_TUNABLES", "PYTHONHASHSEED"),  # set by `rearview run`
     }
 )
 """The terminal, display and login session: never stored, never reported as a difference."""
@@ -243,21 +243,21 @@ class Environment:
         ['HOME was /root, is /home/me', 'HF_TOKEN was set and its value is not stored']
         """
         after = self.restored(now, resumes=resumes)
-        found = [
+        phrases = [
             _phrase(name, value, after.get(name))
             for name, value in sorted(self.values.items())
             if after.get(name) != value and not is_of_session(name)
         ]
         for name, was_set in sorted(self.secrets.items()):
             if was_set and name not in after:
-                found.append(f"{name} was set and its value is not stored")
-        return found
+                phrases.append(f"{name} was set and its value is not stored")
+        return phrases
 
     def _stays(self, name: str, now: Mapping[str, str], *, resumes: bool) -> bool:
         """Return True for a variable that keeps its current value."""
         if class_of(name) is VariableClass.TODAY:
             return True
-        return resumes and is_of_job(name) and any(is_of_job(other) for other in now)
+        return resumes and is_of_job(name) and any(is_of_job(current_name) for current_name in now)
 
     def _was_unset(self, name: str) -> bool:
         if name in self.values:
@@ -269,8 +269,8 @@ class Environment:
         ) is VariableClass.RESTORED
 
 
-def _phrase(name: str, then: str | None, now: str | None) -> str:
-    texts = ["not set" if value is None else value for value in (then, now)]
+def _phrase(name: str, recorded: str | None, current: str | None) -> str:
+    texts = ["not set" if value is None else value for value in (recorded, current)]
     if any(len(text) > _LONG for text in texts):
         return f"{name} is not what it was"
     return f"{name} was {texts[0]}, is {texts[1]}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 Event = tuple[str, ...]
-"""What a cell took in: its kind (`file`, `environment`, `process`, …), a name, and often a content hash."""
+"""Something that a cell used: its kind (`file`, `environment`, `process`, …), a name, often a content hash."""
 SIMILAR = 10.0
 """Factor within which cost and size of two cells count as similar."""
 NOTICEABLE_SECONDS, NOTICEABLE_BYTES = 1.0, 64 << 20
@@ -43,7 +43,7 @@ def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
     return hashlib.sha256(text).hexdigest()[:32]
 
 
-def same_state(one: CellLineage, other: CellLineage) -> bool:
+def same_state(first: CellLineage, second: CellLineage) -> bool:
     """Return True if two cells left the same state: the same lineage, at similar cost and size.
 
     >>> cell = CellLineage(1, "c", (), "g", 2.0, 0)
@@ -53,9 +53,9 @@ def same_state(one: CellLineage, other: CellLineage) -> bool:
     False
     """
     return (
-        one.lineage == other.lineage
-        and _similar(one.seconds, other.seconds, NOTICEABLE_SECONDS)
-        and _similar(one.size, other.size, NOTICEABLE_BYTES)
+        first.lineage == second.lineage
+        and _similar(first.seconds, second.seconds, NOTICEABLE_SECONDS)
+        and _similar(first.size, second.size, NOTICEABLE_BYTES)
     )
 
 

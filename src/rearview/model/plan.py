@@ -187,7 +187,7 @@ class ReapRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 AGAIN = "again.json"
-"""File beside the connection file of a kernel that has to be started anew: the `Control` to do it with."""
+"""File next to a kernel's connection file: the `Control` with which the kernel has to be started again."""
 DEEPEST = 8
 """Loops on a stack beyond which recursion is not followed in the text of a program."""
 TEXTS = "recorded"
@@ -248,16 +248,16 @@ def may_hold(chain: Sequence[str], sites: Iterable[str]) -> bool:
     >>> may_hold(["t.py:f:0:epoch", "t.py:f:1:step"], ["t.py:f:0:epoch", "t.py:g:0:step"])
     False
     """
-    rest = iter(chain)
-    held = all(site in rest for site in sites if not _is_in_no_chain(site))
-    return held or len(chain) >= DEEPEST
+    remaining = iter(chain)
+    reachable = all(site in remaining for site in sites if not _is_in_no_chain(site))
+    return reachable or len(chain) >= DEEPEST
 
 
 def _is_in_no_chain(site: str) -> bool:
     if site.count(":") < 3:
         return False
-    path, _, rest = site.partition(":")
-    return not path.endswith(".py") or rest.split(":")[-2].startswith("+")
+    path, _, qualified = site.partition(":")
+    return not path.endswith(".py") or qualified.split(":")[-2].startswith("+")
 
 
 class ReplayFailure(StrEnum):

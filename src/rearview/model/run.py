@@ -33,7 +33,7 @@ def name_of(loop: str) -> str:
 
 
 def columns_of(loops: Iterable[str]) -> list[str]:
-    """Return what people tell the loops of a stack apart by, given their ids or names.
+    """Return names that distinguish the loops of a stack for people, given their ids or names.
 
     A loop inside one of the same name is numbered, as the columns of a table are.
 
@@ -102,7 +102,7 @@ class Origin(StrEnum):
     UNPROVED = "unproved"
     """Logged by a replay that was interrupted, or that nothing could be compared with."""
     REDONE = "redone"
-    """Logged by a first try that a second one, from the start of the run, stands in for."""
+    """Logged by a first try, which a second try from the start of the run replaces."""
     INEXACT = "not exact"
     """Logged by a replay that differed from the recording."""
     WANDB = "wandb"
@@ -137,7 +137,7 @@ CAPTURED = (*LOGGERS, Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.IN
 UNASKED = frozenset({Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.INNER})
 """Origins of values that the program gave to no logger."""
 MARK = "$"
-"""Stands before the origin in a file of captured records, where a file of a replay has its id."""
+"""Prefix of the origin of captured records, in the field that holds a replay's id otherwise."""
 
 
 def captured_origin(replay: str | None) -> Origin | None:
@@ -148,8 +148,8 @@ def captured_origin(replay: str | None) -> Origin | None:
     """
     if replay is None or not replay.startswith(MARK):
         return None
-    found = replay.removeprefix(MARK)
-    return next((origin for origin in CAPTURED if origin.value == found), None)
+    name = replay.removeprefix(MARK)
+    return next((origin for origin in CAPTURED if origin.value == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Run:
-    """Facts of one execution, as its folder tells them."""
+    """Facts of one execution, read from its folder."""
 
     id: str
     version: str
@@ -227,7 +227,7 @@ class Run:
     damaged: str = ""
     """What is wrong with its files; empty if they can be read."""
     name: str = ""
-    """What the user called it later; empty if nothing."""
+    """Name that the user gave it later; empty if none."""
     tags: tuple[str, ...] = ()
     """Tags that the user gave it later, in the order given."""
     note: str = ""
@@ -266,7 +266,7 @@ class Run:
 
     @property
     def has_cells(self) -> bool:
-        """Whether its points begin with a cell: that of a notebook, or of a script cut into cells."""
+        """Whether its points begin with a cell: of a notebook, or of a script divided into cells."""
         return is_notebook(self.script) or self.facts.cells
 
     def home(self, root: str) -> str:
@@ -280,5 +280,9 @@ class Run:
         >>> run.now("/old/data.txt", "/new"), run.now("/older/data.txt", "/new")
         ('/new/data.txt', '/older/data.txt')
         """
-        then = self.home(root)
-        return f"{root}{path[len(then) :]}" if f"{path}/".startswith(f"{then}/") else path
+        recorded_home = self.home(root)
+        return (
+            f"{root}{path[len(recorded_home) :]}"
+            if f"{path}/".startswith(f"{recorded_home}/")
+            else path
+        )

@@ -16,7 +16,7 @@ RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class RunStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay has to know of how a run was started."""
+    """How a run was started, as far as a replay needs it."""
 
     target: str | None = None
     """Script as the user typed it, or the module's name; None if the facts of the start are lost."""
@@ -33,9 +33,9 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     """Settings given on the command line."""
     entropy: str = ""
-    """Key of everything random, hexadecimal."""
+    """Key that all random numbers follow, hexadecimal."""
     cells: bool = False
-    """Whether the script was cut into cells, which its points begin with."""
+    """Whether the script was divided into cells, with which its points begin."""
     clock: int = 1
     """Number of the rule by which times are recorded."""
     hash_seed: str = "0"
@@ -66,12 +66,12 @@ class LoopTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeepLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """A loop inside two others or more."""
+    """Iteration counts of a loop inside two or more others."""
 
     site: str
     """Id of the loop."""
     path: list[str] = []
-    """Ids of the loops from the inner one down to this; empty in old runs."""
+    """Ids of the loops from the outermost inner loop down to this one; empty in old runs."""
     entries: int = 0
     counts: list[int] = []
     """Its iterations in each iteration of the outermost loop."""
@@ -104,11 +104,11 @@ class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
     alone: bool = True
     """Whether this loop was entered only once."""
     span: tuple[int, int] | None = None
-    """What the target of the loop began with, and its step, if it counted."""
+    """First value and step of the loop's target, if it counted."""
     range: list[Any] | None = None
     """The same in old runs: start, stop, step."""
     held: list[Any] | None = None
-    """What the target was bound to in each iteration, if it did not count."""
+    """Value of the loop's target in each iteration, if it did not count."""
     spans: dict[str, tuple[int, int]] = {}
     """Like `span`, by id of an inner loop."""
     helds: dict[str, list[Any]] = {}
@@ -127,7 +127,7 @@ class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody interrupted the program: by itself it would have gone on."""
+        """Whether the user interrupted the program, which would have continued otherwise."""
         return self.exception == KeyboardInterrupt.__name__
 
 
@@ -155,7 +155,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     early: EarlyEnd | None = None
     """Where the program was when it failed; None if it did not fail, and in old runs."""
     captured: dict[str, Any] = {}
-    """Which names were captured, and what that took."""
+    """Which names were captured, and how long that took."""
 
 
 class Continuation(msgspec.Struct, frozen=True):

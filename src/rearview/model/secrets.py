@@ -116,7 +116,7 @@ def redact(text: str) -> str:
     'postgres://me:***@db/runs'
     """
     text = _PASSWORD.sub(rf"\1{HIDDEN}", text)
-    return _SECRET_VALUE.sub(lambda found: found[0] if HIDDEN in found[0] else HIDDEN, text)
+    return _SECRET_VALUE.sub(lambda match: match[0] if HIDDEN in match[0] else HIDDEN, text)
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
@@ -128,11 +128,11 @@ def redact_words(words: Sequence[str]) -> list[str]:
     out: list[str] = []
     option = ""
     for word in words:
-        found = _OPTION.fullmatch(word)
+        match = _OPTION.fullmatch(word)
         if option and not word.startswith("--") and _is_secret_argument(option, word):
             out.append(HIDDEN)
-        elif found and _is_secret_argument(found[1], found[2]):
-            out.append(f"{found[1]}={HIDDEN}")
+        elif match and _is_secret_argument(match[1], match[2]):
+            out.append(f"{match[1]}={HIDDEN}")
         else:
             out.append(redact(word) if is_secret_value(word) else word)
         option = word if word.startswith("-") and "=" not in word else ""

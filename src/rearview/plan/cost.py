@@ -1,4 +1,4 @@
-"""What replay will cost: predictions with an interval, corrected by what it really took."""
+"""Predict what a replay will cost, with an interval; corrected by what earlier replays really took."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass, field, replace
 from rearview.model import Segment
 from rearview.plan.facts import CheckpointFacts, Machine, RunFacts
 
-READ = 500.0
-"""MB/s assumed where nothing was measured."""
-RESTORE = 0.006
-"""Seconds of a restore and the comparison after it besides reading, assumed where nothing was measured."""
-MEASURED = 0.15
+DEFAULT_READ = 500.0
+"""MB/s that are assumed if nothing was measured."""
+DEFAULT_RESTORE = 0.006
+"""Seconds of a restore besides reading, that are assumed if nothing was measured."""
+ERROR_MEASURED = 0.15
 """Relative error of predictions for a run that was recorded on another machine."""
-UNMEASURED = 0.5
-"""The same where one of the two was never measured."""
-WIDE = 1.96
+ERROR_UNMEASURED = 0.5
+"""The same if one of the two machines was never measured."""
+INTERVAL_DEVIATIONS = 1.96
 """Standard deviations on either side of a prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds, and where the real value will be 19 times out of 20.
+    """Predicted seconds, with an interval that contains the real value 19 times out of 20.
 
     >>> (Prediction(3.0, 1.0) + Prediction(4.0, 1.0)).seconds
     7.0
@@ -31,9 +31,9 @@ class Prediction:
 
     seconds: float
     variance: float = 0.0
-    """Of errors that even out over many parts."""
+    """Variance of the errors that average out over many segments."""
     share: float = 0.0
-    """Relative error that does not even out: another machine, another load."""
+    """Relative error that does not average out, such as another machine or another load."""
 
     def __add__(self, other: Prediction) -> Prediction:
         total = self.seconds + other.seconds
@@ -50,7 +50,7 @@ class Prediction:
     @property
     def half(self) -> float:
         """Half the width of the interval."""
-        return WIDE * math.sqrt(self.variance + (self.share * self.seconds) ** 2)
+        return INTERVAL_DEVIATIONS * math.sqrt(self.variance + (self.share * self.seconds) ** 2)
 
     @property
     def low(self) -> float:
@@ -82,8 +82,8 @@ class CostCorrection:
 
     logs: tuple[float, ...] = ()
 
-    def seen(self, ratio: float) -> CostCorrection:
-        """Return it with one more ratio of real to predicted seconds."""
+    def with_ratio(self, ratio: float) -> CostCorrection:
+        """Return the correction with one more ratio of real to predicted seconds."""
         value = math.log(min(max(ratio, 0.01), 100.0))
         return CostCorrection((*self.logs, value)[-RECENT:])
 
@@ -121,7 +121,7 @@ def _median(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CostCorrections:
-    """What past replays teach, by version and operator, by operator, and over all.
+    """Corrections of predictions from earlier replays: by version and operator, by operator, and overall.
 
     The more often something was replayed, the more its own history counts.
     """
@@ -133,98 +133,104 @@ class CostCorrections:
     """Relative error expected before anything was replayed."""
 
     def factor(self, version: str, operator: str) -> tuple[float, float]:
-        """Return (what to multiply a prediction by, relative error of the result)."""
+        """Return (factor for a prediction, relative error of the result)."""
         mean, spread = 0.0, self.prior
         for key in ("", operator, f"{version} {operator}"):
-            seen = self.by.get(key)
-            if seen is None or not seen.count:
+            correction = self.by.get(key)
+            if correction is None or not correction.count:
                 continue
-            weight = seen.count / (seen.count + self.trust)
-            mean = (1 - weight) * mean + weight * seen.typical
-            spread = math.sqrt((1 - weight) * spread**2 + weight * seen.spread**2)
+            weight = correction.count / (correction.count + self.trust)
+            mean = (1 - weight) * mean + weight * correction.typical
+            spread = math.sqrt((1 - weight) * spread**2 + weight * correction.spread**2)
         return math.exp(mean), spread
 
     def unknown(self, version: str, operator: str) -> float:
-        """Return the share of doubt that replays of this version have not settled: 1 is all.
+        """Return the fraction of uncertainty that replays of this version have not removed; 1 is all.
 
         >>> CostCorrections().unknown("v", "DP")
         1.0
         """
-        seen = self.by.get(f"{version} {operator}", CostCorrection())
-        return self.trust / (seen.count + self.trust)
+        correction = self.by.get(f"{version} {operator}", CostCorrection())
+        return self.trust / (correction.count + self.trust)
 
 
-def refine(known: CostCorrections, predicted: Segment, real: float) -> CostCorrections:
+def refine(corrections: CostCorrections, predicted: Segment, real: float) -> CostCorrections:
     """Return the corrections with one more replay taken into account.
 
     `predicted.seconds` is the prediction that was made, corrections included.
 
     >>> from rearview.model import Operator
     >>> segment = Segment("r", "v", Operator.INNER, seconds=10.0)
-    >>> known = CostCorrections()
+    >>> corrections = CostCorrections()
     >>> for _ in range(5):
-    ...     again = replace(segment, seconds=10.0 * known.factor("v", "DPi")[0])
-    ...     known = refine(known, again, 20.0)
-    >>> round(known.factor("v", "DPi")[0], 1)
+    ...     again = replace(segment, seconds=10.0 * corrections.factor("v", "DPi")[0])
+    ...     corrections = refine(corrections, again, 20.0)
+    >>> round(corrections.factor("v", "DPi")[0], 1)
     2.0
     """
     if predicted.seconds <= 0 or real <= 0:
-        return known
+        return corrections
     operator = str(predicted.operator)
-    factor, _ = known.factor(predicted.version, operator)
+    factor, _ = corrections.factor(predicted.version, operator)
     ratio = (real + JITTER) / (predicted.seconds / factor + JITTER)
-    by = dict(known.by)
+    by = dict(corrections.by)
     for key in ("", operator, f"{predicted.version} {operator}"):
-        by[key] = by.get(key, CostCorrection()).seen(ratio)
-    return replace(known, by=by)
+        by[key] = by.get(key, CostCorrection()).with_ratio(ratio)
+    return replace(corrections, by=by)
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How one run's measurements translate to the machine that replays."""
+    """Ratios by which the measurements of a run are converted to the machine that replays it."""
 
     compute: float = 1.0
     reading: float = 1.0
-    read: float = READ
-    """MB/s here."""
+    read: float = DEFAULT_READ
+    """MB/s of the machine that replays."""
     share: float = 0.0
 
 
-def speed(recorded: Machine | None, here: Machine | None) -> Speed:
-    """Return the ratios between two machines; unknown ones are taken for equal, with doubt.
+def speed(recorded: Machine | None, replaying: Machine | None) -> Speed:
+    """Return the ratios between two machines; unknown ones count as equal, with a larger error.
 
     >>> old, new = Machine("a", {"numpy": 2.0}, 100.0), Machine("b", {"numpy": 1.0}, 400.0)
     >>> speed(old, new)
     Speed(compute=0.5, reading=0.25, read=400.0, share=0.15)
     """
-    if here is None:
+    if replaying is None:
         return Speed()
-    read = here.read or READ
-    if recorded is not None and recorded.name == here.name:
+    read = replaying.read or DEFAULT_READ
+    if recorded is not None and recorded.name == replaying.name:
         return Speed(read=read)
-    both = [] if recorded is None else [name for name in recorded.kernels if name in here.kernels]
-    if recorded is None or not both:
-        return Speed(read=read, share=UNMEASURED)
-    ratios = [math.log(here.kernels[name] / recorded.kernels[name]) for name in both]
+    common_kernels = (
+        [] if recorded is None else [name for name in recorded.kernels if name in replaying.kernels]
+    )
+    if recorded is None or not common_kernels:
+        return Speed(read=read, share=ERROR_UNMEASURED)
+    ratios = [math.log(replaying.kernels[name] / recorded.kernels[name]) for name in common_kernels]
     mean = sum(ratios) / len(ratios)
-    # kinds of computing that differ in their ratio tell how far another kind may be off
-    apart = max(abs(ratio - mean) for ratio in ratios)
+    # how much the ratios of the kernels differ shows how far off another computation may be
+    largest_difference = max(abs(ratio - mean) for ratio in ratios)
     reading = recorded.read / read if recorded.read else 1.0
-    return Speed(math.exp(mean), reading, read, max(MEASURED, apart))
+    return Speed(math.exp(mean), reading, read, max(ERROR_MEASURED, largest_difference))
 
 
 class CostModel:
     """Predictions for one run on one machine."""
 
     def __init__(
-        self, facts: RunFacts, *, here: Machine | None = None, known: CostCorrections | None = None
+        self,
+        facts: RunFacts,
+        *,
+        machine: Machine | None = None,
+        corrections: CostCorrections | None = None,
     ) -> None:
         self.facts = facts
-        self.speed = speed(facts.machine, here)
-        self.known = known or CostCorrections()
+        self.speed = speed(facts.machine, machine)
+        self.corrections = corrections or CostCorrections()
         measured = [c for c in facts.checkpoints if c.restore is not None]
         size = sum(c.nbytes for c in measured)
-        self._each, self._per_byte = RESTORE, 1e-6 / self.speed.read
+        self._each, self._per_byte = DEFAULT_RESTORE, 1e-6 / self.speed.read
         if measured and size:
             self._each = 0.0
             self._per_byte = sum(c.restore or 0.0 for c in measured) / size * self.speed.reading
@@ -241,11 +247,11 @@ class CostModel:
         return self._each + checkpoint.nbytes * self._per_byte
 
     def corrected(self, raw: Prediction, operator: str) -> Prediction:
-        """Return a prediction with what past replays teach.
+        """Return a prediction corrected by earlier replays.
 
-        The more often this version was replayed here, the less the ratio of machines is in doubt.
+        The more often this version was replayed here, the less the ratio of the machines is in doubt.
         """
         version = self.facts.version
-        factor, share = self.known.factor(version, operator)
-        left = raw.share * self.known.unknown(version, operator)
-        return Prediction(raw.seconds, raw.variance, left).times(factor, share=share)
+        factor, share = self.corrections.factor(version, operator)
+        remaining_error = raw.share * self.corrections.unknown(version, operator)
+        return Prediction(raw.seconds, raw.variance, remaining_error).times(factor, share=share)

@@ -1,4 +1,4 @@
-"""A plan in plain data: what it does, what it costs, and what would make it cheaper."""
+"""A plan as plain data for the user: what it does, what it costs, and what would make it cheaper."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from operator import lt
 from rearview.model import Operator, Plan, Segment
 from rearview.model.run import columns_of, name_of
 from rearview.plan.demand import RUN
-from rearview.plan.facts import At, RunQuestion, Shown, Want
+from rearview.plan.facts import At, RunQuestion, TargetValue, ValueRequest
 from rearview.plan.replay import Survey, Work, work_of
-from rearview.plan.schedule import divide, least, schedule
+from rearview.plan.schedule import divide, schedule, shortest_possible
 
 SAMPLE = 20
-"""Runs that are planned anew to find out what another question would save."""
+"""Runs that are planned again to find out what another question would save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cheaper:
-    """Something that would save time."""
+    """A suggestion that would save time."""
 
     saves: float
     """Predicted seconds of computing."""
@@ -28,29 +28,29 @@ class Cheaper:
 
 @dataclass(frozen=True, slots=True)
 class OnWorkers:
-    """How long the plan takes on a number of workers."""
+    """How long the plan takes with a number of workers."""
 
     workers: int
     seconds: float
     segments: int
     balance: float
-    """A time that no plan can beat over the planned one."""
+    """The shortest possible time divided by the planned time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything that is shown before a plan is run."""
+    """What is shown about a plan before it runs."""
 
     segments: tuple[Segment, ...]
     seconds: float
-    """Of computing, on one worker."""
+    """Seconds of computing on one worker."""
     low: float
     high: float
     startup: float
     restoring: float
     running: float
     wasted: float
-    """Part of `running` that is only needed to get to what is wanted."""
+    """Part of `running` that only serves to reach the requested iterations."""
     cells: int
     nbytes_written: int
     nbytes_read: int
@@ -96,19 +96,19 @@ def explain(
 def _on(survey: Survey, workers: int, *, rerun: bool) -> OnWorkers:
     divided = divide(survey, workers=workers, rerun=rerun)
     seconds = [segment.seconds for segment in divided.segments]
-    taken = schedule(seconds, workers).seconds
-    balance = min(1.0, least(survey, workers) / taken) if taken else 1.0
-    return OnWorkers(workers, taken, len(seconds), balance)
+    duration = schedule(seconds, workers).seconds
+    balance = min(1.0, shortest_possible(survey, workers) / duration) if duration else 1.0
+    return OnWorkers(workers, duration, len(seconds), balance)
 
 
 def _cheaper(survey: Survey, total: float) -> list[Cheaper]:
     if not survey.work or total <= 0:
         return []
-    found: list[Cheaper] = []
-    dear = sorted(survey.work, key=lambda work: -work.seconds)
-    if len(dear) > 1:
-        few = dear[: max(1, len(dear) // 10)]
-        found.append(
+    suggestions: list[Cheaper] = []
+    most_expensive = sorted(survey.work, key=lambda work: -work.seconds)
+    if len(most_expensive) > 1:
+        few = most_expensive[: max(1, len(most_expensive) // 10)]
+        suggestions.append(
             Cheaper(
                 sum(work.seconds for work in few),
                 f"Leave out the {_count(len(few), 'most expensive run')} with `--where` or "
@@ -116,10 +116,10 @@ def _cheaper(survey: Survey, total: float) -> list[Cheaper]:
                 f"{' …' if len(few) > 3 else ''}.",
             )
         )
-    found += _fewer(survey.work)
+    suggestions += _fewer(survey.work)
     lead = sum(work.lead for work in survey.work if not work.whole)
     if lead > 0.05 * total:
-        found.append(
+        suggestions.append(
             Cheaper(
                 lead,
                 "Part of the time only serves to get from the nearest checkpoint to what is "
@@ -129,15 +129,15 @@ def _cheaper(survey: Survey, total: float) -> list[Cheaper]:
         )
     carried = [work for work in survey.work if work.whole]
     if carried:
-        found.append(
+        suggestions.append(
             Cheaper(
                 sum(work.seconds - work.startup.seconds for work in carried),
                 "A probe carries a value of its own over iterations, so these runs start from the "
                 "beginning. Log the single values and sum them up in the query.",
             )
         )
-    found += _deep(survey.work)
-    return [item for item in found if item.saves > 0]
+    suggestions += _deep(survey.work)
+    return [item for item in suggestions if item.saves > 0]
 
 
 def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
@@ -148,9 +148,9 @@ def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
     main = iterated[0].facts.loops[0]
     middle = iterated[0].iterations[len(iterated[0].iterations) // 2]
 
-    def half(work: Work, wanted: Want) -> Want:
+    def half(work: Work, request: ValueRequest) -> ValueRequest:
         some = work.iterations[: len(work.iterations) // 2]
-        return replace(wanted, missing=frozenset(some))
+        return replace(request, missing=frozenset(some))
 
     last = main.values[middle] if main.values is not None and middle < len(main.values) else middle
     how = (
@@ -163,7 +163,7 @@ def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
 
 
 def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
-    """Return what the first iterations of the inner loop alone would save."""
+    """Return what only the first iterations of the inner loop would save."""
     inner = [
         work
         for work in all_work
@@ -171,12 +171,12 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
         and work.inner == ()
         and not work.whole
         and any(need & RUN for need in work.needs)
-        and any(len(wanted.loops) > 1 for wanted in _wanted(work))
+        and any(len(request.loops) > 1 for request in _requests(work))
     ]
     if not inner:
         return []
     facts = next(
-        (one for one in inner[0].facts.loops[1:] if one.name == _inner_name(inner[0])),
+        (loop for loop in inner[0].facts.loops[1:] if loop.name == _inner_name(inner[0])),
         inner[0].facts.loops[1],
     )
     typical = sorted(facts.counts)[len(facts.counts) // 2] if facts.counts else 0
@@ -189,19 +189,19 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
     if step < 0 or not _rising(facts.values):
         return []
 
-    def first_few(_: Work, wanted: Want) -> Want:
-        if len(wanted.loops) < 2:
-            return wanted
-        return replace(wanted, at=(*wanted.at, At(columns_of(wanted.loops)[1], first, last)))
+    def first_few(_: Work, request: ValueRequest) -> ValueRequest:
+        if len(request.loops) < 2:
+            return request
+        return replace(request, at=(*request.at, At(columns_of(request.loops)[1], first, last)))
 
-    loops = next(wanted.loops for wanted in _wanted(inner[0]) if len(wanted.loops) > 1)
-    asked = columns_of(loops)[1]
-    text = f"Ask for the beginning of the inner loop only: `--at {asked}={first:g}:{last:g}`."
+    loops = next(request.loops for request in _requests(inner[0]) if len(request.loops) > 1)
+    column = columns_of(loops)[1]
+    text = f"Ask for the beginning of the inner loop only: `--at {column}={first:g}:{last:g}`."
     return [Cheaper(_saved(inner, first_few), text)]
 
 
-def _rising(values: Sequence[Shown] | None) -> bool:
-    """Return True if a loop counts upwards, so that its first iterations are those below a bound."""
+def _rising(values: Sequence[TargetValue] | None) -> bool:
+    """Return True if the values of a loop increase, so that its first iterations are those below a bound."""
     if values is None:
         return True
     numbers = [value for value in values if isinstance(value, int | float)]
@@ -209,39 +209,39 @@ def _rising(values: Sequence[Shown] | None) -> bool:
 
 
 def _inner_name(work: Work) -> str:
-    return next(wanted.loops[1] for wanted in _wanted(work) if len(wanted.loops) > 1)
+    return next(request.loops[1] for request in _requests(work) if len(request.loops) > 1)
 
 
-def _wanted(work: Work) -> tuple[Want, ...]:
-    return work.question.wanted if work.question is not None else ()
+def _requests(work: Work) -> tuple[ValueRequest, ...]:
+    return work.question.requests if work.question is not None else ()
 
 
-def _saved(all_work: Sequence[Work], change: Callable[[Work, Want], Want]) -> float:
+def _saved(all_work: Sequence[Work], change: Callable[[Work, ValueRequest], ValueRequest]) -> float:
     """Return the seconds that another question would save, by planning it.
 
-    Of a long history some runs are planned, and stand for the rest.
+    Of a long history, only a sample of runs is planned.
     """
-    some = all_work[:: max(1, len(all_work) // SAMPLE)]
+    sample = all_work[:: max(1, len(all_work) // SAMPLE)]
     before = after = 0.0
-    for work in some:
-        wanted = tuple(change(work, one) for one in _wanted(work))
-        done = work_of(RunQuestion(work.facts, wanted), work.cost)
-        if isinstance(done, Work):
+    for work in sample:
+        requests = tuple(change(work, request) for request in _requests(work))
+        other_work = work_of(RunQuestion(work.facts, requests), work.cost)
+        if isinstance(other_work, Work):
             before += work.seconds
-            after += done.seconds
+            after += other_work.seconds
     if before <= 0:
         return 0.0
     return (before - after) / before * sum(work.seconds for work in all_work)
 
 
-def _count(number: int, what: str) -> str:
-    return what if number == 1 else f"{number} {what}s"
+def _count(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{number} {noun}s"
 
 
 def by_operator(plan: Plan) -> dict[Operator, tuple[int, float]]:
     """Return how many segments, and seconds, each operator takes."""
-    found: dict[Operator, tuple[int, float]] = {}
+    totals: dict[Operator, tuple[int, float]] = {}
     for segment in plan.segments:
-        count, seconds = found.get(segment.operator, (0, 0.0))
-        found[segment.operator] = (count + 1, seconds + segment.seconds)
-    return found
+        count, seconds = totals.get(segment.operator, (0, 0.0))
+        totals[segment.operator] = (count + 1, seconds + segment.seconds)
+    return totals

@@ -1,6 +1,6 @@
-"""What a plan is made from: facts of runs, and what is wanted of them.
+"""What the planner takes as input: the facts of each run, and the values that are requested of it.
 
-`At` is a choice of iterations as people write it: `epoch=3`, `epoch=3:5`, `epoch=3/step=10:20`.
+`At` is a selection of iterations as users write it: `epoch=3`, `epoch=3:5`, `epoch=3/step=10:20`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _PARTS = re.compile(r"""((?:"[^"]*"|'[^']*'|[^/])*)(?:/|\Z)""")
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Iterations of one loop: `first <= value < last`, as a slice; None: no bound.
+    """Iterations of one loop: `first <= value < last`, as in a slice; None: no bound.
 
-    Numbers are what the loop's target held, which is what people know an iteration by.
+    The values are those of the loop's target, by which users know an iteration.
     """
 
     loop: str
     first: float | str | None = None
     last: float | str | None = None
     single: bool = False
-    """Just the iteration whose value is `first`."""
+    """Only the iteration whose value is `first`."""
 
     def indices(self, count: int, values: Sequence[float | str] | None = None) -> list[int]:
-        """Return which of `count` iterations are meant.
+        """Return the indices of the selected iterations among `count`.
 
         >>> At("epoch", 1, 3).indices(10)
         [1, 2]
@@ -47,9 +47,9 @@ class At:
             high = count if self.last is None else min(count, int(-(-self.last // 1)))
             return list(range(low, high))
         if self.single:
-            # a text that looks like a number is one only in the question
-            said = {self.first, str(self.first)}
-            return [i for i in range(count) if values[i] in said]
+            # a text value that looks like a number was parsed as a number
+            accepted = {self.first, str(self.first)}
+            return [i for i in range(count) if values[i] in accepted]
         return [i for i in range(count) if self._within(values[i])]
 
     def _within(self, value: float | str) -> bool:
@@ -72,7 +72,7 @@ class At:
 
 
 def parse_at(text: str) -> tuple[At, ...]:
-    """Return the iterations that a text means, outermost loop first.
+    """Return the selections that a text contains, outermost loop first.
 
     Ranges are half-open, as slices are.
 
@@ -83,7 +83,7 @@ def parse_at(text: str) -> tuple[At, ...]:
     >>> parse_at("file='a/b.txt'")[0].first
     'a/b.txt'
     """
-    found: list[At] = []
+    selections: list[At] = []
     for part in _split(text):
         match = _FORM.fullmatch(part)
         if match is None or (not match[2] and not match[3]):
@@ -91,7 +91,7 @@ def parse_at(text: str) -> tuple[At, ...]:
                 f"{text!r} does not say which iterations: {part!r} is not `loop=number`, "
                 f"`loop=first:last`, `loop=first:` or `loop=:last`. "
                 f"Write for example `epoch=3:5` or `epoch=3/step=10:20`; the last is not included. "
-                f"A text with one of `:/=` or a space in it stands in quotes: `file='a/b.txt'`.",
+                f"Put a text with one of `:/=` or a space into quotes: `file='a/b.txt'`.",
                 slug="at-form",
             )
         first, last = _value(match[2]), _value(match[4] or "")
@@ -102,18 +102,18 @@ def parse_at(text: str) -> tuple[At, ...]:
                 f"do. For iteration {first} alone write `{match[1]}={match[2]}`.",
                 slug="at-empty",
             )
-        found.append(At(match[1], first, last, single=not match[3]))
-    names = [at.loop for at in found]
+        selections.append(At(match[1], first, last, single=not match[3]))
+    names = [at.loop for at in selections]
     if len(set(names)) < len(names):
         raise UsageError(
             f"{text!r} names a loop twice. Name each loop once, outermost first.",
             slug="at-form",
         )
-    return tuple(found)
+    return tuple(selections)
 
 
 def _split(text: str) -> list[str]:
-    """Return what stands between slashes, those in quotes apart.
+    """Return the parts between slashes; slashes in quotes do not count.
 
     >>> _split("a=1/b='x/y'")
     ['a=1', "b='x/y'"]
@@ -135,13 +135,13 @@ def _value(text: str) -> float | str | None:
     return text
 
 
-Shown = float | str
-ALWAYS = range(1 << 62)
+TargetValue = float | str
+EVERY_ITERATION = range(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of something that was measured `count` times; count 0: a guess.
+    """Seconds of something that was measured `count` times; if `count` is 0, they are a guess.
 
     >>> Timing.of([1.0, 3.0])
     Timing(mean=2.0, spread=1.4142135623730951, count=2)
@@ -163,12 +163,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How fast a machine is, as a short measurement tells."""
+    """How fast a machine is, according to a short measurement."""
 
     name: str
-    """Two machines of one name are made of the same."""
+    """Equal for two machines with the same hardware."""
     kernels: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each standard piece of computing; none: it was never measured."""
+    """Seconds of each standard computation; empty if the machine was never measured."""
     read: float = 0.0
     """MB/s."""
     write: float = 0.0
@@ -177,98 +177,101 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """A checkpoint as far as planning goes."""
+    """What the planner knows about a checkpoint."""
 
     id: str
     point: Point
     edge: Edge = Edge.START
     complete: bool = True
     nbytes: int = 0
-    """What has to be read for it, by a replay that comes from the one before."""
+    """Bytes that a replay reads for it if it has passed the checkpoint before."""
     restore: float | None = None
     """Measured seconds to load and restore it; None: predicted from its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopFacts:
-    """A loop of a run, over all its iterations."""
+    """What the planner knows about a loop of a run, over all its iterations."""
 
     name: str
-    """Its id: two loops may share what people call them by."""
+    """The loop's id, because two loops may have the same name."""
     seconds: Sequence[float]
-    """Of each iteration: of the whole iteration for the outermost loop; for an inner loop, of all
-    its iterations together within each iteration of the loop around it."""
+    """Seconds of each iteration of the outermost loop. For an inner loop: seconds of all its iterations
+    together, in each iteration of the loop around it.
+    """
     counts: Sequence[int] = ()
-    """For an inner loop: how many iterations it had in each iteration of the loop around it."""
-    values: Sequence[Shown] | None = None
-    """What the target held in each iteration, where that is not the index."""
-    counted: range = ALWAYS
-    """Iterations of the loop around it for which `counts` is what was; else it is a guess."""
+    """For an inner loop: its number of iterations in each iteration of the loop around it."""
+    values: Sequence[TargetValue] | None = None
+    """The value of the loop's target in each iteration, if that is not the index."""
+    counted: range = EVERY_ITERATION
+    """Iterations of the loop around it in which `counts` was measured; elsewhere it is a guess."""
     varied: bool = False
-    """The target held something else each time, so that no iteration is known by it."""
+    """The target had other values each time the loop was entered, so no value identifies an iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepFacts:
-    """A loop inside two others or more."""
+    """What the planner knows about a loop inside two or more others."""
 
     counts: Sequence[int]
-    """How many iterations it had in each iteration of the outermost loop."""
-    counted: range = ALWAYS
-    """Iterations of the outermost loop for which that is what was; else it is a guess."""
+    """Its number of iterations in each iteration of the outermost loop."""
+    counted: range = EVERY_ITERATION
+    """Iterations of the outermost loop in which `counts` was measured; elsewhere it is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run measured about itself."""
+    """What the planner knows about a run."""
 
     run: str
     version: str
-    """Version to execute: with the probes in it."""
+    """The version that replays execute, with the probes in it."""
     loops: tuple[LoopFacts, ...] = ()
-    """The outermost loop, then those directly inside it in the order the program comes to them."""
+    """The outermost loop, then the loops directly inside it, in the order of execution."""
     deep: Mapping[tuple[str, ...], DeepFacts] = field(default_factory=dict)
-    """By the ids of the loops from the inner one down (names in older runs): loops inside of those."""
+    """Loops further inside, by the ids (in older runs the names) of the loops from the inner one down."""
     start: float = 0.0
     """Seconds of interpreter start and imports."""
     setup: float = 0.0
-    """Seconds from there to the outermost loop."""
+    """Seconds from then to the start of the outermost loop."""
     after: float = 0.0
     """Seconds from the end of the outermost loop to the end of the program."""
     shareable: float = 0.0
-    """Seconds of `start` and `setup` that only the first process of several for this run computes: the
-    others are forked from one that has done the imports."""
+    """Seconds of `start` and `setup` that only the first of several processes for this run spends: the others
+    are forked from one that has done the imports.
+    """
     checkpoints: tuple[CheckpointFacts, ...] = ()
     finished: bool = True
     machine: Machine | None = None
     blocked: str = ""
-    """Why it cannot be replayed at all: a package or an input that is gone."""
+    """Why the run cannot be replayed at all, such as a missing package or input."""
     priority: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
-    """Iterations of one inner loop that are wanted."""
+class InnerIterations:
+    """Requested iterations of one inner loop."""
 
     loop: str
     spans: Mapping[int, tuple[int, int | None]]
-    """Iteration of the outermost loop -> `first <= index < last`; None: to its end.
+    """Iteration of the outermost loop -> `first <= index < last`; None: up to the end.
 
-    What is not here is wanted whole."""
+    All iterations are requested in outer iterations that are not listed here.
+    """
 
-    def of(self, index: int, picked: Sequence[int]) -> list[int]:
-        """Return those of `picked` that are wanted in one iteration of the outermost loop.
+    def of(self, outer: int, indices: Sequence[int]) -> list[int]:
+        """Return the requested ones among the inner iterations `indices`, in one outer iteration.
 
-        >>> Within("step", {2: (5, None)}).of(2, range(8))
+        >>> InnerIterations("step", {2: (5, None)}).of(2, range(8))
         [5, 6, 7]
         """
-        first, last = self.spans.get(index, (0, None))
-        return [i for i in picked if first <= i and (last is None or i < last)]
+        first, last = self.spans.get(outer, (0, None))
+        return [i for i in indices if first <= i and (last is None or i < last)]
 
     def hull(self, indices: Iterable[int]) -> tuple[int, int | None]:
-        """Return one stretch that holds what is wanted in each of some iterations.
+        """Return one range that contains the requested iterations of several outer iterations.
 
-        >>> Within("step", {2: (5, 9), 4: (3, 6)}).hull([2, 4])
+        >>> InnerIterations("step", {2: (5, 9), 4: (3, 6)}).hull([2, 4])
         (3, 9)
         """
         spans = [self.spans.get(index, (0, None)) for index in indices]
@@ -278,37 +281,37 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """Names wanted of a run, and where they are logged.
+class ValueRequest:
+    """Values that are requested of a run, and where they are logged.
 
-    `loops` are the ids of all loops around the log statement, callers' included, outermost first.
+    `loops` are the ids of all loops around the log statement, including those of callers, outermost first.
     """
 
     names: tuple[str, ...]
     loops: tuple[str, ...] = ()
     place: str = "alone"
-    """Where the statement stands among the loops of its level: before, between, after, alone."""
+    """Where the statement is among the loops of its level: before, between, after, alone."""
     depth: int | None = None
-    """How many of `loops` replay may enter in the middle; None: all; below 1: none."""
+    """How many of `loops` a replay may enter in the middle; None: all; below 1: none."""
     feeds: bool = False
-    """It reads what probes gather in inner loops, so their work cannot be skipped."""
+    """The statement reads what probes collect in inner loops, so those loops must run."""
     at: tuple[At, ...] = ()
-    """Only these iterations."""
+    """Only these iterations are requested."""
     missing: frozenset[int] | None = None
-    """Iterations (by index) of the outermost loop that lack a value; None: all."""
+    """Indices of iterations of the outermost loop that lack a value; None: all."""
     cell_bytes: int = 64
-    """Bytes that one value takes at rest."""
-    within: Within | None = None
-    """Only these iterations of the loop inside the outermost one, where it is around it."""
+    """Stored bytes of one value."""
+    within: InnerIterations | None = None
+    """Only these iterations of an inner loop are requested."""
     several: bool = False
-    """It stands in loops after all, of which nobody knows how often they went round."""
+    """The statement is inside loops whose iteration counts were not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunQuestion:
-    """One run and everything that is wanted of it."""
+    """One run and the values that are requested of it."""
 
     facts: RunFacts
-    wanted: tuple[Want, ...]
+    requests: tuple[ValueRequest, ...]
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Name -> something to be said with its cost."""
+    """Name -> a note to be shown with its cost."""

@@ -1,6 +1,6 @@
-"""Decide which parts of each run must be replayed for what is wanted, and by which operator.
+"""Decide which parts of each run must be replayed to fill the requested values, and by which operator.
 
-A long history makes many small objects, so planning runs with Python's garbage collection disabled.
+`survey` is the first half of planning; `schedule.divide` turns its result into segments for workers.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from itertools import pairwise
 
 from rearview.model import Edge, Operator
 from rearview.plan.cost import CostCorrections, CostModel, Prediction
-from rearview.plan.demand import BITS, HEAD, NONE, RUN, TAIL, Axis, Needs, Stop
-from rearview.plan.facts import CheckpointFacts, Machine, RunFacts, RunQuestion, Within
+from rearview.plan.demand import BITS, HEAD, NONE, RUN, TAIL, Axis, Demand, ReplayStart
+from rearview.plan.facts import CheckpointFacts, InnerIterations, Machine, RunFacts, RunQuestion
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Let Python not look for cycles meanwhile.
+def gc_disabled() -> Iterator[None]:
+    """Disable Python's garbage collection in the body.
 
-    A plan over a thousand runs makes a million tuples and no cycle. Looking for some in all that
-    there is takes a third of the time.
+    A plan over a thousand runs makes a million tuples and no cycles; collecting takes a third of the time.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -35,19 +34,19 @@ def quietly() -> Iterator[None]:
 
 Checkpoints = tuple[CheckpointFacts, ...]
 Atom = tuple[int, int, float, Checkpoints, float, Checkpoints]
-"""Iteration, need, and what it costs and restores: going on, then cold."""
-RECORD = 35e-6
-"""Seconds that a probe takes besides what it computes: the shield, the point, one record."""
-TINY = 1e-3
-"""Seconds per iteration below which that is not worth counting."""
+"""(iteration, need, cost and restored checkpoints if the process continues, the same if it starts here)."""
+RECORD_SECONDS = 35e-6
+"""Seconds that logging one value takes: the probe guard, the point, one record."""
+NEGLIGIBLE = 1e-3
+"""Seconds per iteration below which the time for logging is not counted."""
 
 
 @dataclass(slots=True)
 class Work:
-    """What one run has to do: atoms in the order of the run, as columns.
+    """The work for one run: its atoms in the order of the run, as columns.
 
-    An atom is one iteration of the outermost loop, or what follows the loop. `going` is its cost
-    for a process that did the atom before it, `cold` for one that begins here.
+    An atom is one iteration of the outermost loop, or the code after the loop. `going` is its cost for a
+    process that has done the atom before it; `cold` is its cost for a process that starts with it.
     """
 
     facts: RunFacts
@@ -61,32 +60,32 @@ class Work:
     going_restores: list[Checkpoints] = field(default_factory=list)
     cold_restores: list[Checkpoints] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
-    """Atoms at which another process can begin without repeating work."""
+    """Atoms at which another process can start without repeating work."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
-    within: Within | None = None
-    """Iterations of an inner loop that are wanted, where they differ from one outer one to another."""
+    within: InnerIterations | None = None
+    """Requested iterations of an inner loop, if they differ between outer iterations."""
     whole: bool = False
-    """A probe carries values over iterations: nothing can be skipped."""
+    """A probe carries values over iterations: no iteration can be skipped."""
     tail: bool = False
-    """The last atom is what follows the loop."""
+    """The last atom is the code after the loop."""
     lead: float = 0.0
-    """Seconds that run only to get to what is wanted."""
+    """Seconds that only serve to reach the requested iterations."""
     rerun: float = 0.0
     """Predicted seconds of one process that restores nothing and runs up to the last that is wanted."""
     noise: float = 0.0
     """Variance per second of computing."""
     cells: int = 0
     about: bool = False
-    """Some of the cells are a guess."""
+    """The number of cells is partly a guess."""
     least: bool = False
-    """There are more cells than anybody counted."""
+    """There are more cells than were counted."""
     nbytes: int = 0
-    """Bytes that the new values will take."""
+    """Stored bytes of the new values."""
     question: RunQuestion | None = None
-    """What this answers."""
+    """The question that this work answers."""
 
     def add(self, atoms: Sequence[Atom]) -> None:
-        """Add the next atoms."""
+        """Append atoms."""
         if not atoms:
             return
         iterations, needs, going, going_restores, cold, cold_restores = zip(*atoms, strict=True)
@@ -106,65 +105,70 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What all runs have to do, and which cannot."""
+    """The work for all runs, and the runs that cannot be replayed with the reasons."""
 
     work: tuple[Work, ...]
     refusals: tuple[tuple[str, str], ...]
 
 
-@quietly()
+@gc_disabled()
 def survey(
     questions: Iterable[RunQuestion],
     *,
-    here: Machine | None = None,
-    known: CostCorrections | None = None,
+    machine: Machine | None = None,
+    corrections: CostCorrections | None = None,
 ) -> Survey:
-    """Return what has to be replayed to answer the questions."""
+    """Return the work that answers the questions.
+
+    `machine` is the one that will replay, `corrections` come from earlier replays.
+    """
     work: list[Work] = []
     refusals: list[tuple[str, str]] = []
     for question in questions:
         reason = question.facts.blocked
         if not reason:
-            done = work_of(question, CostModel(question.facts, here=here, known=known))
-            if isinstance(done, Work):
-                work.append(done)
+            result = work_of(
+                question, CostModel(question.facts, machine=machine, corrections=corrections)
+            )
+            if isinstance(result, Work):
+                work.append(result)
                 continue
-            reason = done
+            reason = result
         if reason:
             refusals.append((question.facts.run, reason))
     return Survey(tuple(work), tuple(refusals))
 
 
 def work_of(question: RunQuestion, cost: CostModel) -> Work | str:
-    """Return the work of one run, or why it cannot be done; nothing to do gives no reason."""
+    """Return the work for one run, or the reason why it cannot be done; '' if there is nothing to do."""
     axis = Axis(cost, _inner_loop(question))
-    needs = Needs(axis, question.facts)
-    reasons = [reason for wanted in question.wanted if (reason := needs.add(wanted))]
-    if not (needs.by or needs.setup or needs.after):
+    demand = Demand(axis, question.facts)
+    reasons = [reason for request in question.requests if (reason := demand.add(request))]
+    if not (demand.by or demand.setup or demand.after):
         return reasons[0] if reasons else ""
-    names = tuple(dict.fromkeys(name for wanted in question.wanted for name in wanted.names))
+    names = tuple(dict.fromkeys(name for request in question.requests for name in request.names))
     work = Work(question.facts, cost, names, cost.startup(), question=question)
-    work.whole = needs.whole
-    work.cells, work.nbytes = needs.cells, needs.nbytes
-    work.about, work.least = needs.about, needs.least
-    work.inner = tuple((loop, *span) for loop, span in needs.inner.items())
-    work.within = needs.within
+    work.whole = demand.whole
+    work.cells, work.nbytes = demand.cells, demand.nbytes
+    work.about, work.least = demand.about, demand.least
+    work.inner = tuple((loop, *span) for loop, span in demand.inner.items())
+    work.within = demand.within
     work.noise = _noise(axis.seconds)
-    if needs.by or needs.after:
-        axis.lay_out()
-    if needs.whole:
-        _whole(work, axis, needs)
+    if demand.by or demand.after:
+        axis.find_starts()
+    if demand.whole:
+        _add_all_iterations(work, axis, demand)
     else:
-        _atoms(work, axis, needs)
+        _add_needed_iterations(work, axis, demand)
     writing = _add_writing(work)
     work.rerun += work.startup.seconds + writing
     return work
 
 
 def _add_writing(work: Work) -> float:
-    """Add what it costs to write the new values, spread evenly; return the sum."""
-    each = RECORD * work.cost.speed.compute * work.cells / max(1, len(work.going))
-    if each > TINY:
+    """Add the time for writing the new values, divided equally among the atoms."""
+    each = RECORD_SECONDS * work.cost.speed.compute * work.cells / max(1, len(work.going))
+    if each > NEGLIGIBLE:
         work.going = [seconds + each for seconds in work.going]
         work.cold = [seconds + each for seconds in work.cold]
         return each * len(work.going)
@@ -172,13 +176,13 @@ def _add_writing(work: Work) -> float:
 
 
 def _inner_loop(question: RunQuestion) -> str | None:
-    """Return the inner loop to look at: the one asked about, or one whose end is recorded."""
+    """Return the inner loop that the plan considers: a requested one, or one with checkpoints at its end."""
     loops = question.facts.loops[1:]
-    deep = [w.loops[1] for w in question.wanted if len(w.loops) > 1]
+    deep = [request.loops[1] for request in question.requests if len(request.loops) > 1]
     if deep or len(loops) < 2:
         return deep[0] if deep else None
-    if any(w.place != "after" for w in question.wanted if w.loops):
-        return loops[0].name  # a statement between two loops comes after the first for certain
+    if any(request.place != "after" for request in question.requests if request.loops):
+        return loops[0].name  # a statement between two loops is certainly after the first one
     counts = dict.fromkeys((loop.name for loop in loops), 0)
     for checkpoint in question.facts.checkpoints:
         steps = checkpoint.point.steps
@@ -188,7 +192,7 @@ def _inner_loop(question: RunQuestion) -> str | None:
 
 
 def _noise(seconds: list[float]) -> float:
-    """Return the variance per second, from neighbours, so that a trend is not taken for noise."""
+    """Return the variance per second, from differences of neighbours, so that a trend does not count."""
     count, total = len(seconds) - 1, sum(seconds)
     if count < 1 or total <= 0:
         return 0.0
@@ -196,46 +200,51 @@ def _noise(seconds: list[float]) -> float:
     return square * len(seconds) / total
 
 
-def _whole(work: Work, axis: Axis, needs: Needs) -> None:
-    """Run everything from the start to the last that is wanted."""
-    last = axis.count - 1 if needs.after else max(needs.by)
+def _add_all_iterations(work: Work, axis: Axis, demand: Demand) -> None:
+    """Add every iteration from the start to the last one that is requested."""
+    last = axis.count - 1 if demand.after else max(demand.by)
     work.cuts.append(0)
     work.add([(k, RUN, axis.seconds[k], (), axis.edges[k + 1], ()) for k in range(last + 1)])
-    work.lead = sum(axis.seconds[k] for k in range(last + 1) if k not in needs.by)
+    work.lead = sum(axis.seconds[k] for k in range(last + 1) if k not in demand.by)
     work.rerun = axis.edges[last + 1]
-    if needs.after:
+    if demand.after:
         work.tail = True
         _add_after(work, axis, axis.count << BITS, axis.edges[-1])
 
 
-def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
+def _add_needed_iterations(work: Work, axis: Axis, demand: Demand) -> None:
+    """Add the iterations that the demand needs, each with the cheapest way to reach it."""
     edges, inner, seconds = axis.edges, axis.inner, axis.seconds
-    by = needs.by
+    by = demand.by
     place = 0
     position = lead = 0.0
     cuts = work.cuts
-    rows: list[Atom] = []  # one call for each would take longer than all the rest
+    rows: list[Atom] = []  # added in one call, which is much faster
     for k in sorted(by):
         need = by[k]
         begin, end, extra = edges[k], edges[k + 1], 0.0
-        here, then = k << BITS, (k + 1) << BITS
+        start_place, end_place = k << BITS, (k + 1) << BITS
         if need & RUN:
-            high = needs.high.get(k)
-            stop = axis.at_begin[k]
+            high = demand.high.get(k)
+            replay_start = axis.at_begin[k]
             if high is not None and not need & TAIL:
-                pace, low = axis.pace(k), needs.low[k]
-                begin, end, then = edges[k] + low * pace, edges[k] + high * pace, here + high + 1
-                if k not in needs.fenced:
-                    stop = axis.before(k, low)
+                pace, low = axis.pace(k), demand.low[k]
+                begin, end, end_place = (
+                    edges[k] + low * pace,
+                    edges[k] + high * pace,
+                    start_place + high + 1,
+                )
+                if k not in demand.not_entered_inside:
+                    replay_start = axis.before(k, low)
         elif need == HEAD:
-            extra, end, then = seconds[k] - inner[k], begin, here
-            stop = axis.at_begin[k]
+            extra, end, end_place = seconds[k] - inner[k], begin, start_place
+            replay_start = axis.at_begin[k]
         else:
             begin += inner[k]
-            stop = axis.at_end[k]
-            if need & HEAD and stop[0] > here:
-                stop = _both_ends(axis, k, stop)
-        key, time, paid, chain = stop
+            replay_start = axis.at_end[k]
+            if need & HEAD and replay_start[0] > start_place:
+                replay_start = _both_ends(axis, k, replay_start)
+        key, time, paid, chain = replay_start
         cold = paid + end - time + extra
         cold_from: Checkpoints = chain
         if cold > end + extra:
@@ -250,28 +259,28 @@ def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
                 cuts.append(len(rows))
         lead += going - paid - extra - end + begin
         rows.append((k, need, going, going_from, cold, cold_from))
-        place, position = then, end
+        place, position = end_place, end
         work.rerun = end + extra
     work.add(rows)
     work.lead = max(0.0, lead)
-    if needs.after:
+    if demand.after:
         work.tail = True
         _add_after(work, axis, place, position)
 
 
-def _both_ends(axis: Axis, k: int, stop: Stop) -> Stop:
-    """Return how to do what stands before the inner loop of `k` and then skip that loop."""
-    key, begun, paid, chain = axis.at_begin[k]
-    spent = paid + axis.edges[k] - begun + axis.seconds[k] - axis.inner[k] + stop[2]
-    return key, stop[1], spent, chain + stop[3][-1:]
+def _both_ends(axis: Axis, k: int, replay_start: ReplayStart) -> ReplayStart:
+    """Return the cost of running the code before the inner loop of `k` and then skipping that loop."""
+    key, time, paid, chain = axis.at_begin[k]
+    spent = paid + axis.edges[k] - time + axis.seconds[k] - axis.inner[k] + replay_start[2]
+    return key, replay_start[1], spent, chain + replay_start[3][-1:]
 
 
 def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
-    """Add what follows the loop as the last atom."""
+    """Add the code after the loop as the last atom."""
     own = work.facts.after * work.cost.speed.compute
     end = axis.edges[-1]
-    stop = axis.at_begin[0 if work.whole else axis.count]
-    key, time, paid, chain = stop
+    replay_start = axis.at_begin[0 if work.whole else axis.count]
+    key, time, paid, chain = replay_start
     cold, cold_from = paid + end - time + own, chain
     if work.whole or cold > end + own:
         cold, cold_from, paid = end + own, (), 0.0

@@ -73,5 +73,5 @@ def scheme_of(target: str) -> str:
     >>> scheme_of("s3://bucket/x"), scheme_of("/data/x")
     ('s3', '')
     """
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(?:\+[a-z0-9]+)?://|([a-z0-9]+)::", target)
-    return (found.group(1) or found.group(2)).lower() if found else ""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(?:\+[a-z0-9]+)?://|([a-z0-9]+)::", target)
+    return (match.group(1) or match.group(2)).lower() if match else ""

@@ -1,4 +1,4 @@
-"""A remote that is a function of the user: copy(source, destination)."""
+"""A remote that uses a copy function of the user: copy(source, destination)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FunctionRemote:
         entry = self._index()["keys"].get(check_key(key))
         if entry is None:
             raise RemoteError(
-                f"{key} is not at {self}. See what is there before asking for it.",
+                f"{key} does not exist at {self}. List its keys before you fetch one.",
                 slug="remote-missing",
             )
         place, size, digest = entry
@@ -106,8 +106,8 @@ class FunctionRemote:
                         "the function brought nothing back when called with (target, path); it "
                         "must copy in both directions"
                     )
-                if (found := transfer.checksum(back)) != digest:
-                    raise DiffersError(f"{digest} was sent and {found} came back")
+                if (received := transfer.checksum(back)) != digest:
+                    raise DiffersError(f"{digest} was sent and {received} came back")
 
         self.retry.call(f"Bringing {local} to {self}.{suffix}", once)
 
@@ -122,14 +122,14 @@ class FunctionRemote:
 
     def _index(self) -> dict[str, Any]:
         """Return the newest intact index; an empty one only if there is certainly none."""
-        found, doubt = self._look()
+        indexes, doubt = self._look()
         if doubt is not None:
             self._reach(doubt)
-            found, _ = self._look()
-        return max(found, key=lambda index: index["counter"], default={"counter": 0, "keys": {}})
+            indexes, _ = self._look()
+        return max(indexes, key=lambda index: index["counter"], default={"counter": 0, "keys": {}})
 
     def _look(self) -> tuple[tuple[dict[str, Any], ...], Exception | None]:
-        found = []
+        indexes = []
         doubt: Exception | None = None
         for number in (0, 1):
             try:
@@ -140,8 +140,8 @@ class FunctionRemote:
                 doubt = exc
                 continue
             if text is not None and (index := _parse(text)) is not None:
-                found.append(index)
-        return tuple(found), doubt
+                indexes.append(index)
+        return tuple(indexes), doubt
 
     def _bring(self, suffix: str) -> bytes | None:
         with _scratch() as folder:
@@ -159,7 +159,7 @@ class FunctionRemote:
                 self._copy_out(file, "probe", transfer.checksum(file))
             except RemoteError as exc:
                 raise RemoteError(
-                    f"{self} cannot be asked for its index ({type(doubt).__name__}: {doubt}), and "
+                    f"The index of {self} cannot be read ({type(doubt).__name__}: {doubt}), and "
                     f"a test copy failed too. {exc}",
                     slug="remote-failed",
                 ) from exc

@@ -75,12 +75,12 @@ def parse(text: str) -> dict[str, str]:
     >>> parse('CheckpointExitCode = 85\nTransferCheckpoint = "a = b.pt,c"')["transfercheckpoint"]
     'a = b.pt,c'
     """
-    found = {}
+    attributes = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")
         if equals:
-            found[name.strip().lower()] = value.strip().removeprefix('"').removesuffix('"')
-    return found
+            attributes[name.strip().lower()] = value.strip().removeprefix('"').removesuffix('"')
+    return attributes
 
 
 class CondorRemote(FolderRemote):
@@ -100,7 +100,7 @@ class CondorRemote(FolderRemote):
         ad = JobAd.read(env)
         if ad is None:
             raise UsageError(
-                "This is no HTCondor job: _CONDOR_SCRATCH_DIR and _CONDOR_JOB_AD are not set. "
+                "This is not an HTCondor job: _CONDOR_SCRATCH_DIR and _CONDOR_JOB_AD are not set. "
                 "Choose another remote, or submit the job.",
                 slug="condor-none",
             )
@@ -114,7 +114,7 @@ class CondorRemote(FolderRemote):
         if not self.ad.covers(target):
             name = target.relative_to(self.ad.scratch).parts[0]
             raise UsageError(
-                f"HTCondor would not carry {key}: transfer_checkpoint_files is "
+                f"HTCondor would not transfer {key}: transfer_checkpoint_files is "
                 f"{', '.join(self.ad.files) or 'not set'}. Write into the submit file: "
                 f"transfer_checkpoint_files = {', '.join((*self.ad.files, name))} and "
                 f"checkpoint_exit_code = {EXIT_PAUSED}.",

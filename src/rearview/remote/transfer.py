@@ -84,11 +84,11 @@ def etag(path: Path, piece: int) -> str:
     with path.open("rb") as file:
         while True:
             digest = hashlib.md5(usedforsecurity=False)
-            left = piece
-            while left and (data := file.read(min(CHUNK, left))):
+            remaining = piece
+            while remaining and (data := file.read(min(CHUNK, remaining))):
                 digest.update(data)
-                left -= len(data)
-            if left == piece:
+                remaining -= len(data)
+            if remaining == piece:
                 break
             digests.append(digest.digest())
     whole = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
@@ -240,8 +240,8 @@ class CarefulRemote(ABC):
             self._send(local, staged)
             self._compare(staged, local, size, digest)
             self._publish(staged, key)
-            if (found := self._size(key)) != size:
-                raise DiffersError(f"{key} has {found} bytes after the put; {size} were sent")
+            if (stat := self._size(key)) != size:
+                raise DiffersError(f"{key} has {stat} bytes after the put; {size} were sent")
             return Stat(key, size, digest)
 
         try:
@@ -263,7 +263,7 @@ class CarefulRemote(ABC):
             size = self._size(key)
             if size is None:
                 raise RemoteError(
-                    f"{key} is not at {self}. See what is there before asking for it.",
+                    f"{key} does not exist at {self}. List its keys before you fetch one.",
                     slug="remote-missing",
                 )
             stated = self._checksum(key)
@@ -313,10 +313,10 @@ class CarefulRemote(ABC):
 
         Only for a prefix to which no other process sends now.
         """
-        found = tuple(key for key in self._all(prefix) if _hidden(key))
-        for key in found:
+        hidden_keys = tuple(key for key in self._all(prefix) if _hidden(key))
+        for key in hidden_keys:
             self.retry.call(f"Removing {key} from {self}", lambda key=key: self._remove(key))  # type: ignore[misc]
-        return found
+        return hidden_keys
 
     def __str__(self) -> str:
         return self.name
@@ -343,8 +343,8 @@ class CarefulRemote(ABC):
             raise DiffersError(f"{have} bytes of {key} arrived; it has {size}")
 
     def _compare(self, staged: str, local: Path, size: int, digest: str) -> None:
-        found = self._size(staged)
-        if found == size:
+        staged_size = self._size(staged)
+        if staged_size == size:
             stated = self._checksum(staged)
             if stated and self._agrees(stated, local):
                 return
@@ -354,7 +354,7 @@ class CarefulRemote(ABC):
                 return
             found_text = f"{there} ({size} bytes)"
         else:
-            found_text = f"{found} bytes"
+            found_text = f"{staged_size} bytes"
         self._remove(staged)
         raise DiffersError(f"the far end holds {found_text}; sent were {digest} ({size} bytes)")
 

@@ -19,8 +19,8 @@ class XrootdRemote(CarefulRemote):
 
     def __init__(self, url: str, *, retry: Retry | None = None, timeout: int = 60) -> None:
         super().__init__(retry)
-        scheme, _, rest = url.partition("://")
-        host, _, path = rest.partition("/")
+        scheme, _, location = url.partition("://")
+        host, _, path = location.partition("/")
         self.server = f"{scheme}://{host}"
         self.root = "/" + path.strip("/")
         self.timeout = timeout
@@ -46,21 +46,21 @@ class XrootdRemote(CarefulRemote):
         have, size = self._size(staged), local.stat().st_size
         if have is not None and have == size and size:
             return
-        going_on = have is not None and 0 < have < size
+        resumes = have is not None and 0 < have < size
         try:
-            self._copy(_file(local), self._url(staged), going_on=going_on)
+            self._copy(_file(local), self._url(staged), resumes=resumes)
         except OSError:
-            if not going_on:
+            if not resumes:
                 raise
             # write-once storage cannot continue a file: start over
             self._remove(staged)
-            self._copy(_file(local), self._url(staged), going_on=False)
+            self._copy(_file(local), self._url(staged), resumes=False)
 
-    def _copy(self, source: str, target: str, *, going_on: bool) -> None:
+    def _copy(self, source: str, target: str, *, resumes: bool) -> None:
         from XRootD import client
 
         process = client.CopyProcess()
-        process.add_job(source, target, force=not going_on, cont=going_on, mkdir=True)
+        process.add_job(source, target, force=not resumes, cont=resumes, mkdir=True)
         _check(process.prepare())
         status, results = process.run()
         _check(status)
@@ -75,7 +75,7 @@ class XrootdRemote(CarefulRemote):
         if not size:
             part.touch()  # the client creates no file for an empty one
         elif have < size:
-            self._copy(self._url(key), _file(part), going_on=0 < have < size)
+            self._copy(self._url(key), _file(part), resumes=0 < have < size)
         if (have := part.stat().st_size) != size:
             raise DiffersError(f"{have} bytes of {key} arrived; it has {size}")
 

@@ -1,4 +1,4 @@
-"""What a script may call: log, arg, params, loop, checkpointing.
+"""The functions that a script may call: log, arg, params, loop, checkpointing.
 
 Under `rearview run` these use the session that was started with the program; in a script started
 with plain `python` the first call starts one.
@@ -41,10 +41,10 @@ def log(name: str, value: T) -> T: ...
 @overload
 def log(name: Mapping[str, Any]) -> None: ...
 def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
-    """Keep a value under a name at the current point; returns the value.
+    """Record a value by name at the current point; return the value.
 
-    Scalars and strings are kept as they are; arrays, tensors, images and histograms as objects;
-    a mapping keeps each of its items. Once the call returns, a kill does not lose it.
+    Scalars and strings are stored as they are; arrays, tensors, images and histograms as objects;
+    each item of a mapping is a record. Once the call returns, a kill does not lose the record.
     """
     session = current()
     if type(name) is str:
@@ -62,22 +62,22 @@ def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
 LONGEST = 1000
 """Characters that a name may have."""
 _KNOWN: set[str] = set()
-"""Names that were found good."""
+"""Names that were checked and can be used."""
 _REFUSED: set[str] = set()
-"""Names of which that was said."""
+"""Names that were refused, with a warning."""
 
 
 def _is_name(name: str) -> bool:
-    """Return True if values can be kept under `name`; else warn, once for each name."""
+    """Return True if `name` can be the name of records; else warn, once for each name."""
     why = ""
     if not name.strip():
         why = "it is empty"
     elif name.startswith("$"):
-        why = "names that begin with $ are Rearview's own"
+        why = "names that begin with $ are reserved for Rearview"
     elif "\0" in name or not _is_encodable(name):
         why = "it holds characters that cannot be stored"
     elif len(name) > LONGEST:
-        why = f"it has {len(name)} characters, and {LONGEST} are the most"
+        why = f"it has {len(name)} characters, more than {LONGEST}"
     if why:
         _refuse(name, why)
         return False
@@ -95,7 +95,7 @@ def _is_encodable(name: str) -> bool:
 
 
 def _text(key: object) -> str:
-    """Return a key of a mapping as a name; one whose text cannot be had is an empty name."""
+    """Return a key of a mapping as a name; empty if its `str` fails."""
     try:
         return str(key)
     except Exception:
@@ -112,16 +112,16 @@ def _refuse(name: object, why: str) -> None:
         return
     _REFUSED.add(shown)
     problem = UsageError(
-        f"rearview.log was given {shown} as a name, and its values are not kept: {why}. Write "
+        f"rearview.log was given {shown} as a name, and its values are not recorded: {why}. Write "
         'log("loss", loss), or log({"loss": loss, "acc": acc}).',
         slug="log-name",
     )
-    # a warning: a name is no reason to end a training
+    # a warning, not an error: a bad name must not end the training
     warnings.warn(f"{problem} (docs/errors.md#{problem.slug})", RuntimeWarning, stacklevel=4)
 
 
 _SHOWN, _MOST_REFUSED = 60, 20
-"""Characters of a refused name that a warning shows, and how many of them are warned of."""
+"""Characters of a refused name that a warning shows; number of names that get a warning."""
 
 
 def arg(name: str, default: V) -> V:
@@ -140,9 +140,9 @@ def arg(name: str, default: V) -> V:
 
 
 def params(values: Mapping[str, Any]) -> None:
-    """Keep hyper-parameters of the run, as `arg` does with those that it returns.
+    """Record hyper-parameters of the run, as `arg` does with those that it returns.
 
-    They become arguments: columns that a condition may name. A later value of a name wins.
+    They become arguments: columns that can be used in conditions. A later value of a name wins.
     """
     if values:
         current().argument({str(name): value for name, value in values.items()})
@@ -155,14 +155,14 @@ def given_on(argv: list[str], name: str) -> str | None:
     ('0.1', '1', None)
     """
     flags = {f"--{name}", f"--{name.replace('_', '-')}"}
-    found = None
+    given_text = None
     for position, word in enumerate(argv):
         key, equals, text = word.partition("=")
         if equals and (key in flags or key == name):
-            found = text
+            given_text = text
         elif word in flags and position + 1 < len(argv):
-            found = argv[position + 1]
-    return found
+            given_text = argv[position + 1]
+    return given_text
 
 
 def converted(name: str, text: str, default: Any) -> Any:
@@ -182,24 +182,24 @@ def converted(name: str, text: str, default: Any) -> Any:
     except (KeyError, ValueError) as exc:
         raise UsageError(
             f"The command line gives {name}={text!r}, but its default {default!r} is a "
-            f"{kind.__name__}. Give it one.",
+            f"{kind.__name__}. Give a value of that type.",
             slug="arg-type",
         ) from exc
     return text
 
 
 def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
-    """Return `iterable`, its iterations known under `name`: they name points and can be replayed."""
+    """Return `iterable` as a loop called `name`: its iterations name points and can be replayed."""
     explicit: Iterable[T] = NamedLoop(current(), name, iterable)
     return explicit
 
 
 @contextmanager
 def checkpointing(**objects: Any) -> Iterator[None]:
-    """Take checkpoints of the loops inside, and hold `objects` as part of the state.
+    """Save checkpoints of the loops inside the `with` block; `objects` are part of the state.
 
-    Recording executes the loops and memoizes what they change; replay skips those that hold
-    nothing asked for and restores what they changed.
+    Recording runs the loops and saves what they change. A replay skips the loops in which nothing
+    is wanted, and restores what they changed.
     """
     session = current()
     before = dict(session.declared)

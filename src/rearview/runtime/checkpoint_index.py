@@ -35,7 +35,7 @@ from rearview.store.checkpoints.objects import as_bytes, digest
 
 
 class KnownFrom(Enum):
-    """How it became known that memory equals an object."""
+    """How Rearview learned that memory equals an object."""
 
     READ = "read"
     """It was filled from the store."""
@@ -56,34 +56,34 @@ class KnownMemory:
     """Memory of this process that equals stored objects, as long as it is not written."""
 
     pages: Pages = field(default_factory=Pages)
-    known: dict[int, _KnownBlock] = field(default_factory=dict)
+    blocks: dict[int, _KnownBlock] = field(default_factory=dict)
 
     def holds(self, view: memoryview, oid: str) -> bool:
         """Return True if `view` is known to hold the object `oid`."""
-        if len(view) < TRACK_FROM or not self.known:
+        if len(view) < TRACK_FROM or not self.blocks:
             return False
-        known = self.known.get(address_of(view))
-        if known is None or known.watch is None or (known.oid, known.nbytes) != (oid, len(view)):
+        block = self.blocks.get(address_of(view))
+        if block is None or block.watch is None or (block.oid, block.nbytes) != (oid, len(view)):
             return False
-        return self.pages.unwritten(known.watch, view)
+        return self.pages.unwritten(block.watch, view)
 
     def note(self, view: memoryview, oid: str, how: KnownFrom) -> None:
         """Remember that `view` now holds `oid`.
 
-        It is watched only after the same object was read, or hashed, a second time: most memory
-        changes each time, and watching costs more than reading. A hash after a read does not count
-        as a second time: everything that is restored is compared a moment later.
+        Its pages are watched only after the same object was read, or hashed, twice: most memory
+        changes every time, and watching costs more than reading. A hash after a read does not count
+        as the second time, because every restored state is compared shortly after.
         """
         if len(view) < TRACK_FROM or not self.pages.available:
             return
         address = address_of(view)
-        known = self.known.get(address)
-        if known is not None and known.watch is not None:
-            self.pages.forget(known.watch)
-        same = known is not None and (known.oid, known.nbytes) == (oid, len(view))
-        ways = known.ways if known is not None and same else ()
+        block = self.blocks.get(address)
+        if block is not None and block.watch is not None:
+            self.pages.forget(block.watch)
+        same = block is not None and (block.oid, block.nbytes) == (oid, len(view))
+        ways = block.ways if block is not None and same else ()
         watch = self.pages.watch(view) if how in ways else None
-        self.known[address] = _KnownBlock(
+        self.blocks[address] = _KnownBlock(
             len(view), oid, ways if how in ways else (*ways, how), watch
         )
 
@@ -109,7 +109,7 @@ class CheckpointIndex:
     store: Checkpoints
     complete: dict[Key, Checkpoint] = field(default_factory=dict)
     partial: dict[Key, Checkpoint] = field(default_factory=dict)
-    """Checkpoints with missing parts: the others of their parts can be compared."""
+    """Checkpoints with missing parts; their other parts can be compared."""
     starts: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
     """Iterations at which a loop can be entered, in order, by its path without the index."""
     restored: int = 0
@@ -117,14 +117,14 @@ class CheckpointIndex:
     """Seconds spent restoring."""
     pending: Checkpoint | None = None
     known_memory: KnownMemory = field(default_factory=KnownMemory)
-    _places: tuple[str, dict[str, list[str]]] = field(default=("", {}))
-    """Roots of the last checkpoint that was used, with the oid of that part."""
+    _last_roots: tuple[str, dict[str, list[str]]] = field(default=("", {}))
+    """The oid of the part with the roots in the last checkpoint used, and the decoded roots."""
 
     @classmethod
     def of(
         cls, session: Session, store: Checkpoints, run: str, depth: int | None = None
     ) -> CheckpointIndex:
-        """Return the index of the checkpoints of `run`; partial ones are only compared with.
+        """Return the index of the checkpoints of `run`; partial ones serve only for comparison.
 
         With `depth`, only checkpoints at most so many loops deep are used.
         """
@@ -150,17 +150,19 @@ class CheckpointIndex:
         for _, checkpoint in self._of_loop(head):
             if checkpoint.meta.anchored == index:
                 loaded = self.store.load(checkpoint)
-                then = msgspec.json.decode(loaded["anchors"])
+                recorded = msgspec.json.decode(loaded["anchors"])
                 live, _ = self.session.roots(frame)
-                mine = as_recorded(live, then["names"])
-                missing = [name for name in then["names"] if name not in mine]
+                matching = as_recorded(live, recorded["names"])
+                missing = [name for name in recorded["names"] if name not in matching]
                 if missing:
                     raise ReplayError(
                         f"{_plain(missing[0])} existed when the run entered the loop {entry.site.name}, "
                         "and does not exist now. The program took another path; was an input changed?",
                         slug="anchors",
                     )
-                self.session.anchor(nest, index, mine, then["signature"]).check(then["signature"])
+                self.session.anchor(nest, index, matching, recorded["signature"]).check(
+                    recorded["signature"]
+                )
                 return
 
     def _of_loop(self, head: tuple[str, int]) -> Iterator[tuple[Key, Checkpoint]]:
@@ -212,23 +214,23 @@ class CheckpointIndex:
         self.pending = None
 
     def restore(self, checkpoint: Checkpoint, frame: FrameType) -> None:
-        """Put the program into the state of `checkpoint`, in place."""
+        """Restore the state of `checkpoint` into the program, in place."""
         begun = perf_counter()
         nest = self.session.nest
         assert nest is not None
         assert nest.anchors is not None
         loaded = self.store.load(checkpoint)
-        then = self._started_from(loaded)
-        load_modules(then["names"])
+        recorded = self._recorded_roots(loaded)
+        load_modules(recorded["names"])
         live, frames = self.session.roots(frame)
-        functions = [qualified(each.f_code) for each in frames]
-        if functions != then["frames"]:
+        functions = [qualified(program_frame.f_code) for program_frame in frames]
+        if functions != recorded["frames"]:
             raise ReplayError(
-                f"The checkpoint at {checkpoint.point} was taken in {' → '.join(then['frames'])}; "
+                f"The checkpoint at {checkpoint.point} was taken in {' → '.join(recorded['frames'])}; "
                 f"the program is now in {' → '.join(functions)}.",
                 slug="frames",
             )
-        now = as_recorded(live, then["names"])
+        matching = as_recorded(live, recorded["names"])
         put_back(
             checkpoint.parts,
             lambda key: loaded[key],
@@ -245,17 +247,17 @@ class CheckpointIndex:
                 loaded.read_into(key, view)
                 self.known_memory.note(view, oid, KnownFrom.READ)
 
-        values = restore(nest.anchors, now, skeleton, loaded.__getitem__, read)
-        rebind(values, now, frames)
+        values = restore(nest.anchors, matching, skeleton, loaded.__getitem__, read)
+        rebind(values, matching, frames)
         self.restored += 1
         self.seconds += perf_counter() - begun
 
-    def _started_from(self, loaded: LoadedCheckpoint) -> dict[str, list[str]]:
-        """Return the roots of a checkpoint: names and functions, mostly the same as the last time."""
+    def _recorded_roots(self, loaded: LoadedCheckpoint) -> dict[str, list[str]]:
+        """Return the recorded roots of a checkpoint; decoded once as long as they are the same."""
         oid = loaded.checkpoint.parts["roots"].oid
-        if oid != self._places[0]:
-            self._places = (oid, msgspec.json.decode(loaded["roots"]))
-        return self._places[1]
+        if oid != self._last_roots[0]:
+            self._last_roots = (oid, msgspec.json.decode(loaded["roots"]))
+        return self._last_roots[1]
 
     def difference(self, checkpoint: Checkpoint, frame: FrameType) -> Difference | None:
         """Return the first difference between the live state and `checkpoint`, or None."""
@@ -263,14 +265,14 @@ class CheckpointIndex:
         assert nest is not None
         assert nest.anchors is not None
         loaded = self.store.load(checkpoint)
-        then = self._started_from(loaded)
+        recorded = self._recorded_roots(loaded)
         live, _ = self.session.roots(frame)
-        now = as_recorded(live, then["names"])
-        captured = capture(nest.anchors, now)
+        matching = as_recorded(live, recorded["names"])
+        captured = capture(nest.anchors, matching)
 
-        def same(key: str, here: str) -> bool:
+        def same(key: str, current_key: str) -> bool:
             # the recorded object need not be read: its name is its hash
-            view, oid = as_bytes(captured.buffers[here]), checkpoint.parts[key].oid
+            view, oid = as_bytes(captured.buffers[current_key]), checkpoint.parts[key].oid
             if self.known_memory.holds(view, oid):
                 return True
             if digest(view) != oid:
@@ -299,6 +301,6 @@ def _plain(root: str) -> str:
     >>> _plain("local:0:main:model"), _plain("global:__main__:lr")
     ('model in main', 'lr in __main__')
     """
-    _, _, rest = root.partition(":")
-    place, _, name = rest.rpartition(":")
+    _, _, scoped = root.partition(":")
+    place, _, name = scoped.rpartition(":")
     return f"{name} in {place.rpartition(':')[2]}"

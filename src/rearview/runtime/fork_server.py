@@ -46,15 +46,15 @@ _DRAWING = frozenset(
         "joblib._multiprocessing_helpers",  # for the name of a lock
         "numpy.random._pickle",  # its global generator, which is seeded again
         "scipy.stats._distribution_infrastructure",  # for examples in its documentation
-        "sklearn.ensemble._hist_gradient_boosting.grower",  # for a default that nobody uses
+        "sklearn.ensemble._hist_gradient_boosting.grower",  # for a default that is not used
         *("sympy.core.random", "sympy.core.symbol"),  # to try out whether formulas are equal
         "torch.distributed._composable.contract",  # for a key of its registry
         "transformers.utils.hub",  # for the name of a session
     }
 )
-"""Modules that draw random numbers when they are imported on which no result depends."""
+"""Modules that draw random numbers during their import, on which no result depends."""
 _SHAKING = frozenset({"rich.style"})
-"""Modules that draw from Python's own generator when they are imported, to name what they make."""
+"""Modules that draw names from Python's own random generator during their import."""
 _WORDS = 624
 """Numbers that Python's generator produces at once."""
 _THREADS = frozenset({"jemalloc_bg_thd"})
@@ -62,7 +62,7 @@ _THREADS = frozenset({"jemalloc_bg_thd"})
 _CONFIGURATION = {"matplotlibrc": "matplotlib"}
 """Files that a library reads from the folder of the program when it is imported."""
 _LONGEST = 1 << 22
-"""Bytes of a request."""
+"""Bytes of the longest request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,37 +76,37 @@ class _Loaded:
     fit: int
     """Number of statements after which the process could be forked."""
     unfit: str
-    """Why it could not after one more."""
+    """Why it could not be forked after one more statement."""
 
 
 def attend(control: Control) -> tuple[Control, SharedStart]:
     """Import the shared libraries, then fork a child for every request.
 
-    Returns in these children only, with what the child is told.
+    Returns in these children only, with the control value of the child.
     """
-    told = control.fork_server
-    assert told is not None
+    setup = control.fork_server
+    assert setup is not None
     variables = dict(os.environ)
     hooks = ReplayPatches.install()
-    loaded = _load(told.imports, hooks)
+    loaded = _load(setup.imports, hooks)
     if loaded.unfit:
         # imports cannot be undone: start again with fewer
-        less = ForkServerStart(told.channel, told.imports[: loaded.fit], loaded.unfit, age())
+        less = ForkServerStart(setup.channel, setup.imports[: loaded.fit], loaded.unfit, age())
         again = msgspec.json.encode(msgspec.structs.replace(control, fork_server=less)).decode()
         _start_fresh({**variables, **control.lent, VARIABLE: again})
-    seconds = age() - told.tried
-    asked = _serve(told.channel, ForkServerReady(seconds, told.left_out))
-    return _become(asked, loaded), SharedStart(hooks, max(0.0, seconds - asked.waited))
+    seconds = age() - setup.tried
+    request = _serve(setup.channel, ForkServerReady(seconds, setup.left_out))
+    return _become(request, loaded), SharedStart(hooks, max(0.0, seconds - request.waited))
 
 
 def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
     """Execute import statements as long as the process can still be forked."""
     modules, variables, files = set(sys.modules), dict(os.environ), _open_files()
-    sys.modules["__main__"] = ModuleType("__main__")  # which becomes that of the program
+    sys.modules["__main__"] = ModuleType("__main__")  # becomes the program's `__main__`
     fit, unfit = 0, ""
-    for one in statements:
+    for statement in statements:
         try:
-            exec(one, {"__name__": "__main__"})  # noqa: S102 - as the programs do
+            exec(statement, {"__name__": "__main__"})  # noqa: S102 - as the programs do
         except BaseException as exc:
             unfit = f"{type(exc).__name__}: {exc}"
         if variables.keys() - os.environ.keys():
@@ -133,12 +133,12 @@ def _reason(hooks: ReplayPatches, files: set[str]) -> str:
     if watched:
         return f"loops of {min(watched)} are watched"
     if clocked:
-        return f"{min(clocked)} looks at the clock when it is imported"
+        return f"{min(clocked)} reads the clock when it is imported"
     if drawing or hooks.randomness.stream.drawn != FIRST or not _steady(hooks.randomness):
-        return f"{min(drawing, default='something')} draws when it is imported"
+        return f"{min(drawing, default='something')} draws random numbers when it is imported"
     if files:
         return f"{min(files)} was left open"
-    pid = os.fork()  # pools of threads that look after themselves end before a fork
+    pid = os.fork()  # thread pools that handle forks end their threads before it
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -147,9 +147,10 @@ def _reason(hooks: ReplayPatches, files: set[str]) -> str:
 
 
 def _steady(randomness: Randomness) -> bool:
-    """Return True if reseeding the global generators gives their present state.
+    """Return True if reseeding the global random generators gives their present state.
 
-    Libraries that draw from Python's own to name something have to be known; it is then moved on.
+    Libraries that draw names from Python's generator must be listed in `_SHAKING`; their draws are
+    then repeated.
     """
     before = read_global()
     words = before["random"][1][-1] % _WORDS
@@ -163,16 +164,16 @@ def _steady(randomness: Randomness) -> bool:
 def _threads() -> set[str]:
     """Return the names of the threads of this process, without the first."""
     own = Path("/proc/self/task")
-    found = [one for one in own.iterdir() if one.name != str(os.getpid())]
-    return {(one / "comm").read_text("utf-8", "replace").strip() for one in found}
+    tasks = [task for task in own.iterdir() if task.name != str(os.getpid())]
+    return {(task / "comm").read_text("utf-8", "replace").strip() for task in tasks}
 
 
 def _open_files() -> set[str]:
-    found = set()
-    for one in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # that of the listing is gone
-            found.add(f"{one.name}: {one.readlink()}")
-    return found
+    files = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
+            files.add(f"{descriptor.name}: {descriptor.readlink()}")
+    return files
 
 
 def _serve(channel: int, ready: ForkServerReady) -> SpawnRequest:
@@ -180,14 +181,14 @@ def _serve(channel: int, ready: ForkServerReady) -> SpawnRequest:
     try:
         os.write(channel, msgspec.json.encode(ready))
         while data := os.read(channel, _LONGEST):
-            asked = msgspec.json.decode(data, type=SpawnRequest | ReapRequest)
-            if isinstance(asked, SpawnRequest):
+            request = msgspec.json.decode(data, type=SpawnRequest | ReapRequest)
+            if isinstance(request, SpawnRequest):
                 answer = _fork()
                 if answer == 0:
                     os.close(channel)
-                    return asked
+                    return request
             else:
-                answer = os.waitstatus_to_exitcode(os.waitpid(asked.pid, 0)[1])
+                answer = os.waitstatus_to_exitcode(os.waitpid(request.pid, 0)[1])
             os.write(channel, b"%d" % answer)
     except OSError:
         os._exit(1)
@@ -209,19 +210,19 @@ def _fork() -> int:
     return pid
 
 
-def _become(asked: SpawnRequest, loaded: _Loaded) -> Control:
+def _become(request: SpawnRequest, loaded: _Loaded) -> Control:
     """Take over output, folder, cores and environment of a segment; return its control value."""
-    log = open_file(asked.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = open_file(request.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.chdir(asked.folder)
-    if asked.cores:
-        os.sched_setaffinity(0, asked.cores)
-    if _hidden(asked.beside, loaded.names):
-        _start_fresh(asked.environment)
+    os.chdir(request.folder)
+    if request.cores:
+        os.sched_setaffinity(0, request.cores)
+    if _hidden(request.beside, loaded.names):
+        _start_fresh(request.environment)
     os.environ.clear()
-    os.environ.update(asked.environment)
+    os.environ.update(request.environment)
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
     os.environ.update(loaded.environment)
     return control

@@ -37,8 +37,8 @@ from rearview.source.loops import walk_loops
 from rearview.state.codecs.iterators import assign_locals
 
 Names = Mapping[str, tuple[str, ...] | Mapping[str, str]]
-"""By function: the name of each of its loops in the order of the text; an empty one is left alone.
-Or, by a word in the head of a loop, its name: where releases of the library have other loops before."""
+"""By function: the names of its loops in the order of the text; a loop with an empty name is not watched.
+Or a mapping from a word in the head of a loop to its name, if releases of the library differ in loops."""
 
 _STEPS = {"_TrainingEpochLoop.run": ("step",)}
 _EVALUATED = {"_EvaluationLoop.run": ("eval_step",)}
@@ -97,15 +97,15 @@ def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
     >>> loops_of("ignite.engine.engine", ast.parse(text))
     {3: 'ignite.engine.engine:Engine._internal_run_legacy:0:epoch'}
     """
-    wanted = LOOPS.get(module, {})
+    names_by_function = LOOPS.get(module, {})
     counts: dict[str, int] = {}
-    found: dict[int, str] = {}
+    loop_ids_by_line: dict[int, str] = {}
     for node, function, _ in walk_loops(tree):
         ordinal = counts[function] = counts.get(function, -1) + 1
-        name = _name_of(node, ordinal, wanted.get(function, ()))
+        name = _name_of(node, ordinal, names_by_function.get(function, ()))
         if name:
-            found[node.lineno] = f"{module}:{function}:{ordinal}:{name}"
-    return found
+            loop_ids_by_line[node.lineno] = f"{module}:{function}:{ordinal}:{name}"
+    return loop_ids_by_line
 
 
 def _name_of(node: ast.AST, ordinal: int, names: tuple[str, ...] | Mapping[str, str]) -> str:
@@ -113,7 +113,7 @@ def _name_of(node: ast.AST, ordinal: int, names: tuple[str, ...] | Mapping[str, 
     if isinstance(names, tuple):
         return names[ordinal] if ordinal < len(names) else ""
     head = getattr(node, "iter", None) or getattr(node, "test", None)
-    words = {one.id for one in ast.walk(head) if isinstance(one, ast.Name)} if head else set()
+    words = {node.id for node in ast.walk(head) if isinstance(node, ast.Name)} if head else set()
     return next((name for word, name in names.items() if word in words), "")
 
 
@@ -127,14 +127,14 @@ def clear_library_references(frames: Iterable[FrameType], files: Collection[str]
     """Clear references that library loops no longer need, and wait for their callbacks."""
     for frame in frames:
         if frame.f_code.co_filename in files and "epoch_iterator" in frame.f_code.co_varnames:
-            held = frame.f_locals
-            _settle_keras(held.get("epoch_iterator"))
-            _settle_keras(getattr(held.get("self"), "_eval_epoch_iterator", None))
-            _await_keras(held.get("callbacks"))
+            variables = frame.f_locals
+            _settle_keras(variables.get("epoch_iterator"))
+            _settle_keras(getattr(variables.get("self"), "_eval_epoch_iterator", None))
+            _await_keras(variables.get("callbacks"))
 
 
 def _settle_keras(iterator: Any) -> None:
-    """Drop a loader's iterator that Keras holds between two epochs and replaces before using it."""
+    """Drop the iterator that Keras keeps between two epochs and replaces before its next use."""
     running = getattr(iterator, "_epoch_iterator", None)
     over = isinstance(running, GeneratorType) and running.gi_frame is None
     if over and getattr(iterator, "steps_per_epoch", 0) is None:
@@ -142,10 +142,10 @@ def _settle_keras(iterator: Any) -> None:
 
 
 def _await_keras(callbacks: Any) -> None:
-    """Wait until the callbacks that Keras runs in threads have seen the batches so far.
+    """Wait until the callbacks that Keras runs in threads have handled all batches so far.
 
-    Keras itself waits for them at the end of an epoch; whether one is done at a boundary would be
-    a matter of timing, and what it changes is state.
+    Keras itself waits for them only at the end of an epoch. Callbacks change state, so without this
+    the state at a boundary would depend on timing.
     """
     futures = getattr(callbacks, "_futures", None)
     if futures:
@@ -161,18 +161,18 @@ def _pyro_state() -> Any:
 
 _KEPT_BY: Mapping[str, Callable[[], Any]] = {"pyro": _pyro_state}
 _KEPT_IN_LOOPS_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}
-"""The same for libraries whose own loops train: used only if those are watched."""
+"""Global state of libraries by name, used only if loops of the library are watched."""
 
 
 def library_roots(*, loops: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the state that libraries keep outside everything that the program holds, by name.
+    """Yield the global state of libraries that no object of the program refers to, by name.
 
     `loops` is True if a loop of a library is watched.
     """
     for name, state in {**_KEPT_BY, **(_KEPT_IN_LOOPS_BY if loops else {})}.items():
-        held = state()
-        if held is not None:
-            yield f"library::{name}", held
+        library_state = state()
+        if library_state is not None:
+            yield f"library::{name}", library_state
 
 
 Belongs = Callable[[str], bool]
@@ -191,7 +191,7 @@ _folder = cache(os.path.realpath)
 
 
 def resolved(file: str) -> str:
-    """Return a file's path without links; folders are resolved once, since libraries have many files."""
+    """Return a file's path without symbolic links; each folder is resolved once."""
     if os.path.islink(file):  # noqa: PTH114 - hot
         return os.path.realpath(file)
     folder, name = os.path.split(file)
@@ -203,28 +203,28 @@ def project_frames(
 ) -> list[FrameType]:
     """Return the program's function frames from the outermost down to `frame`.
 
-    Those are the project's and, where a loop of a library is running (its file is in `loops`),
-    all between the project and that loop: what only they hold would be lost otherwise. Module
-    frames are left out: their locals are globals.
+    These are the project's frames and, if a library loop is running (its file is in `loops`), all
+    frames between the project and that loop, because they hold state too. Module frames are left
+    out: their locals are globals.
     """
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     between: list[FrameType] = []
     inside = False
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
         if belongs(file):
-            found += between
+            frames += between
             between = []
             if code.co_name != "<module>" and not code.co_name.startswith("<cell line"):
-                found.append(frame)
+                frames.append(frame)
         else:
             inside = inside or file in loops
             if inside and not file.startswith(_OURS):
                 between.append(frame)
         frame = frame.f_back
-    found.reverse()
-    return found
+    frames.reverse()
+    return frames
 
 
 ALIAS = "__mp_main__"
@@ -233,28 +233,28 @@ ALIAS = "__mp_main__"
 
 @dataclass(slots=True)
 class Modules:
-    """The project's loaded modules, found among thousands of others, each looked at once."""
+    """The project's loaded modules; each loaded module is examined once."""
 
     belongs: Belongs
     main: ModuleType | None = None
     """Namespace of a notebook, which has no file."""
     hides: Callable[[str], bool] = lambda _: False
-    """Says which names in there are the kernel's own."""
+    """Returns True for names in that namespace that belong to the kernel."""
     names: list[str] = field(default_factory=list)
     seen: tuple[int, str] = (0, "")
-    """How many modules there were, and which came last: the name of a newer one would be last."""
+    """Number of loaded modules and the name of the last one, at the last examination."""
 
     def __iter__(self) -> Iterator[tuple[str, ModuleType]]:
         """Yield names and modules, `__main__` first, then sorted."""
-        seen = (len(sys.modules), next(reversed(sys.modules)))
-        if seen != self.seen:
+        latest = (len(sys.modules), next(reversed(sys.modules)))
+        if latest != self.seen:
             names = [
                 name
                 for name in list(sys.modules)
                 if name != ALIAS and self._ours(sys.modules.get(name))
             ]
             self.names = sorted(names, key=lambda name: (name != "__main__", name))
-            self.seen = seen
+            self.seen = latest
         for name in self.names:
             module = sys.modules.get(name)
             if module is not None and self._ours(module):  # its entry may have been replaced
@@ -273,21 +273,21 @@ def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
     >>> sorted(roots([], Modules(lambda file: False)))
     []
     """
-    found: dict[str, Any] = {}
+    roots_by_name: dict[str, Any] = {}
     for module_name, module in modules:
         for name, value in sorted(vars(module).items()):
             if module is modules.main and modules.hides(name):
                 continue
             if not (name.startswith("__") and (name.endswith("__") or name.startswith(_COMPILED))):
-                found[f"global:{module_name}:{name}"] = value
+                roots_by_name[f"global:{module_name}:{name}"] = value
     for depth, frame in enumerate(frames):
         where = f"local:{depth}:{qualified(frame.f_code)}:"
         for name, value in sorted(frame.f_locals.items()):
             if name not in (TURN, PART) and (
                 name not in CLOCKS or modules.belongs(frame.f_code.co_filename)
             ):
-                found[where + name] = value
-    return found
+                roots_by_name[where + name] = value
+    return roots_by_name
 
 
 def qualified(code: CodeType) -> str:
@@ -295,7 +295,7 @@ def qualified(code: CodeType) -> str:
     return code.co_qualname
 
 
-def as_recorded(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def as_recorded(live: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the roots in `found` that a recorded state has, in its order.
 
     Older recordings hold the globals of `__main__` a second time, under `__mp_main__`.
@@ -307,7 +307,7 @@ def as_recorded(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
     under = {
         n: f"global:__main__:{n.removeprefix(head)}" if n.startswith(head) else n for n in names
     }
-    return {name: found[own] for name, own in under.items() if own in found}
+    return {name: live[own] for name, own in under.items() if own in live}
 
 
 def load_modules(names: Iterable[str]) -> None:
@@ -328,19 +328,19 @@ def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[Fr
     """
     by_frame: dict[int, dict[str, Any]] = {}
     for key, value in values.items():
-        kind, place, rest = key.split(":", 2)
+        kind, owner, name_part = key.split(":", 2)
         if kind == "global":
-            if place == ALIAS:
+            if owner == ALIAS:
                 continue  # `__main__` itself is among them
-            space = vars(sys.modules[place])
-            if space.get(rest, _ABSENT) is not value:
-                space[rest] = value
+            space = vars(sys.modules[owner])
+            if space.get(name_part, _ABSENT) is not value:
+                space[name_part] = value
         elif kind == "local":
-            by_frame.setdefault(int(place), {})[rest.rpartition(":")[2]] = value
+            by_frame.setdefault(int(owner), {})[name_part.rpartition(":")[2]] = value
     for key in before:
-        kind, place, name = key.split(":", 2)
-        if kind == "global" and key not in values and place != ALIAS:
-            vars(sys.modules[place]).pop(name, None)
+        kind, owner, name = key.split(":", 2)
+        if kind == "global" and key not in values and owner != ALIAS:
+            vars(sys.modules[owner]).pop(name, None)
     for depth, names in by_frame.items():
         if depth < len(frames):
             assign_locals(frames[depth], names)
@@ -361,15 +361,15 @@ _BELOW = 6
 _OBJECT = 5
 """Offset, in words, of the pointer to the frame object in an interpreter's frame."""
 _COUNTERS = range(24, 56, 4)
-"""Bytes of a thread's state among which the calls that are left and their limit stand."""
+"""Offsets in a thread's state that are searched for the recursion counter and its limit."""
 _OWN_CALLS = 4
-"""Calls that count against the limit while `_allow_all_calls` runs and end before the program goes on."""
+"""Calls of Rearview that count against the recursion limit while `_allow_all_calls` runs."""
 
 
 def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
     """Call `call(*args)`; its first Python frame has no visible frame below it."""
-    known, before = _supported(), sys.getprofile()
-    if not known or before is not None:
+    supported, before = _supported(), sys.getprofile()
+    if not supported or before is not None:
         call(*args)
         return
     own = sys._getframe()
@@ -411,9 +411,9 @@ def _allow_all_calls() -> None:
     state.restype = ctypes.c_void_p
     address = state()
     for offset in _COUNTERS:
-        left = ctypes.c_int.from_address(address + offset)
-        if ctypes.c_int.from_address(address + offset + 4).value == limit > left.value > 0:
-            left.value = limit - _OWN_CALLS
+        remaining = ctypes.c_int.from_address(address + offset)
+        if ctypes.c_int.from_address(address + offset + 4).value == limit > remaining.value > 0:
+            remaining.value = limit - _OWN_CALLS
             return
 
 
@@ -428,7 +428,7 @@ def _word(address: int, position: int) -> int:
 _Parameters = ParamSpec("_Parameters")
 _Answer = TypeVar("_Answer")
 
-_set_trace, _set_profile = sys.settrace, sys.setprofile  # debuggers put others in their place
+_set_trace, _set_profile = sys.settrace, sys.setprofile  # debuggers may replace them later
 
 
 def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters, _Answer]:
@@ -437,7 +437,7 @@ def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters
     @functools.wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Answer:
         trace, profile = sys.gettrace(), sys.getprofile()
-        if not callable(profile):  # cProfile's: it writes down nothing that is walked
+        if not callable(profile):  # cProfile's profiler is not callable; its data is not walked
             profile = None
         if trace is None and profile is None:
             return function(*args, **kwargs)

@@ -1,10 +1,9 @@
 """Import hook: load the project's modules with their loops instrumented.
 
-Instrumented code calls functions of Rearview by names that are builtins, so that the globals of a
-program are what it wrote. But joblib, Ray and Dask send functions of `__main__` to other processes
-as bytecode, together with the globals that they name. So once such a library is loaded, the names
-are put into the globals of instrumented modules too, and they are pickled as what plain Python would
-do: Rearview is not needed in those processes.
+Instrumented code calls functions of Rearview by names that are builtins, so that the program's globals
+stay unchanged. But joblib, Ray and Dask send functions of `__main__` to other processes as bytecode,
+with the globals that they use. Once such a library is loaded, the names are put into the globals of
+instrumented modules too, and unpickle as plain Python functions: the other processes need no Rearview.
 
 `Loading` measures how long a program waits for installed libraries.
 """
@@ -54,7 +53,7 @@ class Loading:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        """By module."""
+        """Seconds by module."""
         self._busy = False
 
     def watch(self, name: str, loader: Any) -> None:
@@ -79,7 +78,9 @@ class Loading:
 
     def facts(self) -> dict[str, float]:
         """Return the longer durations as plain values."""
-        return {name: round(each, 3) for name, each in self.seconds.items() if each >= LEAST}
+        return {
+            name: round(seconds, 3) for name, seconds in self.seconds.items() if seconds >= LEAST
+        }
 
 
 _ELSEWHERE = {
@@ -102,16 +103,16 @@ _ELSEWHERE = {
         f" {TRACK!r}: staticmethod(lambda *_, **__: None)}})()"
     ),
 }
-"""What each name becomes when it is pickled: what plain Python would do."""
+"""Source text of the plain Python function that each name unpickles as."""
 
 _PICKLERS = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "dill")
 """Libraries that pickle a function as bytecode."""
 
 _known: dict[str, Any] = {}
 _modules: list[weakref.ref[ModuleType]] = []
-"""Instrumented modules; their globals are the program's, and end when it forgets them."""
+"""Instrumented modules, referred to weakly."""
 _senders: set[str] = set()
-"""Libraries of these that are loaded."""
+"""The libraries of `_PICKLERS` that are loaded."""
 
 
 class _Named(partial[Any]):
@@ -124,7 +125,7 @@ class _Named(partial[Any]):
 
 
 def install_builtins() -> None:
-    """Notice libraries that send functions to other processes."""
+    """Watch for the import of libraries that send functions to other processes."""
     for name in _PICKLERS:
         after_import(name, _send)
 
@@ -133,26 +134,26 @@ def offer(name: str, call: Callable[..., Any], **attributes: Any) -> None:
     """Let instrumented code call `call` by `name`, also code that was loaded before."""
     named = _Named(call)
     vars(named).update(name=name, **attributes)
-    lend(name, named)
+    offer_value(name, named)
 
 
-def lend(name: str, value: Any) -> None:
-    """Let instrumented code use by `name` what can be pickled as it is."""
+def offer_value(name: str, value: Any) -> None:
+    """Let instrumented code use `value`, which pickles without help, by `name`."""
     _known[name] = builtins.__dict__[name] = value
     if _senders:
-        _furnish()
+        _put_names_into_globals()
 
 
 def retire() -> None:
-    """Let instrumented code run as under plain Python: the interpreter is about to end.
+    """Let instrumented code run as under plain Python, because the interpreter is about to end.
 
-    What it calls then refers to nothing that may be gone by that time, and stands in the globals of
-    the program: Python puts its builtins back before it clears them.
+    The plain functions need no other module and are put into the program's globals: at its end,
+    Python restores its builtins before it clears the globals.
     """
     offer(HOOK, _loop_plainly, scalar=_ignore)
     offer(PARTS, _range_plainly)
     offer(WALK, _walk_plainly)
-    _furnish()
+    _put_names_into_globals()
 
 
 def _loop_plainly(_site: str, items: Any, repeat: Callable[[None], Any] = itertools.repeat) -> Any:
@@ -171,21 +172,21 @@ def _ignore(_name: str, _value: Any) -> None:
     return None
 
 
-def furnish(module: ModuleType) -> None:
+def register_module(module: ModuleType) -> None:
     """Remember a module that is about to run instrumented code."""
     _modules.append(weakref.ref(module))
     if _senders:
-        _furnish()
+        _put_names_into_globals()
 
 
 def _send(library: ModuleType) -> None:
     _senders.add(library.__name__)
-    _furnish()
+    _put_names_into_globals()
 
 
-def _furnish() -> None:
-    for known in _modules:
-        module = known()
+def _put_names_into_globals() -> None:
+    for reference in _modules:
+        module = reference()
         if module is not None:
             vars(module).update(_known)
 
@@ -209,7 +210,7 @@ class Compiler:
     loading: Loading | None = None
     """Times the imports of libraries, when recording."""
     cells: str = ""
-    """Script, relative to the project, that is cut into cells; empty: none is."""
+    """Path, relative to the project, of a script that is divided into cells; empty if there is none."""
     recorded: Path | None = None
     """Folder with the text of probed files as it was recorded, in a replay."""
 
@@ -226,10 +227,10 @@ class Compiler:
             for site in instrument(tree, relative, ids=ids, autolog=self.autolog):
                 self.session.histories.setdefault(site.id, LoopHistory(site))
         if self.watched and relative == self.cells:
-            lend(ENTER, self.session.enter_cell)
+            offer_value(ENTER, self.session.enter_cell)
             mark_cells(tree, self._cell_starts(relative, data))
         if self.view is not None or relative in self.sources:
-            # tracebacks show the source that runs, which is not the one in the user's tree
+            # tracebacks show the source that runs, which differs from the one in the work tree
             lines = importlib.util.decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = (len(data), None, lines, path)
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
@@ -237,8 +238,10 @@ class Compiler:
 
     def _cell_starts(self, relative: str, data: bytes) -> dict[int, int]:
         kept = self.recorded / relative if self.recorded is not None else None
-        then = kept.read_bytes() if kept is not None and kept.is_file() else data
-        return cell_starts(importlib.util.decode_source(then), importlib.util.decode_source(data))
+        recorded = kept.read_bytes() if kept is not None and kept.is_file() else data
+        return cell_starts(
+            importlib.util.decode_source(recorded), importlib.util.decode_source(data)
+        )
 
     def compile_library(self, data: bytes, path: str, module: str) -> CodeType:
         """Return the code of a library's module whose training loops are watched."""
@@ -252,17 +255,17 @@ class Compiler:
 
 
 def _parse(data: bytes, path: str) -> ast.Module:
-    # not `ast.parse`: its frame would stand in the traceback of a program that does not parse
+    # not `ast.parse`: its frame would appear in the traceback of a program that does not parse
     tree: Any = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     assert isinstance(tree, ast.Module)
     return tree
 
 
 class _Loader(SourceFileLoader):
-    """Compiles a project file each time: our code is never written to the bytecode cache.
+    """Compiles a project file each time: instrumented code is never written to the bytecode cache.
 
-    Plain Python's own code does: what a recorded program leaves there is what it would leave. A text that
-    cannot be compiled is refused on that way too, by Python itself and with its traceback.
+    Python's own code is compiled and cached too, so that the cache is the same as without Rearview.
+    Python itself then reports a file that cannot be compiled, with its own traceback.
     """
 
     def __init__(self, fullname: str, path: str, compiler: Compiler) -> None:
@@ -271,7 +274,7 @@ class _Loader(SourceFileLoader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = ModuleType(spec.name)
-        furnish(module)
+        register_module(module)
         return module
 
     def get_code(self, fullname: str) -> CodeType | None:
@@ -285,8 +288,8 @@ class _Loader(SourceFileLoader):
         return super().get_data(path if view is None else view.real(path, PathUse.RUN))
 
 
-# A program sees the name of what loads its modules in `__spec__` and in reprs. Python leaves the frames of
-# its own import system out of tracebacks, by the name of their file.
+# A program sees the loader's name in `__spec__` and in reprs, so the loader has the name of Python's own.
+# Python recognises the frames of its import system by their file name and hides them in tracebacks.
 _Loader.__name__ = _Loader.__qualname__ = SourceFileLoader.__name__
 _Loader.__module__ = SourceFileLoader.__module__
 for _method in (_Loader.get_code, _Loader.get_data):
@@ -323,7 +326,7 @@ class Finder:
         elif name in LOOPS:
             loader = _LibraryLoader(name, origin, self._compiler)
         else:
-            # as the next finder, which is the one just asked, would find it again
+            # the next finder would only find the same spec again
             return self._timed(spec)
         return importlib.util.spec_from_file_location(
             name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
@@ -336,14 +339,16 @@ class Finder:
 
 
 def install(compiler: Compiler) -> None:
-    """Let imports of project files go through `compiler` from now on."""
+    """Compile every project file with `compiler` when it is imported, from now on."""
     _hook(compiler.session, _never)
     install_builtins()
     offer(WALK, LoopIterator)
-    lend(ITER, iter)
+    offer_value(ITER, iter)
     after_import("torch.utils", _let_swap)
     after_import("torch.utils.data.dataloader", watch_loaders)
-    after_import("torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling))
+    after_import(
+        "torch.compiler", lambda module: _hook(compiler.session, module.is_dynamo_compiling)
+    )
     position = next(
         (i for i, f in enumerate(sys.meta_path) if f is importlib.machinery.PathFinder),
         len(sys.meta_path),
@@ -354,7 +359,7 @@ def install(compiler: Compiler) -> None:
 
 
 class Published:
-    """Finds the package `checkpointer` in Rearview, unless it is installed."""
+    """Finder that provides the package `checkpointer` from Rearview, unless it is installed."""
 
     folder = str(Path(__file__).parent.parent / "checkpointer" / "published")
 
@@ -371,7 +376,7 @@ class Published:
 
 def _let_swap(utils: ModuleType) -> None:
     """Allow `swap_tensors` on anchors: torch refuses tensors that have weak references."""
-    swap = getattr(utils, "swap_tensors", None)  # older ones have none
+    swap = getattr(utils, "swap_tensors", None)  # absent in older releases
     if swap is None:
         return
 

@@ -1,7 +1,7 @@
 """Run the user's script or module as `python` would, with a session around it.
 
-Started by `process/start.py`. One environment variable tells what to do, so that the command line of
-the script stays its own.
+Started by `process/start.py`. One environment variable holds the `Control` value, so that the command
+line belongs to the script alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rearview.model.plan import VARIABLE, Control
 from rearview.model.run import is_notebook
 from rearview.model.wording import printable
 from rearview.runtime.frames import run_at_bottom
-from rearview.runtime.importer import furnish, retire
+from rearview.runtime.importer import register_module, retire
 from rearview.runtime.saving.background_threads import hide_background_threads
 from rearview.state.codecs.functions import PatchedBuiltin
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _KILLED = object()
-"""Exit code of an interrupted program: the interpreter kills itself with SIGINT at its end."""
+"""Takes the place of the exit code of an interrupted program, which Python ends by SIGINT."""
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")[
     : 4 if sys.version_info >= (3, 12) else 3
 ]
@@ -44,9 +44,9 @@ _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def main(plain: frozenset[str] | None = None) -> None:
-    """Run what the control variable asks for; ends the process.
+    """Run the program that the control variable describes; ends the process.
 
-    `plain` are the modules that Python itself had loaded before ours; None: not known.
+    `plain` are the modules that Python had loaded before any of Rearview; None if not known.
     """
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
     _give_back(control)
@@ -77,7 +77,7 @@ def main(plain: frozenset[str] | None = None) -> None:
 
 def _give_back(control: Control) -> None:
     for name in control.lent:
-        os.environ.pop(name, None)  # children are not started by us
+        os.environ.pop(name, None)  # the program's child processes must not see them
 
 
 def _begin(control: Control, shared: SharedStart | None) -> Any:
@@ -101,7 +101,7 @@ def _begin(control: Control, shared: SharedStart | None) -> Any:
 def refuse(exc: RearviewError) -> None:
     """Print why nothing is run, and where the documentation explains it."""
     text = f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n"
-    # a kernel has put a stream of its own in place, and sends on what is written to it
+    # a notebook kernel has replaced the stream and forwards what is written to it
     real: int | None = getattr(sys.stderr, "_original_stdstream_copy", None)
     if real is not None:
         os.write(real, text.encode())
@@ -110,7 +110,7 @@ def refuse(exc: RearviewError) -> None:
 
 
 def guard_exit(session: Any) -> None:
-    """Finish the session however the process ends, except by a kill."""
+    """Finish the session whenever the process ends, except by a kill."""
     atexit.register(retire)  # runs after the program's own handlers and the end of the session
     atexit.register(lambda: session.finish(None))
     real = os._exit
@@ -168,8 +168,8 @@ def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
 def _die_interrupted() -> None:
     """Let the interpreter kill itself with SIGINT at its end, as after a plain Ctrl-C.
 
-    It does so after an interrupt that was raised in what it runs itself, as this is, unless the
-    process is ended by `SystemExit`.
+    Python does so after a KeyboardInterrupt in code that it runs itself, as here, unless
+    `SystemExit` ends the process.
     """
     import ctypes  # needed by the few programs that are interrupted
 
@@ -203,15 +203,15 @@ def prepare(
     """Create `__main__`, set argv and path as `python` does; return the call that runs the program."""
     from rearview.runtime.sandbox.file_view import PathUse
 
-    known = sys.modules["__main__"]
-    # one without a file is there for us, and libraries know it already
-    module = ModuleType("__main__") if hasattr(known, "__file__") else known
+    main_module = sys.modules["__main__"]
+    # a `__main__` without a file was created by Rearview, and libraries may refer to it
+    module = ModuleType("__main__") if hasattr(main_module, "__file__") else main_module
     for name in ("__file__", "__cached__"):
         vars(module).pop(name, None)
     if sys.version_info < (3, 14):
         module.__annotations__ = {}
     module.__dict__["__builtins__"] = sys.modules["builtins"]
-    furnish(module)
+    register_module(module)
     sys.modules["__main__"] = module
     way = ["-m"] if control.module else []
     sys.orig_argv[1:] = [*sys.orig_argv[1:-1], *way, control.target, *control.args]
@@ -221,8 +221,8 @@ def prepare(
         file = _origin(control.target)
         if file is not None and not session.belongs(_seen(session, file)):
             raise UsageError(
-                f"Module {control.target} lies at {file}, outside the project {session.root}, of "
-                "which only files below it are watched. Start it in a folder above its source.",
+                f"Module {control.target} is at {file}, outside the project {session.root}; only files "
+                "inside the project are recorded. Start it in a folder above its source.",
                 slug="outside-project",
             )
         sys.argv = ["-m", *control.args]
@@ -250,7 +250,7 @@ def prepare(
 def _run_unrecorded(control: Control, session: Any) -> None:
     """Let plain Python report a script that cannot be compiled; does not return.
 
-    It reads a file in another way than `compile` reads bytes, and words errors of encoding otherwise.
+    Python reads a file differently than `compile` reads bytes, and reports encoding errors differently.
     """
     from rearview.runtime.start_recording import RUN_VARIABLE
 
@@ -270,9 +270,9 @@ def _insert(folder: str, plain: frozenset[str] | None) -> None:
 
 
 def _make_way(folder: str, plain: frozenset[str]) -> None:
-    """Unload modules that the program has under the same name, such as a `secrets.py`.
+    """Unload modules whose names the program also uses, such as `secrets` for a `secrets.py`.
 
-    Our code keeps those it has imported; the program finds its own, as it does under plain Python.
+    Rearview keeps its references to them; the program imports its own, as under plain Python.
     """
     loaded = {name.partition(".")[0] for name in sys.modules.keys() - plain} - {
         "__main__",
@@ -281,8 +281,12 @@ def _make_way(folder: str, plain: frozenset[str]) -> None:
     for name in sorted(loaded):
         spec = PathFinder.find_spec(name, [folder])
         if spec is not None and spec.origin is not None:
-            for other in [one for one in sys.modules if f"{one}.".startswith(f"{name}.")]:
-                del sys.modules[other]
+            for module_name in [
+                loaded_name
+                for loaded_name in sys.modules
+                if f"{loaded_name}.".startswith(f"{name}.")
+            ]:
+                del sys.modules[module_name]
 
 
 def _seen(session: Any, file: str) -> str:
@@ -296,28 +300,28 @@ def _origin(name: str) -> str | None:
     prefix = ""
     for part in [*name.split("."), "__main__"]:
         prefix = f"{prefix}.{part}".lstrip(".")
-        found = PathFinder.find_spec(prefix, path)
-        if found is None:
+        part_spec = PathFinder.find_spec(prefix, path)
+        if part_spec is None:
             break
-        spec, path = found, found.submodule_search_locations
+        spec, path = part_spec, part_spec.submodule_search_locations
         if path is None:
             break
     return None if spec is None else spec.origin
 
 
 def show(exc: BaseException, code: int = 1) -> int:
-    """Print a traceback as plain Python would: the user's frames only. Returns the exit code.
+    """Print a traceback as plain Python would, with the user's frames only; return the exit code.
 
-    A hook of the program's own may fail, or ask for another exit code.
+    The program's own `sys.excepthook` may fail, or exit with another code.
     """
     _strip_all(exc)
-    told = (type(exc), exc, exc.__traceback__)
-    vars(sys).update(zip(_LAST, (*told, exc), strict=False))
+    exception_info = (type(exc), exc, exc.__traceback__)
+    vars(sys).update(zip(_LAST, (*exception_info, exc), strict=False))
     hook = sys.excepthook
     if hook is sys.__excepthook__ and _runs_kept_text(exc.__traceback__):
-        hook = traceback.print_exception  # which shows that; the other reads the work tree
+        hook = traceback.print_exception  # shows the recorded source; Python's reads the work tree
     try:
-        hook(*told)
+        hook(*exception_info)
     except SystemExit as wish:
         return _leave(wish)
     except BaseException as failed:
@@ -325,7 +329,7 @@ def show(exc: BaseException, code: int = 1) -> int:
         sys.stderr.write("Error in sys.excepthook:\n")
         sys.__excepthook__(type(failed), failed, failed.__traceback__)
         sys.stderr.write("\nOriginal exception was:\n")
-        sys.__excepthook__(*told)
+        sys.__excepthook__(*exception_info)
     return code
 
 
@@ -340,26 +344,26 @@ def _runs_kept_text(trace: TracebackType | None) -> bool:
 
 
 def _strip_all(exc: BaseException) -> None:
-    """Remove our frames from the traceback of an exception and of its causes."""
+    """Remove Rearview's frames from the traceback of an exception and of its causes."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [exc]
     while todo:
-        one = todo.pop()
-        if one is None or id(one) in seen:
+        exception = todo.pop()
+        if exception is None or id(exception) in seen:
             continue
-        seen.add(id(one))
-        one.__traceback__ = strip(one.__traceback__)
-        todo += [one.__cause__, one.__context__]
-        todo += getattr(one, "exceptions", ())
+        seen.add(id(exception))
+        exception.__traceback__ = strip(exception.__traceback__)
+        todo += [exception.__cause__, exception.__context__]
+        todo += getattr(exception, "exceptions", ())
 
 
 def strip(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without our frames."""
+    """Return a traceback without Rearview's frames."""
     kept: Sequence[TracebackType] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
             kept = [*kept, trace]
         trace = trace.tb_next
-    for one, following in zip(kept, [*kept[1:], None], strict=False):
-        one.tb_next = following
+    for entry, following in zip(kept, [*kept[1:], None], strict=False):
+        entry.tb_next = following
     return kept[0] if kept else None

@@ -78,7 +78,7 @@ class LoopEntry:
     counter: Any = None
     """Its length hint is the number of items of a slice that were not requested yet."""
     sliced: int = 0
-    given: Any = None
+    received: Any = None
     """Its length hint is the number of items that the body has not received yet."""
     sequence: range | None = None
     span: tuple[int, int] | None = None
@@ -103,7 +103,7 @@ class LoopEntry:
 
     @property
     def now(self) -> int:
-        """Index of the iteration under way, also in the middle of a slice."""
+        """Index of the current iteration, also in the middle of a slice."""
         if self.walk is not None:
             return self.walk.count - 1
         if self.counter is None:
@@ -115,7 +115,9 @@ class LoopEntry:
 
         Loops that run while the item is produced are counted apart from those of the body.
         """
-        making = self.given is not None and length_hint(self.given) > length_hint(self.counter)
+        making = self.received is not None and length_hint(self.received) > length_hint(
+            self.counter
+        )
         if self.counted != (here := (self.now, making)):
             self.counted, self.ordinals = here, {}
         return self.ordinals
@@ -157,8 +159,8 @@ class LoopEntry:
     def slice_of(self, source: Iterator[Any], size: int) -> Iterator[Any]:
         """Return an iterator over the next `size` items of `source`, each drawn when it is needed."""
         self.value, self.sliced = None, size - 1
-        self.counter, self.given = repeat(source, size), repeat(True, size)
-        items = compress(map(next, self.counter), self.given)
+        self.counter, self.received = repeat(source, size), repeat(True, size)
+        items = compress(map(next, self.counter), self.received)
         if size == 1:
             return map(self.hold, items)
         if self.noting:
@@ -248,10 +250,10 @@ def iterate(
                 index = entry.now + 1
             else:
                 yield entry.slice_of(source, size)
-                left = length_hint(entry.given)
+                left = length_hint(entry.received)
                 over = left > 0
                 index += size - left
-            entry.counter = entry.given = None
+            entry.counter = entry.received = None
             entry.index = index - 1
             if over:
                 if left < size and session.boundary(entry, index, sys._getframe(1)) is None:

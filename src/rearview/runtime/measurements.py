@@ -23,24 +23,24 @@ _HERE = __name__.partition(".")[0]
 
 def surroundings() -> dict[str, str]:
     """Return versions and thread counts of this process, by name."""
-    found = {"Python": platform.python_version(), "machine": platform.machine()}
+    versions = {"Python": platform.python_version(), "machine": platform.machine()}
     for name, module in sorted(sys.modules.items()):
         version = None if "." in name else vars(module).get("__version__") if module else None
         if isinstance(version, str) and name not in sys.stdlib_module_names and name != _HERE:
-            found[name] = version
+            versions[name] = version
     torch = sys.modules.get("torch")
     if torch is not None:
         try:
-            found["threads of torch"] = str(torch.get_num_threads())
+            versions["threads of torch"] = str(torch.get_num_threads())
         except Exception:
-            found["threads of torch"] = "unknown"
+            versions["threads of torch"] = "unknown"
     for name in sorted(os.environ):
         if name.endswith("_NUM_THREADS"):
-            found[name] = os.environ[name]
-    return found
+            versions[name] = os.environ[name]
+    return versions
 
 
-def changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+def changes(recorded: Mapping[str, str], current: Mapping[str, str]) -> Iterator[str]:
     """Yield a phrase for each version or thread count that has changed.
 
     >>> list(changes({"torch": "2.12.0", "numpy": "2.0"}, {"torch": "2.13.0", "numpy": "2.0"}))
@@ -48,31 +48,31 @@ def changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     >>> list(changes({"OMP_NUM_THREADS": "1"}, {}))
     ['OMP_NUM_THREADS was 1, is not set']
     """
-    for name, before in then.items():
-        after = now.get(name)
+    for name, before in recorded.items():
+        after = current.get(name)
         if after is None and not name.endswith("_NUM_THREADS"):
             continue  # a replay that ends early has not loaded everything
         if after != before:
             yield f"{name} was {before}, is {after or 'not set'}"
-    for name, after in now.items():
-        if name.endswith("_NUM_THREADS") and name not in then:
+    for name, after in current.items():
+        if name.endswith("_NUM_THREADS") and name not in recorded:
             yield f"{name} was not set, is {after}"
 
 
-def changed_inputs(then: Mapping[str, list[Any]], real: Callable[[str], str]) -> Iterator[str]:
+def changed_inputs(recorded: Mapping[str, list[Any]], real: Callable[[str], str]) -> Iterator[str]:
     """Yield a phrase for each input file that has changed; `real` returns where a file is."""
-    for path, about in then.items():
+    for path, about in recorded.items():
         try:
             same = fingerprint(Path(real(path)))[2] == about[2]
         except OSError:
             yield f"{path} is gone"
             continue
         if not same:
-            yield f"{path} is not what the run read"
+            yield f"{path} has changed since the run read it"
 
 
 def age() -> float:
-    """Return the age of this process in seconds; 0 if the system does not tell."""
+    """Return the age of this process in seconds; 0 if it is unknown."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])
@@ -109,15 +109,15 @@ class Durations:
 
 def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
     count = sum(n for n, _ in pairs)
-    return count, sum(n * each for n, each in pairs) / max(1, count)
+    return count, sum(n * seconds for n, seconds in pairs) / max(1, count)
 
 
 @dataclass(slots=True)
 class DeepLoopCounts:
-    """A loop inside two others or more."""
+    """Iteration counts of a loop inside two or more others."""
 
     path: list[str]
-    """Ids of the loops from the inner one down to this."""
+    """Ids of the loops from the outermost inner loop down to this one."""
     entries: int = 0
     counts: list[int] = field(default_factory=list)
     """Its iterations in each iteration of the outermost loop."""
@@ -260,17 +260,19 @@ class Timeline:
         )
 
 
-def _longer(one: list[Any] | None, two: list[Any] | None) -> list[Any] | None:
-    """Return the longer of two lists that begin alike; None if they do not.
+def _longer(first: list[Any] | None, second: list[Any] | None) -> list[Any] | None:
+    """Return the longer of two lists if it begins with the shorter one, else None.
 
     >>> _longer(["a", "b"], ["a"]), _longer(["a"], ["b"]), _longer(["a"], None)
     (['a', 'b'], None, None)
     """
-    if one is None or two is None:
+    if first is None or second is None:
         return None
-    short, long = sorted((one, two), key=len)
+    short, long = sorted((first, second), key=len)
     return long if long[: len(short)] == short else None
 
 
-def _known(found: dict[str, Any], varied: set[str]) -> dict[str, Any]:
-    return {site: each for site, each in found.items() if each is not None and site not in varied}
+def _known(values: dict[str, Any], varied: set[str]) -> dict[str, Any]:
+    return {
+        site: value for site, value in values.items() if value is not None and site not in varied
+    }

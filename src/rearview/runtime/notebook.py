@@ -24,7 +24,7 @@ from typing import Any, cast
 from rearview.errors import UsageError
 from rearview.model.plan import Control
 from rearview.runtime import importer
-from rearview.runtime.importer import furnish
+from rearview.runtime.importer import register_module
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
@@ -51,7 +51,8 @@ _INTERRUPTED = 130
 def make_kernel(control: Control) -> Any:
     """Return an IPython kernel, ready to run cells.
 
-    This comes before the session: what a kernel draws, reads and imports to get ready is not the program's.
+    Called before the session starts: the random numbers, files and imports of a starting kernel do not
+    belong to the program.
     """
     try:
         import ipykernel
@@ -74,22 +75,20 @@ def make_kernel(control: Control) -> Any:
         traits |= {"quiet": False, "capture_fd_output": False}
     launcher = Path(ipykernel.__file__).parent.parent / "ipykernel_launcher.py"
     sys.argv = [str(launcher), "-f", traits["connection_file"]]
-    quiet = (
-        "PYDEVD_DISABLE_FILE_VALIDATION"  # else debugpy remarks that Python's modules are frozen
-    )
-    known = os.environ.get(quiet)
+    quiet = "PYDEVD_DISABLE_FILE_VALIDATION"  # otherwise debugpy warns about frozen modules
+    previous = os.environ.get(quiet)
     os.environ[quiet] = "1"
     app: Any = IPKernelApp.instance(**traits)
     app.initialize(["--HistoryManager.hist_file=:memory:"])
-    if known is None:
+    if previous is None:
         del os.environ[quiet]
-    # as long as the kernel lives, and the same in every process that runs this notebook
+    # kept as long as the kernel lives, and equal in every process that runs this notebook
     sys.argv[2] = f"{control.root}{os.sep}kernel.json"
     return app
 
 
 def _end_with_parent() -> None:
-    """Let the system kill this process when the front end is gone: a run without one is dead."""
+    """Let the system kill this process when the front end ends: without it the run cannot continue."""
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -121,38 +120,38 @@ def _kernel_class() -> Any:
 
 
 class Cells:
-    """The cells of one notebook, as a session sees them executed."""
+    """The cells of one notebook while a session executes them."""
 
     def __init__(self, session: Session, notebook: Notebook, path: str) -> None:
         self.session = session
         self.notebook = notebook
         self.path = path
-        """Of the program text, relative to the project."""
+        """Path of the program text, relative to the project."""
         self.now: CodeCell | None = None
         self.failed: str = ""
-        """The error that ended the notebook, by its class."""
+        """Name of the class of the exception that ended the notebook."""
         self._next = 0
         self.lineage: Lineage | None = None
         if isinstance(session, Recorder):
             self.lineage = Lineage(session.runs.folder(session.run), session.root)
         self._clock: list[int] = session.declared.get(clock.ROOT, [])
         self._clock_at = 0
-        self._chance: list[Any] = session.declared.get(entropy.ROOT, [])
-        # as the last cell left it: between cells the kernel draws too
-        self._random, self._drawn = random.getstate(), list(self._chance)
+        self._stream_position: list[Any] = session.declared.get(entropy.ROOT, [])
+        # state at the end of the last cell: between cells the kernel draws random numbers too
+        self._random, self._last_position = random.getstate(), list(self._stream_position)
         clock.between_cells[:] = [lambda: not session.cell]
         self._expected = ""
         self._recorded = isinstance(session.compiler, importer.Compiler)
-        known: Mapping[int, str] | None = None
+        ids: Mapping[int, str] | None = None
         if self._recorded:
-            known = session.compiler.ids.get(path)
-        if known is None:
-            found = loop_ids(ast.parse(notebook.text), path)
-            known = {line: str(one) for line, one in found.items()}
-        self._ids = known
+            ids = session.compiler.ids.get(path)
+        if ids is None:
+            parsed_ids = loop_ids(ast.parse(notebook.text), path)
+            ids = {line: str(loop_id) for line, loop_id in parsed_ids.items()}
+        self._ids = ids
 
     def begin(self, source: str) -> CodeCell | None:
-        """Take in that a cell is about to run; None if it is not the notebook's."""
+        """Begin a cell; return None if the source is not a cell of the notebook."""
         for cell in self.notebook.cells[self._next :]:
             if cell.source == source:
                 self._next = cell.number
@@ -163,19 +162,19 @@ class Cells:
                 if self.lineage is not None:
                     self.lineage.begin(cell.text, list(vars(sys.modules["__main__"]).values()))
                 random.setstate(self._random)
-                self._chance[:] = self._drawn
+                self._stream_position[:] = self._last_position
                 return cell
         return None
 
     def end(self, cell: CodeCell, reply: Mapping[str, Any]) -> None:
-        """Take in how a cell ended."""
+        """End a cell; `reply` is the kernel's answer."""
         self.now = None
         self.session.cell = 0
-        before, self._drawn = self._drawn, list(self._chance)
+        before, self._last_position = self._last_position, list(self._stream_position)
         self._random = random.getstate()
         if self.lineage is not None:
             used = {"clock": (self._clock[0] if self._clock else 0) - self._clock_at}
-            used["chance"] = int(before != self._drawn)
+            used["chance"] = int(before != self._last_position)
             try:
                 self.lineage.end(cell.number, cell.text, self.session.belongs, **used)
             except Exception as exc:
@@ -189,12 +188,12 @@ class Cells:
             self.session.code = 0
 
     def visit(self, tree: Any) -> Any:
-        """Instrument the program of the cell being executed; IPython calls this for all that it compiles."""
+        """Instrument the code of the current cell; IPython calls this for everything that it compiles."""
         cell = self.now
         if cell is None or not self._recorded or not isinstance(tree, ast.Module) or not tree.body:
             return tree
         if ast.dump(tree) != self._expected:
-            return tree  # what a magic compiles by itself
+            return tree  # code that a magic compiles
         try:
             return self._instrumented(cell, tree)
         except Exception as exc:
@@ -206,19 +205,19 @@ class Cells:
 
     def _instrumented(self, cell: CodeCell, tree: ast.Module) -> ast.Module:
         compiler = self.session.compiler
-        # lines of the program text minus lines of what the kernel compiles
+        # line number in the program text minus line number in the code that the kernel compiles
         shift = cell.line - 1 + cell.tree().body[0].lineno - tree.body[0].lineno
         last = cell.line + cell.text.count("\n")
-        here = range(cell.line, last + 1)
+        lines = range(cell.line, last + 1)
         probes = {
             (line - shift, column): drawn
             for (line, column), drawn in compiler.probes.get(self.path, {}).items()
-            if line in here
+            if line in lines
         }
         if probes:
             tree = shield_tree(tree, probes)
         if compiler.watched:
-            ids = {line - shift: one for line, one in self._ids.items() if line in here}
+            ids = {line - shift: loop_id for line, loop_id in self._ids.items() if line in lines}
             suspends = any(map(_awaits, tree.body))
             for site in instrument(
                 tree, self.path, ids=ids, autolog=compiler.autolog, suspends=suspends
@@ -228,7 +227,7 @@ class Cells:
 
 
 def _awaits(node: ast.AST) -> bool:
-    """Return True if a statement of a cell waits for something, outside functions."""
+    """Return True if a statement of a cell contains `await` outside functions."""
     if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
         return True
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
@@ -255,8 +254,8 @@ def _watch(app: Any, cells: Cells) -> None:
             return without_targets(code) if isinstance(code, CodeType) else code
 
     shell = app.kernel.shell
-    made: Any = CellCompiler
-    compiler = made()
+    compiler_class: Any = CellCompiler
+    compiler = compiler_class()
     vars(compiler).update(vars(shell.compile))
     shell.compile, shell.compiler_class = compiler, CellCompiler
     shell.ast_transformers.append(cells)
@@ -264,14 +263,14 @@ def _watch(app: Any, cells: Cells) -> None:
         session.adopt(name)
     session.modules.main = shell.user_module
     session.modules.hides = _hidden(set(shell.user_ns_hidden), cells.notebook)
-    furnish(shell.user_module)
+    register_module(shell.user_module)
     app.kernel.cells = cells
 
 
 def _hidden(own: set[str], notebook: Notebook) -> Callable[[str], bool]:
-    """Return what says that a name of the notebook's namespace is the kernel's own.
+    """Return a function that returns True for names in the notebook's namespace that the kernel owns.
 
-    What cells have returned counts as the program's only if the program asks for it by name.
+    The results of cells (`Out`, `_3`) belong to the program only if its source names them.
     """
     named = {node.id for node in ast.walk(ast.parse(notebook.text)) if isinstance(node, ast.Name)}
 
@@ -290,7 +289,7 @@ def run_notebook(control: Control, session: Session, app: Any) -> int:
     name = os.path.relpath(os.path.realpath(file), root)
     inputs = getattr(session, "inputs", None)
     if isinstance(inputs, InputFiles):
-        inputs.active = False  # the program does not read its own text
+        inputs.active = False  # reading the notebook itself is not an input of the program
     data = Path(session.real(file, PathUse.RUN)).read_bytes()
     if isinstance(inputs, InputFiles):
         inputs.active = True

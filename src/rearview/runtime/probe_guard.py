@@ -1,8 +1,8 @@
-"""Run a probe without a trace in the program, and silence trackers during a replay.
+"""Run a probe so that it changes nothing in the program, and silence trackers during a replay.
 
-Random state, and everything else that a probe might disturb, is put back after it has run. Nothing
-reaches TensorBoard, W&B or MLflow during a replay: values that a probe logs there go to Rearview's
-table, and values that the program itself logs were sent when it was recorded.
+The guard restores random state, and everything else that a probe might change, after it has run.
+During a replay nothing reaches TensorBoard, W&B or MLflow: the values that a probe logs there become
+records, and the program's own values were sent when it was recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.capture.event_files import REAL
-from rearview.runtime.importer import lend, offer
+from rearview.runtime.importer import offer, offer_value
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.source.log_calls import MANY, OPTIONS
 from rearview.source.wrap_probes import CALM, OURS, SHIELD, TRACK
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 
-def told(method: str, args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+def logged_values(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values by name that a call of a tracker's method logs.
 
-    >>> told("add_scalar", ("loss", 0.5, 3), {}), told("log", ({"a": 1},), {"step": 2})
+    >>> logged_values("add_scalar", ("loss", 0.5, 3), {}), logged_values("log", ({"a": 1},), {"step": 2})
     ({'loss': 0.5}, {'a': 1})
-    >>> told("add_scalars", ("loss", {"train": 1, "val": 2}), {})
+    >>> logged_values("add_scalars", ("loss", {"train": 1, "val": 2}), {})
     {'loss/train': 1, 'loss/val': 2}
-    >>> told("track", (0.5,), {"name": "loss"}), told("report_scalar", ("a", "b", 7, 1), {})
+    >>> logged_values("track", (0.5,), {"name": "loss"}), logged_values("report_scalar", ("a", "b", 7, 1), {})
     ({'loss': 0.5}, {'a/b': 7})
-    >>> told("log_figure", ("not a name and a value",), {})
+    >>> logged_values("log_figure", ("not a name and a value",), {})
     {}
     """
-    first = args[0] if args else next((given[k] for k in _NAMES if k in given), None)
+    first = args[0] if args else next((kwargs[k] for k in _NAMES if k in kwargs), None)
     if method == "track":
-        return {str(given["name"]): args[0] if args else given.get("value")}
+        return {str(kwargs["name"]): args[0] if args else kwargs.get("value")}
     if method == "report_scalar" and len(args) >= 3:
         return {f"{args[0]}/{args[1]}": args[2]}
     if method == "add_scalars" and len(args) > 1:
         return {f"{first}/{key}": value for key, value in args[1].items()}
     if method in MANY or isinstance(first, Mapping):
         return {str(key): value for key, value in dict(first or {}).items()}
-    rest = [v for k, v in given.items() if k not in {*_NAMES, *OPTIONS}]
+    rest = [v for k, v in kwargs.items() if k not in {*_NAMES, *OPTIONS}]
     if method in _REVERSED and len(args) > 1:
         return {str(args[1]): args[0]}
     values = [*args[1:2], *rest]
@@ -60,7 +60,7 @@ def told(method: str, args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[s
 
 _NAMES = ("tag", "key", "name", "main_tag", "metrics", "params", "dictionary", "data")
 _REVERSED = {"log_text", "log_image", "log_figure"}
-"""Methods of MLflow that take what is logged first, and its name second."""
+"""Methods of MLflow that take the value first and its name second."""
 
 
 def plain(value: Any) -> Any:
@@ -73,7 +73,7 @@ def plain(value: Any) -> Any:
 def silence(folder: Path) -> None:
     """Silence trackers in a replay: they write nothing and contact no server.
 
-    `folder` takes what cannot be had without a file.
+    `folder` receives the files of trackers that cannot work without files.
     """
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
@@ -87,8 +87,8 @@ def silence(folder: Path) -> None:
 class SilentWriter:
     """Replaces the file writer of TensorBoard or tensorboardX, and writes nothing."""
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        named = (given[name] for name in ("log_dir", "logdir", "file_prefix") if name in given)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        named = (kwargs[name] for name in ("log_dir", "logdir", "file_prefix") if name in kwargs)
         self._log_dir = str(args[0] if args else next(named, ""))
 
     def get_logdir(self) -> str:
@@ -101,14 +101,14 @@ class SilentWriter:
         return _nothing
 
 
-def _nothing(*args: Any, **given: Any) -> None:
+def _nothing(*args: Any, **kwargs: Any) -> None:
     """Do nothing."""
 
 
 def _silence_writer(module: ModuleType) -> None:
     vars(module)[REAL] = vars(module)["FileWriter"]
     vars(module)["FileWriter"] = SilentWriter
-    module.SummaryWriter.add_embedding = _nothing  # the one that writes files of its own
+    module.SummaryWriter.add_embedding = _nothing  # the only method that writes other files
 
 
 def _silence_mlflow(module: ModuleType) -> None:
@@ -120,53 +120,55 @@ def _silence_wandb(module: ModuleType, folder: Path) -> None:
     """Keep a run of W&B offline, in `folder`; a disabled one stays disabled."""
     real = module.init
 
-    def init(*args: Any, **given: Any) -> Any:
-        mode = given.get("mode") or os.environ.get("WANDB_MODE")
+    def init(*args: Any, **kwargs: Any) -> Any:
+        mode = kwargs.get("mode") or os.environ.get("WANDB_MODE")
         if mode != "disabled":
-            given |= {"mode": "offline", "dir": str(folder)}
-        return real(*args, **given)
+            kwargs |= {"mode": "offline", "dir": str(folder)}
+        return real(*args, **kwargs)
 
     vars(module)["init"] = init
     vars(module)["login"] = _nothing
 
 
 def install(session: Replayer) -> None:
-    """Make known to probes what they name: the context manager around them, and Rearview itself."""
+    """Offer the names that probes use: the guard around them, and `rearview` itself."""
 
     @contextmanager
     def shield(line: int, *generators: Any) -> Iterator[None]:
         del line  # the traceback has it
         before = read_global()
         kept = copy.deepcopy({k: v for k, v in session.declared.items() if k.startswith("$")})
-        own = [(one, _state(one)) for one in generators]
+        own = [(generator, _state(generator)) for generator in generators]
         session.probing += 1
         try:
             yield
         except Exception as exc:
-            here = exc.__traceback__  # where this generator stands; the statement comes after
-            session.note_probe_error(exc, here and here.tb_next)
+            trace = exc.__traceback__  # the first entry is this generator; the probe comes next
+            session.note_probe_error(exc, trace and trace.tb_next)
             raise
         finally:
             session.probing -= 1
             write_global(before)
             for name, value in kept.items():
                 _take_back(session.declared[name], value)
-            for one, state in own:
-                _put_back(one, state)
+            for generator, state in own:
+                _put_back(generator, state)
 
     light_guard = _LightGuard(session)
 
-    def track(method: str, *args: Any, **given: Any) -> None:
-        session.log({name: plain(value) for name, value in told(method, args, given).items()})
+    def track(method: str, *args: Any, **kwargs: Any) -> None:
+        session.log(
+            {name: plain(value) for name, value in logged_values(method, args, kwargs).items()}
+        )
         if session.events is not None and session.writes_at(session.point()):
-            session.events.add(method, args, given)
+            session.events.add(method, args, kwargs)
 
     def calmly(line: int) -> _LightGuard:
         del line
         return light_guard
 
     offer(SHIELD, shield, **{CALM: calmly, TRACK: track})
-    lend(OURS, importlib.import_module(OURS))  # a probe may use it without importing it
+    offer_value(OURS, importlib.import_module(OURS))  # a probe may use it without importing it
 
 
 class _LightGuard:

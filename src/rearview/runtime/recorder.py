@@ -50,7 +50,7 @@ from rearview.store.runs import Runs
 
 
 class PointEncoder:
-    """Encodes the current point as records spell it, without building a Point each time."""
+    """Encodes the current point for records, without building a Point each time."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
@@ -79,7 +79,7 @@ _WALKING = 0.01
 _FIRST = 0.1
 """Seconds of walking that are always allowed."""
 _LOOKED_AT = 100
-"""Iterations of an outermost loop after each of which its variables are captured; later ones in turns."""
+"""First iterations of an outermost loop after each of which its variables are captured; later, only some."""
 _BRIEF = 0.001
 """Seconds; a shorter loop is not worth skipping in a replay."""
 _CROWDED = 0.5
@@ -175,12 +175,12 @@ class Recorder(Session):
         count = max(0, entry.now + 1)
         self.timeline.count(entry.site.id, outer.now, count)
         if between:
-            path = [*(one.site.id for one in between), entry.site.id]
+            path = [*(entry_between.site.id for entry_between in between), entry.site.id]
             self.timeline.below(path, outer.now, count)
         else:
             took = perf_counter() - entry.started
-            held = entry.values()
-            self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, held)
+            values = entry.values()
+            self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, values)
 
     def _iteration_ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Capture the variables of a loop whose iteration `index` has ended."""
@@ -193,7 +193,7 @@ class Recorder(Session):
             self.fail(exc)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Look at each of the first iterations of an outermost loop, however short they are."""
+        """Return 1 for the first iterations of an outermost loop, however short they are."""
         nest = self.nest
         if self.assigned is not None and nest is not None and nest.entry is entry:
             if entry.history.iterations + entry.now < _LOOKED_AT and entry.site.assigned:
@@ -216,7 +216,7 @@ class Recorder(Session):
         around = self.stack[-1]
         around.history.nests = True
         if frame is None or id(frame) != entry.frame or around.frame == entry.frame:
-            return  # the loop around it, in the same function, looks at its variables
+            return  # the loop around it, in the same function, captures its variables
         if entry.history.nests or entry.now < 0:
             return
         try:
@@ -349,7 +349,7 @@ class Recorder(Session):
         self.overhead.add_wait(perf_counter() - begun)
 
     def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
-        """Return True if the end of an outermost loop is saved to have something to compare with."""
+        """Return True to save the end of an outermost loop, so that a replay has a state to compare."""
         nest = self.nest
         if edge is not Edge.END or nest is None or nest.entry is not entry:
             return False
@@ -368,7 +368,10 @@ class Recorder(Session):
         if not nest.encoded:
             anchors = {"names": nest.names, "signature": nest.anchors.signature}
             nest.encoded = msgspec.json.encode(anchors)
-        origin = {"names": list(roots), "frames": [qualified(each.f_code) for each in frames]}
+        origin = {
+            "names": list(roots),
+            "frames": [qualified(program_frame.f_code) for program_frame in frames],
+        }
         files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers: dict[str, Any] = {
             "anchors": nest.encoded,
@@ -390,7 +393,7 @@ class Recorder(Session):
             buffers,
             meta=CheckpointMeta(
                 path=path,
-                anchored=nest.at,
+                anchored=nest.iteration,
                 records=self.records.position,
                 seconds=begun - self.began,
                 outputs=outputs,
@@ -409,7 +412,7 @@ class Recorder(Session):
 
     def point_of(self, entry: LoopEntry, index: int) -> Point:
         """Return the point of a checkpoint of `entry` at iteration `index`."""
-        steps = [other.step() for other in self.stack]
+        steps = [loop.step() for loop in self.stack]
         value = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
         steps[-1] = Step(entry.site.name, index, None if value == index else value)
         return Point((*self.cell_steps(), *steps))
@@ -430,7 +433,7 @@ class Recorder(Session):
             self.fail(exc)
 
     def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
-        """Keep hyper-parameters of the run; `origin` says what the program read them with."""
+        """Record hyper-parameters of the run; `origin` names how the program read them."""
         try:
             self.runs.update_args(self.run, values, origin)
         except Exception as exc:
@@ -463,8 +466,8 @@ class Recorder(Session):
             if os.environ.get("REARVIEW_DEBUG"):
                 traceback.print_exception(exc)
             warnings.warn(
-                f"rearview could not go on recording ({type(exc).__name__}: {printable(str(exc))}). Your program "
-                "runs on; what was recorded so far is kept.",
+                f"rearview stopped recording ({type(exc).__name__}: {printable(str(exc))}). Your program "
+                "continues; everything recorded so far is kept.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -541,7 +544,7 @@ class Recorder(Session):
                 close()
 
     def _close_with(self, summary: RunEnd, code: int) -> None:
-        """Tell a person at a terminal what was recorded."""
+        """Print a few lines about the run for a person at a terminal."""
         run = self.runs.get(self.run)
         lines = closing_lines(
             *(self.run, summary, self.logged, len(run.args), self.runs.folder(self.run)),
@@ -551,7 +554,7 @@ class Recorder(Session):
         print_closing_lines(self.settings.closing_lines, lines)
 
     def _captured_facts(self) -> dict[str, Any]:
-        """Return which names were captured, and what looking at variables took."""
+        """Return which names were captured, and how long capturing variables took."""
         if self.captured is None:
             return {}
         facts = self.captured.facts()
@@ -587,9 +590,11 @@ class Recorder(Session):
 
     def summary(self, code: int) -> RunEnd:
         """Return what the run measured until it ended with `code`, for planning and `rearview show`."""
-        files = {str(file) for _, one in self.modules if (file := getattr(one, "__file__", None))}
+        files = {
+            str(file) for _, module in self.modules if (file := getattr(module, "__file__", None))
+        }
         if self.script and self.belongs(self.script):
-            files.add(self.script)  # Python forgets its name
+            files.add(self.script)  # at the end, `__main__` no longer has its file name
         return RunEnd(
             seconds=perf_counter() - self.began,
             cpu=process_time(),
@@ -610,7 +615,9 @@ class Recorder(Session):
 def _raised_by_handler(exc: BaseException) -> bool:
     """Return True if a signal handler of the program raised `exc`."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
+    codes = {
+        getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers
+    }
     trace = exc.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:

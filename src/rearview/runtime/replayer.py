@@ -32,7 +32,7 @@ from rearview.store.tables.recorded_values import recorded
 from rearview.store.values import Put, convert
 
 _SELDOM = 8
-"""While the program runs, at most one part in this many of the time goes into comparing."""
+"""Comparing takes at most one part in this many of the time while the program runs."""
 
 
 @dataclass
@@ -73,14 +73,14 @@ class Replayer(Session):
     probe_error: str = ""
     """Message about the last probe that raised an exception."""
     visited: Counter[str] = field(default_factory=Counter)
-    """Iterations that ran of loops in which something is wanted, by loop id."""
+    """By loop id: number of iterations that ran, for loops in which something is wanted."""
     since: int = 0
     """Iteration of the main loop up to which `visited` is counted."""
     entered: bool = False
     """Whether the main loop, which is divided among segments, was entered."""
     closed: bool = False
     events: EventFiles | None = None
-    """Writes event files of what probes give to TensorBoard; None: there are none."""
+    """Writes event files with the values that probes log to TensorBoard; None if there are none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +88,7 @@ class Replayer(Session):
 
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Skip, jump or continue, by what the segment asks for."""
+        """Skip, jump or continue, as the segment requires."""
         if entry.site.loose or self.nest is None:
             return index
         outermost = self.nest.entry is entry
@@ -108,8 +108,8 @@ class Replayer(Session):
         path = self.path(entry, index)
         goal = self.goal(entry, index)
         idle = index == 0 and not self.needs(entry)
-        last = goal != index or idle  # before something is restored, or the end
-        if (outermost and self.end_outer_iteration()) or last or self.should_compare():
+        must_compare = goal != index or idle  # before something is restored, or the end
+        if (outermost and self.end_outer_iteration()) or must_compare or self.should_compare():
             self.prove(self.checkpoint_index.to_compare(Edge.START, path), frame)
         if idle and self.skip(path, frame):
             return None
@@ -177,7 +177,7 @@ class Replayer(Session):
         super().leave(entry, frame, ended=ended)
 
     def count_main_iterations(self, index: int) -> None:
-        """Count the iterations of the main loop that the segment asks for and that have run."""
+        """Count the iterations of the main loop that belong to the segment and have run."""
         ranges = self.segment.ranges.get(self.segment.main, [])
         for first, last in ranges:
             self.visited[self.segment.main] += max(0, min(last, index) - max(first, self.since))
@@ -204,9 +204,9 @@ class Replayer(Session):
         ]
 
     def should_compare(self) -> bool:
-        """Return True if it is time for a comparison that a later one would cover as well.
+        """Return True if it is time for a comparison that is not strictly necessary.
 
-        A thorough replay looks for the start of a difference: it compares wherever it can.
+        A thorough replay searches for the start of a difference: it compares wherever it can.
         """
         return self.segment.thorough or perf_counter() - self.compared >= _SELDOM * self.proving
 
@@ -217,12 +217,12 @@ class Replayer(Session):
 
     def needs(self, entry: LoopEntry) -> bool:
         """Return True if the segment wants something inside this loop, in the current iterations around it."""
-        around = [other for other in self.stack if other is not entry]
+        around = [loop for loop in self.stack if loop is not entry]
         if not all(map(self.in_range, around)):
             return False
         if self.segment.everywhere:
             return True
-        sites = [other.site.id for other in (*around, entry)]
+        sites = [loop.site.id for loop in (*around, entry)]
         return any(may_hold(chain, sites) for chain in self.segment.chains)
 
     @property
@@ -241,13 +241,13 @@ class Replayer(Session):
         Only the main loop and those directly inside it have ranges: the same lines of the program
         may run elsewhere as well, under another loop or by recursion.
         """
-        if not self.in_main or not any(entry is other for other in self.stack[:2]):
+        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
             return None
         ranges = self.segment.ranges.get(entry.site.id)
         spans = self.segment.spans.get(entry.site.id)
         if entry is self.stack[0]:
             return ranges
-        if entry.site.id == self.segment.main:  # it calls itself
+        if entry.site.id == self.segment.main:  # the function with the main loop called itself
             return None
         span = spans.get(self.stack[0].now) if spans else None
         if span is None:
@@ -371,14 +371,14 @@ class Replayer(Session):
                 fresh.append((name, value))
                 continue
             occurrence = self.seen[key]
-            now = msgspec.json.encode(convert(value, self.put))
+            encoded = msgspec.json.encode(convert(value, self.put))
             if self.report.skipped or self.checkpoint_index.restored:
                 # loops of one name share their points, and skipped ones logged first
                 occurrence = next(
-                    (k for k in range(occurrence, len(before)) if before[k] == now), occurrence
+                    (k for k in range(occurrence, len(before)) if before[k] == encoded), occurrence
                 )
             self.seen[key] = occurrence + 1
-            if occurrence < len(before) and before[occurrence] == now:
+            if occurrence < len(before) and before[occurrence] == encoded:
                 self.report.repeated += 1
             elif name not in self.report.differing:
                 self.report.differing.append(name)
@@ -402,12 +402,12 @@ class Replayer(Session):
         file = Path(trace.tb_frame.f_code.co_filename).name if trace is not None else ""
         where = f" at {point}" if (point := self.point()).steps else ""
         self.probe_error = (
-            f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Let it "
-            "log only where it can (`if …:`, or `try:` around it), and ask again"
+            f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Put it "
+            "under a condition (`if …:`) or inside `try:`, and run the command again"
         )
 
     def note_failure(self, exc: BaseException) -> None:
-        """Keep what kind of failure ended the program."""
+        """Note which kind of failure ended the program."""
         super().note_failure(exc)
         if caused_by_full_disk(exc):
             self.report.failure = ReplayFailure.DISK_FULL

@@ -53,7 +53,7 @@ class Restart:
         depth = len(checkpoint.meta.path) - 1
         way = "resuming from an earlier one" if depth else "starting over"
         sys.stderr.write(
-            f"rearview: the checkpoint at {checkpoint.point} cannot be resumed from; {way} ({why})\n"
+            f"rearview: the run cannot be resumed from the checkpoint at {checkpoint.point}; {way} ({why})\n"
         )
         sys.stderr.flush()
         self._begin(msgspec.structs.replace(self.control, depth=depth))
@@ -64,7 +64,7 @@ class Restart:
         A program that downloads its data only if it is absent has taken another path now.
         """
         sys.stderr.write(
-            "rearview: the set-up came out differently because files exist that the run created; "
+            "rearview: the set-up differs because files exist that the run created; "
             f"setting up again without them ({why})\n"
         )
         sys.stderr.flush()
@@ -74,7 +74,7 @@ class Restart:
         """Replace this process by one that is started with `control`."""
         end_children()
         if control.kernel is not None:
-            # the front end waits for an answer of this very process: it has to begin anew too
+            # the front end waits for an answer of this process: it has to start again too
             Path(control.kernel).with_name(AGAIN).write_bytes(msgspec.json.encode(control))
             os.kill(os.getpid(), signal.SIGKILL)
         for number in _files() - self.files:
@@ -92,7 +92,7 @@ class Restart:
 
 @dataclass
 class SourceChange:
-    """Refuses an edited source if a changed line runs before the checkpoint is reached."""
+    """Refuses an edited source if a changed line runs before the program reaches the checkpoint."""
 
     mend: Mend
     root: str
@@ -192,8 +192,9 @@ class Resumer(Recorder):
         target_path = self.target.meta.path
         depth = len(path)
         on_the_way = depth <= len(target_path) and all(
-            list(mine[:2]) == list(other[:2]) and (level == depth - 1 or mine[2] == other[2])
-            for level, (mine, other) in enumerate(zip(path, target_path, strict=False))
+            list(step[:2]) == list(target_step[:2])
+            and (level == depth - 1 or step[2] == target_step[2])
+            for level, (step, target_step) in enumerate(zip(path, target_path, strict=False))
         )
         if not on_the_way:
             return None if index == 0 and self._skip(path, frame) else index
@@ -262,7 +263,7 @@ class Resumer(Recorder):
             self.restart(checkpoint, exc)
 
     def _restore_large_files(self) -> None:
-        """Put back files that are too large for a checkpoint, before restoring truncates them."""
+        """Restore files that are too large for a checkpoint, before the state is restored."""
         assert self.target is not None
         if self.outputs is not None:
             self.outputs.bring_back(self.target.meta.outputs.get("large", ()))
@@ -279,7 +280,7 @@ class Resumer(Recorder):
             whole = len(path) == 1 and self.origin.edge is not Edge.END
             self.timeline.skipped(path[0][2] + (not whole))
         if self.clock is not None:
-            self.clock.go_on()
+            self.clock.start_recording()
         self.overhead.now = self.last = perf_counter()
 
     def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:

@@ -60,7 +60,7 @@ def current_session() -> Session | None:
 
 
 def use_session(session: Session | None) -> None:
-    """Make `session` the one that `rearview.log` and the like speak to."""
+    """Make `session` the one that `rearview.log` and the other public functions use."""
     global _current  # noqa: PLW0603 - one session per process is the point
     _current = session
 
@@ -92,7 +92,7 @@ class LoopNest:
 
     entry: LoopEntry
     anchors: Anchors | None = None
-    at: int = 0
+    iteration: int = 0
     """Iteration of the outermost loop before which the anchors were walked."""
     names: tuple[str, ...] = ()
     """Names of the roots of that walk."""
@@ -158,24 +158,24 @@ class Session:
 
     def belongs(self, file: str) -> bool:
         """Return True if a file belongs to the project: under its root, and not an installed library."""
-        known = self._belongs.get(file)
-        if known is None:
+        belongs = self._belongs.get(file)
+        if belongs is None:
             path = resolved(file)
             inside = file[:1] == os.sep and path.startswith(self.root)  # not "<frozen runpy>"
             installed = "site-packages" in path or any(
                 path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
             )
-            ours = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
-            known = self._belongs[file] = inside and not installed and not ours
-        return known
+            in_store = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
+            belongs = self._belongs[file] = inside and not installed and not in_store
+        return belongs
 
     def enter_cell(self, number: int) -> None:
-        """Take in that a script has come to one of its cells."""
+        """Note that a script begins one of its cells."""
         if threading.get_ident() == self.thread:
             self.cell = number
 
     def adopt(self, file: str) -> None:
-        """Take code with this file name as the project's own, wherever the file seems to be."""
+        """Treat code with this file name as part of the project, wherever the file is."""
         self._belongs[file] = True
 
     def real(self, path: str, use: PathUse = PathUse.READ) -> str:
@@ -257,7 +257,7 @@ class Session:
         return iterate(self, entry, items)
 
     def _forget_interrupted(self) -> None:
-        """Drop library loops whose frame has ended without a sign, as with Ignite's `interrupt`."""
+        """Drop library loops whose frame has ended unnoticed, as with Ignite's `interrupt`."""
         while self.stack and self.stack[-1].frame not in set(_frames()):
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
@@ -276,10 +276,10 @@ class Session:
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
         """Take a loop off the stack, however it was left."""
         if entry.site.loose:
-            self.loose = [other for other in self.loose if other is not entry]
+            self.loose = [loop for loop in self.loose if loop is not entry]
             self.learn(entry)
             return
-        if not any(other is entry for other in self.stack):
+        if not any(loop is entry for loop in self.stack):
             return
         if not ended and frame is not None and id(frame) == entry.frame:
             self.broken(entry, frame)
@@ -336,7 +336,9 @@ class Session:
             point = self.point()
             return point.loops, point.indices
         stack = self.stack
-        return tuple([one.history.site.name for one in stack]), tuple([one.now for one in stack])
+        return tuple([loop.history.site.name for loop in stack]), tuple(
+            [loop.now for loop in stack]
+        )
 
     def running(self) -> list[LoopEntry]:
         """Return the loops around the statement being executed, outermost first."""
@@ -353,43 +355,43 @@ class Session:
     def path(self, entry: LoopEntry, index: int) -> tuple[LoopStep, ...]:
         """Return the path of a checkpoint: (loop, ordinal, index) of each loop down to `entry`."""
         steps: list[LoopStep] = []
-        for other in self.stack:
-            if other is entry:
+        for loop in self.stack:
+            if loop is entry:
                 break
-            steps.append(LoopStep(other.site.id, other.ordinal, other.now))
+            steps.append(LoopStep(loop.site.id, loop.ordinal, loop.now))
         return (*steps, LoopStep(entry.site.id, entry.ordinal, index))
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
         """Return the roots of the state by name, and the frames of the program."""
         frames = project_frames(frame, self.belongs, self.loop_files)
         clear_library_references(frames, self.loop_files)
-        found = roots(frames, self.modules)
+        named_roots = roots(frames, self.modules)
         if self.nest is not None:
-            found.update(self._sources(self.nest))
-        found.update(library_roots(loops=bool(self.loop_files)))
-        found.update((f"declared::{name}", obj) for name, obj in self.declared.items())
-        return found, frames
+            named_roots.update(self._sources(self.nest))
+        named_roots.update(library_roots(loops=bool(self.loop_files)))
+        named_roots.update((f"declared::{name}", obj) for name, obj in self.declared.items())
+        return named_roots, frames
 
     def _sources(self, nest: LoopNest) -> dict[str, Any]:
         """Return the generators and data loaders that feed the outermost loop: they are state too."""
         if nest.feeds is None:
             nest.feeds = sources_of(nest.entry.source, self.is_project_module)
-        return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
+        return {f"loop:{n}:{nest.entry.site.id}": source for n, source in enumerate(nest.feeds)}
 
     def anchor(
         self,
         nest: LoopNest,
         index: int,
-        found: Mapping[str, Any],
+        roots: Mapping[str, Any],
         signature: Sequence[str] | None = None,
     ) -> Anchors:
         """Walk the objects that exist now: the anchors of later checkpoints of this nest."""
         begun = perf_counter()
         nest.anchors = Anchors.walk(
-            found, project=self.is_project_module, loop_modules=LOOPS, signature=signature
+            roots, project=self.is_project_module, loop_modules=LOOPS, signature=signature
         )
-        nest.names, nest.encoded = tuple(found), b""
-        nest.at = index
+        nest.names, nest.encoded = tuple(roots), b""
+        nest.iteration = index
         nest.seconds = perf_counter() - begun
         return nest.anchors
 
@@ -429,7 +431,7 @@ class Session:
         raise AssertionError
 
     def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
-        """Record hyper-parameters of the run; `origin` says what the program read them with."""
+        """Record hyper-parameters of the run; `origin` names how the program read them."""
         raise AssertionError
 
     def note_failure(self, exc: BaseException) -> None:

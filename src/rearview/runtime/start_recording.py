@@ -66,20 +66,20 @@ ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
 
 
 def begin(control: Control) -> Session:
-    """Return the session that `control` asks for, ready to run the program."""
+    """Return the session that `control` describes, ready to run the program."""
     session = _record(control) if control.resume is None else _resume(control)
     session.tells = True
     importer.install(session.compiler)
     if control.signals:
         session.signals = Signals(control.signals).start()
-        # blocked since before this interpreter started, so that none could kill it
+        # the signals were blocked before this interpreter started, so that they could not kill it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
     if control.exit_every is not None:
         _leave_after(session, control.exit_every)
     if control.remote is not None:
-        key, known = command_key(control.target, control.args), dict[str, object]()
+        key, pushed = command_key(control.target, control.args), dict[str, object]()
         remote = open_remote(control.remote)
-        remote_copy = functools.partial(push, session.project, session.run, remote, key, known)
+        remote_copy = functools.partial(push, session.project, session.run, remote, key, pushed)
         session.remote_copy = RemoteCopy(remote_copy, share=session.settings.epsilon, warn=_warn)
         session.writer.on_saved = session.remote_copy.saved
     return session
@@ -99,7 +99,7 @@ def attach() -> Session:
     if replaying is not None:
         return _join(replaying)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main is None:  # a kernel or a prompt: its argv names the kernel's own launcher
+    if main is None:  # a notebook kernel or a prompt: `sys.argv` names its launcher
         script = os.environ.get("JPY_SESSION_NAME", INTERACTIVE)
         control = Control(root=str(Path.cwd()), target=script)
     else:
@@ -143,8 +143,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
     joins = run is not None
-    chosen = os.environ.get(ENTROPY_VARIABLE)
-    key = bytes.fromhex(chosen) if chosen else os.urandom(32)
+    given_key = os.environ.get(ENTROPY_VARIABLE)
+    key = bytes.fromhex(given_key) if given_key else os.urandom(32)
     if run is None:
         run = control.run or runs.reserve()
         runs.start(run, facts(control, project, settings, run, key, watched=watched))
@@ -152,7 +152,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if watched:
             reads.install()
         else:
-            reads.read_all()  # the program may have read any of them before
+            reads.read_all()  # the program may have read any of them before this call
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     overhead = Overhead.begin(settings, project, run, control.target)
@@ -204,7 +204,7 @@ def _resume(control: Control) -> Resumer:
     runs.claim(run.id)
     checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     saved = checkpoints.of(run.id)
-    usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
+    usable = [checkpoint for checkpoint in saved if _deep(checkpoint) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)
     overhead = Overhead.begin(settings, project, run.id, control.target)
     since = target.meta.records if target is not None else 0
@@ -230,7 +230,7 @@ def _resume(control: Control) -> Resumer:
         records=RecordFile(folder, run.id, put=put, attempt=attempt, since=since),
         writer=Writer(checkpoints, settings, warn=_warn_of_save, on_end=overhead.end_save),
         overhead=overhead,
-        seq=max((one.seq for one in saved), default=0),
+        seq=max((checkpoint.seq for checkpoint in saved), default=0),
         target=target,
         restart=None if control.source else restart,
     )
@@ -423,7 +423,7 @@ def _relative(session: Session, target: str) -> str:
 
 
 def _program_of(target: str) -> str:
-    """Return the file that holds a script's program; a notebook's is seen as one of its own."""
+    """Return the file that holds a script's source; for a notebook, the file of its program text."""
     return os.path.abspath(target) + (".py" if is_notebook(target) else "")  # noqa: PTH100
 
 

@@ -85,7 +85,7 @@ def _redirect(spawn: ModuleType, *, view: FileView) -> None:
 
 
 _NOWHERE = "\0"
-"""A root that no path is below."""
+"""A root that contains no path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +210,24 @@ def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[s
     `created` are the files that the run created.
     """
     spared = (os.path.realpath(project.store) + os.sep, *foreign())
-    named = (f"{resolved(str(Path(one).parent))}{os.sep}{Path(one).name}" for one in created)
-    places = {one for one in named if not one.startswith((root + os.sep, *spared))}
+    created_paths = (
+        f"{resolved(str(Path(path).parent))}{os.sep}{Path(path).name}" for path in created
+    )
+    places = {path for path in created_paths if not path.startswith((root + os.sep, *spared))}
     tree = os.path.realpath(segment.tree)
     texts = Path(tree).parent / TEXTS
     return FileView(
         root,
         tree,
-        texts={f"{tree}{os.sep}{one.relative_to(texts)}": str(one) for one in texts.rglob("*.*")},
+        texts={
+            f"{tree}{os.sep}{path.relative_to(texts)}": str(path) for path in texts.rglob("*.*")
+        },
         elsewhere=os.path.realpath(Path(segment.report).parent / "elsewhere"),
         spared=spared,
         installed=tuple(
-            one for one in libraries() if one.startswith(root + os.sep) and one != root + os.sep
+            path for path in libraries() if path.startswith(root + os.sep) and path != root + os.sep
         ),
         temporary=temporary(),
-        gone={one for one in places if os.path.lexists(one)},
+        gone={path for path in places if os.path.lexists(path)},
         drafts=frozenset(places),
     )

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rearview.model.plan import DEEPEST
@@ -175,7 +176,8 @@ def chains(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
     >>> chains({"t.py": ast.parse(text)})["t.py", "step"]
     (('epoch', 'i'),)
     """
-    return {key: names_of(stacks) for key, stacks in paths(trees, limit=limit).items()}
+    files = tuple([calls_of_file(tree, path) for path, tree in trees.items()])
+    return {key: names_of(stacks) for key, stacks in paths(files, limit=limit).items()}
 
 
 def names_of(stacks: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
@@ -183,26 +185,71 @@ def names_of(stacks: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     return tuple(sorted({tuple(map(name_of, stack)) for stack in stacks}))
 
 
-def paths(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
+@dataclass(frozen=True, slots=True, eq=False)
+class FileCalls:
+    """What one file says about its functions: who calls them, and who else may."""
+
+    path: str
+    functions: frozenset[str]
+    """Their qualified names, `<module>` among them."""
+    calls: frozenset[tuple[str, str, tuple[str, ...]]]
+    """(name called, function it is called in, loops of that function around it)."""
+    names: frozenset[str]
+    """Names that are read other than to call them."""
+    attributes: frozenset[str]
+    """The same for attributes."""
+    of_modules: frozenset[str]
+    """The same for attributes of imported modules."""
+    generators: frozenset[str]
+    """Functions that are generators or coroutines."""
+    looping: frozenset[str]
+    """Last names of functions with a loop in their text."""
+    called: Mapping[str, frozenset[str]]
+    """Last name of a function -> names that it calls."""
+
+
+def calls_of_file(tree: ast.Module, path: str) -> FileCalls:
+    """Return what one file says about its functions."""
+    collector = _CallCollector({line: str(loop) for line, loop in loop_ids(tree, path).items()})
+    nodes = list(ast.walk(tree))
+    names, attributes, of_modules = _read_as_values(nodes)
+    bodies: dict[str, list[ast.AST]] = {}
+    for node in nodes:
+        if isinstance(node, FUNCTIONS):
+            bodies.setdefault(node.name, []).extend(ast.walk(node))
+    return FileCalls(
+        path,
+        frozenset((MODULE, *collector.functions(tree))),
+        frozenset(collector.calls(tree, MODULE, "", ())),
+        frozenset(names),
+        frozenset(attributes),
+        frozenset(of_modules),
+        frozenset(_generators(tree)),
+        frozenset(name for name, body in bodies.items() if any(isinstance(n, LOOPS) for n in body)),
+        {name: frozenset(map(called_name, body)) for name, body in bodies.items()},
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> Chains:
     r"""Like `chains`, with the ids of the loops instead of their names, which may be shared.
 
     A function that more than `limit` stacks lead to is left out, too. A stack deeper than `DEEPEST`
     is cut off: its outermost loops are returned.
 
     >>> text = "def f():\n  for i in x: g()\nfor i in y: f()\ndef g(): pass"
-    >>> paths({"t.py": ast.parse(text)})["t.py", "g"]
+    >>> paths((calls_of_file(ast.parse(text), "t.py"),))["t.py", "g"]
     (('t.py:<module>:0:i', 't.py:f:0:i'),)
     """
     calls: dict[str, set[tuple[str, str, tuple[str, ...]]]] = {}
-    functions: set[tuple[str, str]] = set()
-    for path, tree in trees.items():
-        collector = _CallCollector({line: str(loop) for line, loop in loop_ids(tree, path).items()})
-        functions |= {(path, function) for function in (MODULE, *collector.functions(tree))}
-        for name, function, around in collector.calls(tree, MODULE, "", ()):
-            calls.setdefault(name, set()).add((path, function, around))
+    for file in files:
+        for name, function, around in file.calls:
+            calls.setdefault(name, set()).add((file.path, function, around))
+    functions = {(file.path, function) for file in files for function in file.functions}
     stacks, unlimited = _follow_calls(functions, calls, limit)
     unknown = {key for key in functions if key not in stacks} | unlimited
-    unknown |= _passed_as_values(trees, functions) | set(_generators(trees))
+    unknown |= _passed_as_values(files, functions)
+    unknown |= {(file.path, function) for file in files for function in file.generators}
     grown = True
     while grown:
         callees = {
@@ -224,54 +271,41 @@ _Calls = Mapping[str, set[tuple[str, str, tuple[str, ...]]]]
 def _follow_calls(
     functions: set[_Function], calls: _Calls, limit: int
 ) -> tuple[dict[_Function, set[tuple[str, ...]]], set[_Function]]:
-    """Return the stacks of loops that lead to each function, and the functions with too many."""
+    """Return the stacks of loops that lead to each function, and the functions with too many.
+
+    Calls of a function with too many stacks are not followed: what it calls is not known either.
+    """
+    callees: dict[_Function, list[tuple[_Function, tuple[str, ...]]]] = {}
+    for key in functions:
+        for path, caller, around in calls.get(_called_as(key[1]), ()):
+            callees.setdefault((path, caller), []).append((key, around))
     stacks: dict[_Function, set[tuple[str, ...]]] = {
         key: {()} for key in functions if key[1] == MODULE
     }
     unlimited: set[_Function] = set()
-    changed = True
-    while changed:
-        changed = False
-        for key in functions:
-            own = stacks.get(key, set())
-            for path, caller, around in calls.get(_called_as(key[1]), ()):
-                for stack in stacks.get((path, caller), ()):
-                    longer = (stack + around)[:DEEPEST]
-                    if longer in own:
-                        continue
-                    if len(own) >= limit:
-                        unlimited.add(key)
-                        continue
-                    own = own | {longer}
-                    changed = True
-            if own:
-                stacks[key] = own
+    todo: list[tuple[_Function, tuple[str, ...]]] = [(key, ()) for key in stacks]
+    while todo:
+        caller_key, stack = todo.pop()
+        if caller_key in unlimited:
+            continue
+        for key, around in callees.get(caller_key, ()):
+            longer = (stack + around)[:DEEPEST]
+            own = stacks.setdefault(key, set())
+            if longer in own:
+                continue
+            if len(own) >= limit:
+                unlimited.add(key)
+                continue
+            own.add(longer)
+            todo.append((key, longer))
     return stacks, unlimited
 
 
-def _passed_as_values(trees: Mapping[str, ast.Module], functions: set[_Function]) -> set[_Function]:
+def _passed_as_values(files: Sequence[FileCalls], functions: set[_Function]) -> set[_Function]:
     """Return the functions that are used other than in a call, so that any code may call them."""
-    names: set[str] = set()
-    attributes: set[str] = set()
-    of_modules: set[str] = set()
-    for tree in trees.values():
-        nodes = list(ast.walk(tree))
-        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-        modules = {
-            (alias.asname or alias.name).partition(".")[0]
-            for node in nodes
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for alias in node.names
-        }
-        for node in nodes:
-            if id(node) in called or not isinstance(getattr(node, "ctx", None), ast.Load):
-                continue
-            if isinstance(node, ast.Name):
-                names.add(node.id)
-            elif isinstance(node, ast.Attribute):
-                attributes.add(node.attr)
-                if getattr(node.value, "id", None) in modules:
-                    of_modules.add(node.attr)
+    names = frozenset[str]().union(*(file.names for file in files))
+    attributes = frozenset[str]().union(*(file.attributes for file in files))
+    of_modules = frozenset[str]().union(*(file.of_modules for file in files))
     passed = set()
     for path, function in functions:
         *outer, name = function.split(".")
@@ -281,22 +315,45 @@ def _passed_as_values(trees: Mapping[str, ast.Module], functions: set[_Function]
     return {key for key in passed if key[1] != MODULE}
 
 
-def _generators(trees: Mapping[str, ast.Module]) -> Iterator[tuple[str, str]]:
-    """Yield (path, function) of each generator and coroutine."""
-    for path, tree in trees.items():
-        todo: list[tuple[ast.AST, str]] = [(tree, "")]
-        while todo:
-            node, prefix = todo.pop()
-            for child in ast.iter_child_nodes(node):
-                if isinstance(child, FUNCTIONS):
-                    name = prefix + child.name
-                    if isinstance(child, ast.AsyncFunctionDef) or _yields(child):
-                        yield path, name
-                    todo.append((child, f"{name}.<locals>."))
-                elif isinstance(child, ast.ClassDef):
-                    todo.append((child, f"{prefix}{child.name}."))
-                else:
-                    todo.append((child, prefix))
+def _read_as_values(nodes: Sequence[ast.AST]) -> tuple[set[str], set[str], set[str]]:
+    """Return the names, attributes, and attributes of modules that are read other than to call them."""
+    names: set[str] = set()
+    attributes: set[str] = set()
+    of_modules: set[str] = set()
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    modules = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in nodes:
+        if id(node) in called or not isinstance(getattr(node, "ctx", None), ast.Load):
+            continue
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            attributes.add(node.attr)
+            if getattr(node.value, "id", None) in modules:
+                of_modules.add(node.attr)
+    return names, attributes, of_modules
+
+
+def _generators(tree: ast.Module) -> Iterator[str]:
+    """Yield the qualified name of each generator and coroutine."""
+    todo: list[tuple[ast.AST, str]] = [(tree, "")]
+    while todo:
+        node, prefix = todo.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, FUNCTIONS):
+                name = prefix + child.name
+                if isinstance(child, ast.AsyncFunctionDef) or _yields(child):
+                    yield name
+                todo.append((child, f"{name}.<locals>."))
+            elif isinstance(child, ast.ClassDef):
+                todo.append((child, f"{prefix}{child.name}."))
+            else:
+                todo.append((child, prefix))
 
 
 def _yields(function: ast.FunctionDef) -> bool:
@@ -310,26 +367,19 @@ def _yields(function: ast.FunctionDef) -> bool:
     return False
 
 
-def loopers(trees: Mapping[str, ast.Module]) -> frozenset[str]:
+def loopers(files: Iterable[FileCalls]) -> frozenset[str]:
     r"""Return the names of functions that run a loop, in themselves or in what they call.
 
-    >>> sorted(loopers({"t.py": ast.parse("def a(): b()\ndef b():\n  for i in x: c()\ndef c(): pass")}))
+    >>> text = "def a(): b()\ndef b():\n  for i in x: c()\ndef c(): pass"
+    >>> sorted(loopers([calls_of_file(ast.parse(text), "t.py")]))
     ['a', 'b']
     """
-    bodies: dict[str, list[ast.AST]] = {}
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, FUNCTIONS):
-                bodies.setdefault(node.name, []).append(node)
-    looping = {
-        name
-        for name, nodes in bodies.items()
-        if any(isinstance(sub, LOOPS) for node in nodes for sub in ast.walk(node))
-    }
-    calls = {
-        name: {called_name(sub) for node in nodes for sub in ast.walk(node)}
-        for name, nodes in bodies.items()
-    }
+    looping: set[str] = set()
+    calls: dict[str, set[str]] = {}
+    for file in files:
+        looping |= file.looping
+        for name, called in file.called.items():
+            calls.setdefault(name, set()).update(called)
     grown = True
     while grown:
         callers = {

@@ -393,6 +393,6 @@ class _HeaderUnpickler(pickle.Unpickler):
         """Refuse every name: a header has none, so this one may be an attack."""
         raise StateError(
             f"The header of this state names {module}.{name}. Rearview never writes such a name: the "
-            "state is damaged, or somebody made it to run code. Nothing was run. Do not trust this store.",
+            "state is damaged, or made to run code. Nothing was run. Do not trust this store.",
             slug="state-format",
         )

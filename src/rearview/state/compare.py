@@ -173,7 +173,7 @@ def compare(
     two buffers are known to be equal by their hashes, so that they need not be read. `ignore`
     returns True for paths that are left out.
     """
-    found = differences(
+    all_differences = differences(
         anchors,
         captured_now,
         skeleton_then,
@@ -182,7 +182,7 @@ def compare(
         same=same,
         ignore=ignore,
     )
-    return next(found, None)
+    return next(all_differences, None)
 
 
 def differences(

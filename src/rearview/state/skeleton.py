@@ -154,7 +154,7 @@ class NamedNode(ObjectNode):
     """An attribute of a module, by name."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
-        """Return the class that stands for the name."""
+        """Return the node class for the name."""
         module, name = args
         return node_class(f"{module}.{name}")
 
@@ -310,7 +310,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_object_id(value: Any) -> bool:
-    """Return True if a node stands for the `id` of an object."""
+    """Return True if a node represents the `id` of an object."""
     return isinstance(value, ObjectNode) and value.label == "build address"
 
 

@@ -1,4 +1,4 @@
-"""Files of the store: who may read them, and large new files that bypass the page cache.
+"""Create files of the store: with the right modes, and large ones without the page cache.
 
 **Modes.** The mode of the `.rearview` folder says whether only its owner may read the store, whatever the
 umask, or also its group (setting `shared`). Every folder in it gets the mode of its parent folder, and every
@@ -157,14 +157,14 @@ class Sink:
         The kernel copies them into the page cache without the interpreter lock, which training needs.
         """
         for first in range(0, len(pieces), _VECTOR):
-            some = pieces[first : first + _VECTOR]
+            buffers = pieces[first : first + _VECTOR]
             done = 0
             if not self._direct and not self._held:
-                done = os.pwritev(self._fd, some, self._written)
+                done = os.pwritev(self._fd, buffers, self._written)
                 self._written += done
                 self.position += done
-            if done < sum(map(len, some)):
-                self.write(memoryview(b"".join(some))[done:])
+            if done < sum(map(len, buffers)):
+                self.write(memoryview(b"".join(buffers))[done:])
 
     def pad(self, alignment: int) -> int:
         """Fill with zeros up to a multiple of `alignment`; return the position reached."""

@@ -49,11 +49,11 @@ def damaged_lines(file: Path, newest: int) -> int:
 
 def _lines(file: Path) -> list[bytes]:
     try:
-        *whole, rest = file.read_bytes().split(b"\n")
+        *whole, last_line = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    # half a line is not read, but a line of which only the line end is damaged is
-    return [*whole, rest[:-1]] if is_intact(rest[:-1]) else whole
+    # half a line is not read; a complete line without its line end is
+    return [*whole, last_line[:-1]] if is_intact(last_line[:-1]) else whole
 
 
 def decode_facts(text: bytes, newest: int) -> dict[str, Any] | None:
@@ -88,8 +88,7 @@ def read_facts(file: Path, newest: int) -> dict[str, Any]:
         ) from exc
     if facts is None:
         raise DamagedError(
-            f"{file} cannot be read: it is not as it was written. `rearview verify` lists "
-            "all damage.",
+            f"{file} cannot be read: its content is damaged. `rearview verify` lists all damage.",
             slug="damaged",
         )
     check_format(facts, newest, file)

@@ -1,8 +1,8 @@
 """This machine: its cores and accelerators, and whether a process that wrote to the store still runs.
 
-A process is told from every other, also from later ones with its number, by its identity: host, boot,
-process namespace, number and start time. On its own machine the kernel says whether it lives; of a
-process elsewhere only its last sign of life is known, the time of change of a file that it touches.
+The identity of a process (host, boot, process namespace, number, start time) distinguishes it from every
+other one, also from later ones with the same number. On its own machine the kernel knows whether it is
+alive; for a process elsewhere, the time of change of its heartbeat file is its last sign of life.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def is_certainly_dead(identity: Mapping[str, Any], heartbeat: Path) -> bool:
 
 def _known_to_kernel(identity: Mapping[str, Any]) -> bool | None:
     """Return whether a process lives, as the kernel says; None if this kernel cannot know."""
-    here = process_identity(0)
-    if identity.get("host") != here["host"]:
+    own = process_identity(0)
+    if identity.get("host") != own["host"]:
         return None
-    if identity.get("boot") != here["boot"]:
-        return False  # the machine was restarted since
-    if not here["boot"] or identity.get("space") != here["space"]:
+    if identity.get("boot") != own["boot"]:
+        return False  # the machine was restarted since then
+    if not own["boot"] or identity.get("space") != own["space"]:
         return None
     fields = _stat(int(identity.get("pid", 0)))
     return (

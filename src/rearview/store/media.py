@@ -115,8 +115,8 @@ class StoredValue:
         """Return an array or tensor as a NumPy array; one of bfloat16 or float8 as float32."""
         if self.kind not in {"array", "tensor"}:
             raise UsageError(
-                f"A value of the kind {self.kind} is no single array. `load()` returns it as what it "
-                "was, `raw()` its bytes.",
+                f"A value of the kind {self.kind} is not a single array. `load()` returns the logged "
+                "value, `raw()` its bytes.",
                 slug="not-an-array",
             )
         try:
@@ -199,7 +199,7 @@ class StoredValue:
 
     def _damaged(self, why: str) -> StoreError:
         return DamagedError(
-            f"The {self.kind} {self.oid[:12]} cannot be read: {why}. `rearview verify` tells what is "
+            f"The {self.kind} {self.oid[:12]} cannot be read: {why}. `rearview verify` lists what is "
             "damaged.",
             slug="value-damaged",
         )
@@ -224,7 +224,7 @@ _SHOWN: dict[str, Callable[[StoredValue], str]] = {
         f"confusion matrix of {value.shape[0]} classes" if value.shape else "confusion matrix"
     ),
 }
-"""What values of some kinds are in a few words."""
+"""By kind: the function that describes a value in a few words."""
 
 
 def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:
@@ -248,10 +248,10 @@ def value_in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
     if not (isinstance(cell, str) and cell.startswith(TEXT)):
         return None
     try:
-        found = stored_value(json.loads(cell), get)
+        value = stored_value(json.loads(cell), get)
     except ValueError:
         return None
-    return found if found is not None and _OID.fullmatch(found.oid) else None
+    return value if value is not None and _OID.fullmatch(value.oid) else None
 
 
 def is_png(data: Any) -> bool:

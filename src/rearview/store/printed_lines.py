@@ -65,9 +65,9 @@ def printed(folder: Path) -> Iterator[PrintedLine]:
 
 def intact_lines(folder: Path) -> tuple[list[bytes], int]:
     """Return the intact lines of the file, and the number of damaged ones."""
-    found = [(raw, line) for raw, line in _read(folder) if raw]
-    good = [raw for raw, line in found if line is not None or _is_head(raw)]
-    return good, len(found) - len(good)
+    lines = [(raw, line) for raw, line in _read(folder) if raw]
+    good = [raw for raw, line in lines if line is not None or _is_head(raw)]
+    return good, len(lines) - len(good)
 
 
 def is_checked(folder: Path) -> bool:
@@ -77,17 +77,17 @@ def is_checked(folder: Path) -> bool:
 
 def _read(folder: Path) -> Iterator[tuple[bytes, PrintedLine | None]]:
     try:
-        *whole, rest = (folder / FILE).read_bytes().split(b"\n")
+        *whole, last_line = (folder / FILE).read_bytes().split(b"\n")
     except FileNotFoundError:
         return
     old = _first(folder) == _OLD
-    if old or is_intact_list(rest[:-1]):  # without a last line that a kill cut off
-        whole.append(rest if old else rest[:-1])
+    if old or is_intact_list(last_line[:-1]):  # without a last line that a kill cut off
+        whole.append(last_line if old else last_line[:-1])
     for raw in whole:
         try:
             yield raw, _line(raw, old=old)
         except (msgspec.MsgspecError, ValueError, IndexError):
-            if not old or raw is not rest:
+            if not old or raw is not last_line:
                 yield raw, None
 
 

@@ -1,7 +1,7 @@
-"""Records made from the lines that a run printed: a cache that readers fill and anyone may delete.
+"""Records made from the lines that a run printed: a cache that readers fill and that may be deleted.
 
-The training process only keeps the lines. What numbers they hold is worked out when somebody looks at
-the run, so it costs training nothing and works for runs that were recorded before this was known.
+The training process only stores the lines. A reader extracts the numbers when the run is queried, so this
+costs training nothing and works for older runs too.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 
 RULES = 1
-"""Number of the rules by which lines are read; another number has the cache made again."""
+"""Version of the rules by which numbers are extracted; a new version rebuilds the cache."""
 COLUMNS = 40
-"""Names that printed lines of one run may give."""
+"""Different names at most that the printed lines of one run give."""
 
 
 def printed_records(project: Project, run: Run, folder: Path) -> Path | None:
     """Return the file with the numbers in the lines that a run printed; None if there are none.
 
-    `folder` is the run's. The file is made now if it is not there; sealing it is left to the caller.
+    `folder` is the run's. The file is created if it does not exist; the caller seals it.
     """
     try:
         size = (folder / FILE).stat().st_size
@@ -47,7 +47,7 @@ def printed_records(project: Project, run: Run, folder: Path) -> Path | None:
     try:
         return _make(place, stem, run, folder)
     except OSError:
-        return None  # a store that cannot be written to: there are no such columns
+        return None  # the store is read-only: the run has no such columns
 
 
 def _make(place: Path, stem: str, run: Run, folder: Path) -> Path | None:
@@ -66,8 +66,8 @@ def _make(place: Path, stem: str, run: Run, folder: Path) -> Path | None:
         if not written:
             os.close(open_file(place / f"{stem}.none", os.O_WRONLY | os.O_CREAT))
             return None
-        made = next(Path(aside).glob("records-*.jsonl"))
-        shutil.move(made, target)
+        new_file = next(Path(aside).glob("records-*.jsonl"))
+        shutil.move(new_file, target)
     return target
 
 
@@ -76,19 +76,19 @@ def _numbers(
 ) -> Iterator[tuple[Point, dict[str, int | float]]]:
     """Yield the named numbers of each line with its point."""
     streams = {"out": PrintedNumbers(), "err": PrintedNumbers()}
-    known: set[str] = set()
+    names: set[str] = set()
     for line in lines:
         if line.stream not in streams:
             continue
-        found = streams[line.stream].read(line.text)
-        found = {n: v for n, v in found.items() if n in known or len(known) < COLUMNS}
-        if found:
-            known.update(found)
-            yield _point(line, main), found
+        numbers = streams[line.stream].read(line.text)
+        numbers = {n: v for n, v in numbers.items() if n in names or len(names) < COLUMNS}
+        if numbers:
+            names.update(numbers)
+            yield _point(line, main), numbers
 
 
 def _point(line: PrintedLine, main: MainLoop) -> Point:
-    """Return where a line was printed; loops show the values of their targets where they are known."""
+    """Return the point at which a line was printed, with the values of loop targets if known."""
     steps = []
     for depth, (loop, index) in enumerate(zip(line.loops, line.indices, strict=True)):
         value = _target(loop, index, main, outermost=depth == 0)
@@ -97,7 +97,7 @@ def _point(line: PrintedLine, main: MainLoop) -> Point:
 
 
 def _target(loop: str, index: int, main: MainLoop, *, outermost: bool) -> Any:
-    """Return what the target of a loop held in iteration `index`; None if that is not known."""
+    """Return the value of a loop's target in iteration `index`; None if it is not known."""
     if outermost:
         if loop != main.name:
             return None

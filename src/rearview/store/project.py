@@ -55,7 +55,7 @@ class Project:
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
           backfills/                   running backfills, and how many workers they should have
-          writing/                     one file per save in flight (`store.checkpoints.saves_in_flight`)
+          writing/                     one file per save in flight (`store.checkpoints.checkpoints.save_in_flight`)
           damaged/                     damaged files that `verify` moved away
           cache/                       anything here can be deleted
     """
@@ -151,7 +151,7 @@ class Project:
             return project
         try:
             make_top(project.store, mode)
-            # a folder that held more than settings before may come from anybody
+            # a folder that already held more than settings may come from a stranger
             new = {entry.name for entry in project.store.iterdir()} <= {"config.toml", MARK}
             for folder in (project.objects, project.packs, project.checkpoints, project.runs):
                 make_folder(folder)
@@ -161,8 +161,8 @@ class Project:
             publish(project.store / "format", b"%d\n" % PLAIN, durable=False)
         except OSError as exc:
             raise StoreError(
-                f"No store can be made in {root}: {exc.strerror or exc}. Make the folder writable, "
-                "or copy the project to one that is.",
+                f"No store can be created in {root}: {exc.strerror or exc}. Make the folder writable, "
+                "or copy the project to a folder that is writable.",
                 slug="store-unwritable",
             ) from exc
         return project
@@ -220,14 +220,14 @@ def root_of(script: Path) -> Path:
     adds a folder above its own to `sys.path`; else the current folder, if it contains the script; else the
     script's own folder.
     """
-    chosen = os.environ.get("REARVIEW_ROOT")
-    if chosen:
-        return Path(chosen).resolve()
+    given_root = os.environ.get("REARVIEW_ROOT")
+    if given_root:
+        return Path(given_root).resolve()
     project = Project.find(script.parent)
     if project is not None:
         return project.root
-    here = Path.cwd().resolve()
-    usual = here if here in script.resolve().parents else script.resolve().parent
+    current = Path.cwd().resolve()
+    usual = current if current in script.resolve().parents else script.resolve().parent
     return _repository_imported_from(script.resolve(), usual) or usual
 
 

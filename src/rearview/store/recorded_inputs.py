@@ -38,36 +38,36 @@ def read_environment(folder: Path) -> Environment | None:
     """
     values: dict[str, str | None] = {}
     secrets: dict[str, bool] = {}
-    whole = found = False
+    whole = has_lines = False
     for line in read_lines(folder / ENVIRONMENT_FILE, FORMAT):
-        found = True
+        has_lines = True
         for name, value in line.get("values", {}).items():
             values.setdefault(name, value)
         for name, was_set in line.get("secrets", {}).items():
             secrets.setdefault(name, bool(was_set))
         whole = whole or bool(line.get("whole"))
-    return Environment(values, secrets, whole) if found else None
+    return Environment(values, secrets, whole) if has_lines else None
 
 
 def environment_of(
-    run: Run, folder: Path, now: Mapping[str, str], *, resumes: bool = False
+    run: Run, folder: Path, current: Mapping[str, str], *, resumes: bool = False
 ) -> dict[str, str]:
     """Return the environment in which to replay or resume a run.
 
     An old run that did not record its environment has recorded only the thread counts.
     """
-    then = read_environment(folder)
-    if then is None:
-        return {**now, **run.facts.threads}
-    return then.restored(now, resumes=resumes)
+    recorded = read_environment(folder)
+    if recorded is None:
+        return {**current, **run.facts.threads}
+    return recorded.restored(current, resumes=resumes)
 
 
 def environment_differences(
-    folder: Path, now: Mapping[str, str], *, resumes: bool = False
+    folder: Path, current: Mapping[str, str], *, resumes: bool = False
 ) -> list[str]:
     """Return a phrase for each variable that differs from the run's and is not restored."""
-    then = read_environment(folder)
-    return [] if then is None else then.differences(now, resumes=resumes)
+    recorded = read_environment(folder)
+    return [] if recorded is None else recorded.differences(current, resumes=resumes)
 
 
 CLOCK_FILE = "clock.bin"
@@ -88,15 +88,15 @@ def read_clock(file: Path) -> bytes:
         size, check = -1, 0
     if not 0 <= size <= len(data) or crc32(data[:size]) != check:
         raise DamagedError(
-            f"{file} does not hold the times that the run was told: its checksum does not match. "
-            "The run cannot be replayed exactly; `rearview verify` says what else is damaged.",
+            f"The clock readings in {file} are damaged: the checksum does not match. "
+            "The run cannot be replayed exactly; `rearview verify` lists what else is damaged.",
             slug="damaged",
         )
     return data
 
 
 def write_sum(file: Path, size: int, check: int) -> None:
-    """Write the CRC of the first `size` bytes of `file` beside it."""
+    """Write the CRC of the first `size` bytes of `file` into its checksum file."""
     publish(file.with_name(_SUM), b"%d %d\n" % (size, check), durable=False)
 
 

@@ -162,7 +162,7 @@ class RecordFile:
         """Add the records of one log call at the point that `prefix` encodes.
 
         When this returns they survive the death of the process. `moment` is when they were logged, if
-        that is not now: imported runs were recorded by somebody else.
+        that is not now, as in imported runs.
         """
         if os.getpid() != self._pid:
             self._begin()
@@ -258,7 +258,7 @@ class RecordFile:
                 pass
             except OSError as exc:
                 raise StoreError(
-                    f"{file} cannot be made: {exc.strerror or exc}. Make the folder writable "
+                    f"{file} cannot be created: {exc.strerror or exc}. Make the folder writable "
                     "or free some space.",
                     slug="records-unwritable",
                 ) from exc
@@ -273,13 +273,13 @@ class RecordFile:
 def scan(file: Path) -> Scanned:
     """Return the intact content of a file of records; raise if its first line is damaged."""
     data = file.read_bytes()
-    first, ended, rest = data.partition(b"\n")
+    first, ended, body = data.partition(b"\n")
     if not ended:  # its process died before the first line was written: nothing was acknowledged
         return Scanned(Header(FORMAT, file.parent.name), b"", ended=False)
     header = _header(first, file)
     if header.format >= CHECKED:
-        return _checked(header, rest)
-    whole = rest[: rest.rfind(b"\n") + 1]
+        return _checked(header, body)
+    whole = body[: body.rfind(b"\n") + 1]
     return Scanned(header, whole.removesuffix(PLAIN_END), whole.endswith(PLAIN_END))
 
 
@@ -302,7 +302,7 @@ def _header(first: bytes, file: Path) -> Header:
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError) as exc:
         why = exc
     raise DamagedError(
-        f"{file} does not begin with a header line ({why}). `rearview verify` says more.",
+        f"{file} does not begin with a header line ({why}). `rearview verify` lists all damage.",
         slug="records-damaged",
     )
 
@@ -313,22 +313,22 @@ def repaired(file: Path) -> bytes | None:
     None if its first line is damaged: then no record can be saved.
     """
     try:
-        found = scan(file)
+        scanned = scan(file)
     except DamagedError:
         return None
     first = file.read_bytes().partition(b"\n")[0]
-    if found.header.format < CHECKED:
-        good = [raw for raw in found.lines.split(b"\n") if raw and _reads(raw)]
+    if scanned.header.format < CHECKED:
+        good = [raw for raw in scanned.lines.split(b"\n") if raw and _reads(raw)]
         return b"\n".join([first, *good, PLAIN_END])
-    out, expected = [first], found.header.first
-    for raw in found.lines.split(b"\n"):
+    out, expected = [first], scanned.header.first
+    for raw in scanned.lines.split(b"\n"):
         if raw:
             numbers = _numbers_of(raw)
             out += _loss(numbers.s, numbers.s - expected)
             out.append(raw)
             expected = numbers.s + len(numbers.n)
     counted = sum(_numbers_of(raw).lost for raw in out[1:])
-    unknown = found.lost + found.repaired - counted  # after the last line that is intact
+    unknown = scanned.lost + scanned.repaired - counted  # after the last line that is intact
     out += _loss(expected + unknown, unknown)
     return b"\n".join([*out, add_check(b'{"end":true,"s":%d}' % (expected + unknown)), b""])
 
@@ -345,9 +345,9 @@ def _reads(raw: bytes) -> bool:
     return len(line.n) == len(line.v)
 
 
-def _checked(header: Header, rest: bytes) -> Scanned:
+def _checked(header: Header, data: bytes) -> Scanned:
     """Return the lines with correct checksums, and how many records the gaps between them held."""
-    *raws, tail = rest.split(b"\n")
+    *raws, tail = data.split(b"\n")
     if is_intact(tail[:-1]):
         raws.append(tail[:-1])  # whole, but for its line end
         tail = b""

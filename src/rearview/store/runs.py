@@ -1,4 +1,4 @@
-"""Runs: one folder each, which only the process of the run writes and never rewrites."""
+"""Runs: start, end, find and list them; each has a folder that only its own process writes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Runs:
                 continue
             except OSError as exc:
                 raise StoreError(
-                    f"No folder for a run can be made in {self._project.runs}: "
+                    f"No folder for a run can be created in {self._project.runs}: "
                     f"{exc.strerror or exc}. Make it writable or free some space.",
                     slug="store-unwritable",
                 ) from exc
@@ -123,9 +123,9 @@ class Runs:
         """
         folder = self.folder(run)
         make_folder(folder)
-        known = {key: facts[key] for key in _FIELDS if key in facts}
+        given_fields = {key: facts[key] for key in _FIELDS if key in facts}
         about = {"format": FORMAT, "id": run, "started": time.time(), "cwd": str(Path.cwd())}
-        about |= {**known, **process_identity(), "heartbeat": facts.get("heartbeat", 10.0)}
+        about |= {**given_fields, **process_identity(), "heartbeat": facts.get("heartbeat", 10.0)}
         about["facts"] = {k: v for k, v in facts.items() if k not in (*_FIELDS, "heartbeat")}
         if (folder / "run.json").exists():
             raise StoreError(
@@ -383,6 +383,8 @@ class Runs:
 
     def find_id(self, text: str) -> str:
         """Return the id of the run that `text` names; the run may be damaged."""
+        if Path(text).name == text and (self.folder(text) / "run.json").is_file():
+            return text  # a whole id: no need to look at all the others
         ids = self.ids()
         if text == "latest" or _counts_from_end(text):
             ids = [run.id for run in self.all()]
@@ -409,9 +411,9 @@ class Runs:
         if len(fits) == 1:
             return fits[0]
         if fits:
-            some = ", ".join(fits[-4:])
+            newest = ", ".join(fits[-4:])
             raise UsageError(
-                f"{text!r} fits {len(fits)} runs, the newest of them {some}. Give more of the id.",
+                f"{text!r} fits {len(fits)} runs, the newest of them {newest}. Give more of the id.",
                 slug="no-run",
             )
         raise self._unknown(text)

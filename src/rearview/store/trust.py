@@ -1,4 +1,4 @@
-"""Which stores are trusted: only their content is run or unpickled without asking.
+"""Decide which stores are trusted: only their content is run or unpickled without asking the user.
 
 A store has a random id in `identity.json`. Stores that were created here, or that the user has trusted, are
 remembered outside of them, in the user's own state folder::
@@ -63,8 +63,8 @@ class FolderIdentity:
     def key(self, store: str) -> str:
         """Return the key of the store with the id `store` in this folder."""
         # without a creation time, the store must stay at its path
-        what = (store, str(self.inode), str(self.born), "" if self.born else self.path)
-        return hashlib.sha256("\0".join(what).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        parts = (store, str(self.inode), str(self.born), "" if self.born else self.path)
+        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def birth(folder: Path) -> int:
@@ -76,8 +76,8 @@ def birth(folder: Path) -> int:
         return 0
     if call(-100, os.fsencode(folder), 0, _BIRTH, buffer):
         return 0
-    given, seconds, nanoseconds = _STATX.unpack_from(buffer)
-    return seconds * 10**9 + nanoseconds if given & _BIRTH else 0
+    mask, seconds, nanoseconds = _STATX.unpack_from(buffer)
+    return seconds * 10**9 + nanoseconds if mask & _BIRTH else 0
 
 
 def begin(store: Path, layout: int) -> None:
@@ -114,15 +114,15 @@ def remember(store: Path) -> Path:
         _write(file, {"format": FORMAT, "id": facts["id"], "path": path})
     except ValueError as exc:
         raise StoreError(
-            f"{store} does not say its format ({exc}), so it is not trusted. `rearview verify "
-            "--repair` writes it anew.",
+            f"The format of {store} cannot be read ({exc}), so it is not trusted. `rearview verify "
+            "--repair` writes it again.",
             slug="store-unreadable",
         ) from exc
     except OSError as exc:
         raise StoreError(
-            f"That {store} is trusted cannot be kept in {exc.filename or 'your folder for state'}: "
-            f"{exc.strerror or exc}. Set XDG_STATE_HOME to a folder that can be written, or "
-            f"{VARIABLE}=1 for the commands that are to trust it.",
+            f"Rearview cannot remember in {exc.filename or 'your folder for state'} that {store} is "
+            f"trusted: {exc.strerror or exc}. Set XDG_STATE_HOME to a folder that can be written, or "
+            f"{VARIABLE}=1 for the commands that should trust it.",
             slug="trust-unwritable",
         ) from exc
     return file
@@ -145,10 +145,10 @@ def is_trusted(store: Path, setting: str = "auto") -> bool:
             remember(store)
         return True
     try:
-        known = read_facts(_remembered(store, facts), FORMAT)
+        remembered_facts = read_facts(_remembered(store, facts), FORMAT)
     except (OSError, StoreError):
         return False
-    return bool(known.get("id") == facts["id"])
+    return bool(remembered_facts.get("id") == facts["id"])
 
 
 def check_trust(store: Path, setting: str, doing: str) -> None:
@@ -162,9 +162,9 @@ def check_trust(store: Path, setting: str, doing: str) -> None:
             slug="untrusted",
         )
     raise StoreError(
-        f"{doing} would run code and unpickle objects of {store}, which was not made here: it was "
-        "copied or unpacked, or is that of another user or machine. If you know where it comes from, "
-        f"say so once with `rearview trust`, or set {VARIABLE}=1 for one command.",
+        f"{doing} would run code and unpickle objects of {store}, which was not created here: it was "
+        "copied or unpacked, or belongs to another user or machine. If you know where it comes from, "
+        f"trust it with `rearview trust`, or set {VARIABLE}=1 for one command.",
         slug="untrusted",
     )
 
@@ -175,9 +175,9 @@ def check_links(store: Path, setting: str = "auto") -> None:
         return
     for path in _special_entries(store):
         raise StoreError(
-            f"{path} is a link or a device, and {store} was not made here: reading or clearing it "
-            "could touch files that are none of the store's. Remove it; or, if you know where the "
-            "store comes from, say so once with `rearview trust`.",
+            f"{path} is a link or a device, and {store} was not created here: reading or clearing it "
+            "could change files outside the store. Remove it; or, if you know where the store comes "
+            "from, trust it with `rearview trust`.",
             slug="untrusted-link",
         )
 
@@ -209,7 +209,9 @@ def _was_made_here(store: Path) -> bool:
     """
     try:
         about = store.stat()
-        folders = [one for one in (store / _RUNS).iterdir() if (one / "run.json").is_file()]
+        folders = [
+            folder for folder in (store / _RUNS).iterdir() if (folder / "run.json").is_file()
+        ]
         if about.st_uid != os.geteuid() or not folders:
             return False
         return all(_began_here(folder) for folder in folders)

@@ -79,7 +79,7 @@ def _nested(value: Any, put: Put | None) -> Any:
 
 
 def _inner(value: Any, put: Put | None) -> Any:
-    """Convert below a list or dictionary; only a dictionary with a marker needs one itself."""
+    """Convert a value inside a list or dictionary; only a dictionary that has a marker gets one."""
     out = convert(value, put)
     if isinstance(out, dict) and "$json" in out:
         plain = out["$json"]
@@ -162,10 +162,10 @@ def _media(value: Any) -> tuple[bytes, dict[str, Any]] | None:
     from rearview.media import as_media
 
     try:
-        found = as_media(value)
-        if found is None:
+        media = as_media(value)
+        if media is None:
             return None
-        data, facts = found.encoded()
+        data, facts = media.encoded()
     except Exception as exc:  # of a library's object, too: logging never breaks training
         text = f"{exc} Its repr is kept. (docs/errors.md#media)"
         warnings.warn(text, RuntimeWarning, stacklevel=6)

@@ -23,20 +23,24 @@ MOST_LINES = 4000
 MOST_CHECKPOINTS = 400
 MOST_CHANGES = 12
 """Parts that are named of what changed in a checkpoint."""
+COMPARED = 20
+"""Earlier runs whose iterations tell how many a run in progress will have."""
+MOST_FORKS = 200
+"""Runs that came from a run and are named."""
 CONTEXT = 4
 """Lines around a change in a diff."""
 
 
 def run_details(history: History, index: Index, run: str) -> dict[str, Any]:
     """Return all that the screen of one run shows."""
-    report = history.show(run)
+    report = history.show(run, names=False)  # the index knows them
     one = report.run
     names = index.ask(
         "SELECT name, path, n, last, low, high, mean, kind, text, unproved FROM page.stats "
         f"WHERE run = {quoted(one.id)} ORDER BY name"
     ).fetchall()
     columns = ("name", "path", "n", "last", "low", "high", "mean", "kind", "text", "unproved")
-    forks = [other.id for other in index.runs() if other.parent == one.id]
+    forks = [other.id for other in index.chosen(f"parent = {quoted(one.id)}", limit=MOST_FORKS)]
     environment = report.environment.values if report.environment is not None else {}
     return {
         "run": one.id,
@@ -175,26 +179,22 @@ def versions(
     history: History, index: Index, virtual: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
     """Return the versions of the source in the order they were first run, with their runs."""
-    found: dict[str, list[Run]] = {}
-    for run in index.runs():
-        found.setdefault(run.version, []).append(run)
-    out = []
-    for version, runs in found.items():
-        if not version:
-            continue
-        out.append(
-            {
-                "version": version,
-                "started": runs[0].started,
-                "last": runs[-1].started,
-                "count": len(runs),
-                "runs": [
-                    {"run": run.id, "name": run.name, "status": run.status.value}
-                    for run in runs[-40:]
-                ],
-                "script": runs[-1].script,
-            }
-        )
+    found = index.ask(
+        "SELECT version, min(started) AS began, max(started), count(*), arg_max(script, started), "
+        "list({run: run, name: name, status: status} ORDER BY started DESC, run DESC)[1:40] "
+        "FROM page.runs WHERE version <> '' GROUP BY version ORDER BY began"
+    )
+    out = [
+        {
+            "version": version,
+            "started": began,
+            "last": last,
+            "count": count,
+            "runs": list(reversed(runs)),
+            "script": script,
+        }
+        for version, began, last, count, script, runs in found.fetchall()
+    ]
     by_hand = [
         {"version": one.version, "names": list(one.statement.logs)} for one in history.corrections()
     ]
@@ -279,7 +279,7 @@ def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
 
 def under_way(history: History, index: Index) -> dict[str, Any]:
     """Return runs in progress with their pace, and backfills of any terminal."""
-    running = [run for run in index.runs() if run.status is Status.RUNNING]
+    running = index.chosen("status = 'running'")
     out = [
         {
             "run": run.id,
@@ -322,8 +322,9 @@ def _pace(index: Index, run: Run) -> dict[str, Any]:
     each = statistics.median(steps) if steps else None
     before = [
         totals.iterations
-        for other in index.runs()
-        if other.status is Status.FINISHED and other.script == run.script
+        for other in index.chosen(
+            f"status = 'finished' AND script = {quoted(run.script)}", limit=COMPARED
+        )
         for site, totals in other.end.loops.items()
         if name_of(site) == loop and totals.iterations
     ]
@@ -331,7 +332,7 @@ def _pace(index: Index, run: Run) -> dict[str, Any]:
     total = next((int(v) for v in same if isinstance(v, int) and v > times[-1][0]), None)
     guessed = total is None
     if total is None and before:
-        total = int(statistics.median(before[-20:]))
+        total = int(statistics.median(before))
     done = times[-1][0] + 1
     left = None if each is None or total is None else max(0, total - done) * each
     return {

@@ -3,6 +3,9 @@
 A question of the command line reads every run folder again. A page asks several times a second, so
 this index looks at the modification times of the run folders and reads only what changed. What it
 knows is kept in `.rearview/cache/page`, so that a large project opens at once the next time.
+
+Runs have a number here, `id`: joins over a hundred thousand runs are several times faster than by name.
+A column that was filtered, sorted or grouped by once stays a column of `page.runs`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,26 +24,36 @@ import msgspec
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, RunEnd, RunStart, Status
 from rearview.model.proof import TRUSTED, WITHHELD
-from rearview.store.files import make_folder, publish
 from rearview.store.project import Project
-from rearview.store.runs import Runs
-from rearview.store.tables.connection import Duck, files, quoted
+from rearview.store.runs import Replay, Runs
+from rearview.store.tables.connection import Duck, quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS, encode
-from rearview.store.tables.record_files import LONG, RecordPart, Shelf, gather_records, long, plain
+from rearview.store.tables.record_files import (
+    LONG,
+    RecordPart,
+    RunRecords,
+    gather_records,
+    long,
+    plain,
+)
 from rearview.store.tables.schema import load_runs
 from rearview.store.tables.seal import Summary
 from rearview.store.values import convert
+from rearview.web.index_cache import IndexCache, KeptRun, Summaries
 
-FORMAT = 1
-"""Number of the cache files; files of another number are made again."""
 BATCH = 400
 """Runs whose records are summarized in one query."""
 AT_ONCE = 2000
 """Changed runs that one refresh reads; the rest is left to the next, so that the page shows some."""
 PATIENCE = 10.0
 """Seconds after which a query is interrupted."""
+SLICE = 8_000
+"""Ended runs whose folders one look asks about; of more, each look takes the next part."""
+SETTLED = 2_000_000_000
+"""Nanoseconds after which the time of a folder tells for sure whether files were added to it."""
+MOST_COLUMNS = 160
+"""Columns of arguments and logged names that `page.runs` holds at once."""
 RUNS = {
-    "ord": "BIGINT",
     "run": "VARCHAR",
     "name": "VARCHAR",
     "status": "VARCHAR",
@@ -57,42 +70,70 @@ RUNS = {
     "note": "VARCHAR",
     "replays": "BIGINT",
 }
-"""Columns of the table `page.runs`: facts of runs that the page can show, filter and sort by."""
-STATS = (
-    "run VARCHAR, name VARCHAR, path VARCHAR, n BIGINT, last DOUBLE, low DOUBLE, high DOUBLE, "
-    "mean DOUBLE, kind VARCHAR, text VARCHAR, unproved BOOLEAN"
-)
-"""Columns of the table `page.stats`: one row per run and logged name."""
-ARGS = {"run": "VARCHAR", "name": "VARCHAR", "number": "DOUBLE", "text": "VARCHAR"}
+"""Facts of runs that the page can show, filter and sort by: columns of the table `page.runs`."""
+_RUNS = {"id": "INTEGER", **RUNS, "words": "VARCHAR"}
+"""The same with the number of the run, and all of its texts in lower case, for the search."""
+GIVEN = {"id": "INTEGER", "name": "VARCHAR", "number": "DOUBLE", "text": "VARCHAR"}
+"""Columns of the table `page.given`: one row per run and argument."""
+SUMMARIES = {
+    "id": "INTEGER",
+    "name": "VARCHAR",
+    "path": "VARCHAR",
+    "n": "BIGINT",
+    "last": "DOUBLE",
+    "low": "DOUBLE",
+    "high": "DOUBLE",
+    "mean": "DOUBLE",
+    "kind": "VARCHAR",
+    "text": "VARCHAR",
+    "unproved": "BOOLEAN",
+}
+"""Columns of the table `page.summaries`: one row per run and logged name."""
+_COLUMNS = {
+    table: ", ".join(columns)
+    for table, columns in (("runs", _RUNS), ("given", GIVEN), ("summaries", SUMMARIES))
+}
+_SEARCHED = ("run", "name", "command", "note", "status", "version", "host")
 _NUMBERS = {"float", "int", "long", "bool"}
 
-Signature = list[int]
+Signature = tuple[int, ...]
+Column = tuple[str, str, str]
+"""Table, name and value of a column of `page.runs`: `("summaries", "loss", "last")`."""
 
 
 @dataclass(slots=True)
 class Entry:
     """What is known of one run, and the state of its files at that time."""
 
+    id: int
     signature: Signature
-    run: Run
+    about: Run | msgspec.Raw
+    summaries: Summaries | msgspec.Raw = field(default_factory=dict)
     revision: int = 0
     """Number of the refresh that read it last."""
     live: bool = False
     """It is running, or a file of its records is still written to."""
 
+    @property
+    def run(self) -> Run:
+        """The facts of the run that screens of many runs need."""
+        if isinstance(self.about, msgspec.Raw):
+            self.about = msgspec.msgpack.decode(self.about, type=Run)
+        return self.about
 
-class _Kept(msgspec.Struct):
-    """One run in the cache file."""
+    def sealed(self) -> Summaries:
+        """Return what is known of its sealed files."""
+        if isinstance(self.summaries, msgspec.Raw):
+            self.summaries = msgspec.msgpack.decode(self.summaries, type=Summaries)
+        return self.summaries
 
-    signature: list[int]
-    run: dict[str, Any]
-    summaries: dict[str, tuple[int, int, Summary]]
-    """By file name: size and modification time of a sealed file, and its checked summary."""
-
-
-class _Cache(msgspec.Struct):
-    format: int
-    runs: dict[str, _Kept]
+    def kept(self) -> KeptRun:
+        """Return it as the cache keeps it."""
+        raw = [
+            one if isinstance(one, msgspec.Raw) else msgspec.Raw(msgspec.msgpack.encode(one))
+            for one in (self.about, self.summaries)
+        ]
+        return KeptRun(self.id, self.signature, *raw)
 
 
 @dataclass
@@ -111,19 +152,29 @@ class Index:
 
     def __post_init__(self) -> None:
         self.duck = Duck(self.project.store)
-        self.shelf = Shelf()
+        self.run_records = RunRecords()
         self._runs = Runs(self.project)
         self.lock = threading.RLock()
-        self.stale = True
+        """Held while the store is read, and while `own` tables of some runs are used."""
+        self._changing = threading.Lock()
+        """Held while the tables of `page` are changed, which takes milliseconds."""
+        self._cache = IndexCache(self.project.cache / "page")
         self._unsaved = 0
         self._unread: dict[str, Signature] = {}
-        self._summaries: dict[str, dict[str, tuple[int, int, Summary]]] = {}
-        columns = ", ".join(f"{name} {kind}" for name, kind in RUNS.items())
-        args = ", ".join(f"{name} {kind}" for name, kind in ARGS.items())
+        self._next = self._made = self._part = 0
+        self._columns: dict[Column, str] = {}
+        for table, columns in (("runs", _RUNS), ("given", GIVEN), ("summaries", SUMMARIES)):
+            shape = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+            self.duck.execute(
+                f"CREATE SCHEMA IF NOT EXISTS page; CREATE TABLE page.{table} ({shape})"
+            )
         self.duck.execute(
-            f"CREATE TABLE own.live ({LONG}); CREATE SCHEMA page; "
-            f"CREATE TABLE page.runs ({columns}); CREATE TABLE page.stats ({STATS}); "
-            f"CREATE TABLE page.args ({args})"
+            f"CREATE TABLE own.live ({LONG}); CREATE TABLE page.names (name VARCHAR, kind VARCHAR, "
+            "path VARCHAR, runs BIGINT, unproved BIGINT, text VARCHAR); "
+            "CREATE VIEW page.args AS SELECT r.run, g.* EXCLUDE (id) FROM page.given g JOIN "
+            "(SELECT id, run FROM page.runs) r USING (id); "
+            "CREATE VIEW page.stats AS SELECT r.run, s.* EXCLUDE (id) FROM page.summaries s JOIN "
+            "(SELECT id, run FROM page.runs) r USING (id)"
         )
 
     def close(self) -> None:
@@ -133,10 +184,11 @@ class Index:
                 self._save()
             self.duck.close()
 
-    def refresh(self) -> list[str]:
+    def refresh(self, certain: Collection[str] = ()) -> list[str]:
         """Read what changed since the last time, the newest runs first; return the runs that did.
 
-        At most `AT_ONCE` are read; `pending` says how many are left.
+        At most `AT_ONCE` are read; `pending` says how many are left. New runs, runs in progress and those
+        in `certain` are looked at each time, of many thousand ended ones a part.
         """
         with self.lock:
             begun = time.monotonic()
@@ -145,15 +197,16 @@ class Index:
                 self._load()
             gone: set[str] = set()
             if not self._unread:
-                seen = self._look()
+                seen = self._look(certain)
                 gone = self.entries.keys() - seen.keys()
-                self._unread = {
-                    run: signature
-                    for run, signature in sorted(seen.items())
+                changes = [
+                    (run, signature)
+                    for run, signature in seen.items()
                     if (known := self.entries.get(run)) is None
                     or known.signature != signature
                     or (known.live and self._moved(known))
-                }
+                ]
+                self._unread = dict(sorted(changes))
             changed = list(self._unread)[-AT_ONCE:]
             seen = {run: self._unread.pop(run) for run in changed}
             self.pending = len(self._unread)
@@ -167,23 +220,38 @@ class Index:
             self.scanned = time.monotonic() - begun
             return [*changed, *gone]
 
-    def _look(self) -> dict[str, Signature]:
+    def _look(self, certain: Collection[str] = ()) -> dict[str, Signature]:
         """Return the state of the files of every run, by `stat` alone."""
         found: dict[str, Signature] = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.project.runs) as folders:
-            for folder in folders:
-                with contextlib.suppress(OSError):
-                    signature = [
-                        folder.stat().st_mtime_ns,
-                        _stamp(f"{folder.path}/events.jsonl"),
-                        _stamp(f"{folder.path}/replays.jsonl"),
-                    ]
-                    entry = self.entries.get(folder.name)
-                    if entry is None and not _stamp(f"{folder.path}/run.json"):
-                        continue
-                    if entry is not None and entry.live:
-                        signature += sorted(_records(folder.path))
-                    found[folder.name] = signature
+        settled = time.time_ns() - SETTLED
+        parts = max(1, -(-len(self.entries) // SLICE))
+        self._part = (self._part + 1) % parts
+        root = str(self.project.runs)
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(root)  # noqa: PTH208 - many thousand names, and no path is needed of most
+        for name in names:
+            entry = self.entries.get(name)
+            path = f"{root}/{name}"
+            if entry is None:
+                if _stamp(f"{path}/run.json"):
+                    found[name] = _signature(path)
+                continue
+            known = entry.signature
+            if not entry.live and entry.id % parts != self._part and name not in certain:
+                found[name] = known
+                continue
+            at = _stamp(path)
+            if not at:
+                continue  # removed just now
+            if not entry.live and known[0] == at < settled:
+                # no file was added since: one that was not there is still not
+                events = _stamp(f"{path}/events.jsonl") if known[1] else 0
+                replays = _stamp(f"{path}/replays.jsonl") if known[2] else 0
+                found[name] = (at, events, replays)
+                continue
+            live = sorted(_records(path)) if entry.live else ()
+            found[name] = (*_signature(path), *live)
         return found
 
     def _moved(self, entry: Entry) -> bool:
@@ -198,82 +266,179 @@ class Index:
     ) -> None:
         """Read the changed runs into the tables and forget those that are gone."""
         revision = self.revision + 1
-        dropped = [*gone, *(run for run in changed if run in self.entries)]
+        dropped = [self.entries[run].id for run in (*gone, *changed) if run in self.entries]
+        again = [run for run in (*gone, *changed) if run in self.entries]
+        if again:
+            chosen = ", ".join(map(quoted, again))
+            self.duck.execute(f"DELETE FROM own.live WHERE run IN ({chosen})")
+        fresh: dict[str, Entry] = {}
+        for run in changed:
+            known = self.entries.get(run)
+            if known is None:
+                self._next += 1
+            fresh[run] = Entry(
+                known.id if known is not None else self._next,
+                seen[run],
+                self._read(run),
+                known.sealed() if known is not None else {},
+                revision,
+            )
+        self.run_records.problems.clear()
+        self.duck.execute(
+            f"CREATE OR REPLACE TABLE own.summarized ({', '.join(f'{n} {k}' for n, k in SUMMARIES.items())})"
+        )
+        for group in _batches(changed):
+            # of tens of thousands of runs only those that are asked for keep their records
+            self.run_records.runs = [fresh[run].run for run in group]
+            gather_records(
+                self.project, self.duck, self.run_records, group, lambda file: _known(fresh, file)
+            )
+            for run in group:
+                self._look_again(run, fresh[run])
+            self._summarize(group, fresh)
+        self.problems = list(self.run_records.problems)
+        rows, args = self._facts(fresh)
+        with self._changing:
+            self._exchange(dropped, rows, args)
         for run in gone:
             self.entries.pop(run)
-            self.shelf.parts.pop(run, None)
-        if dropped:
-            chosen = ", ".join(map(quoted, dropped))
-            for table in ("own.live", "page.runs", "page.stats", "page.args"):
-                self.duck.execute(f"DELETE FROM {table} WHERE run IN ({chosen})")
-        for run in changed:
-            self.entries[run] = Entry(seen[run], self._read(run), revision)
-        self.shelf.problems.clear()
-        for group in _batches(changed):
-            gather_records(self.project, self.duck, self.shelf, group, self._known)
-            for run in group:
-                parts = self.shelf.parts[run]
-                entry = self.entries[run]
-                growing = any(part.file is None for part in parts)
-                entry.live = growing or entry.run.status is Status.RUNNING
-                if not entry.live:  # sealing changed the folder
-                    entry.signature = [_stamp(str(self._runs.folder(run))), *entry.signature[1:3]]
-                self._remember(run, parts)
-            self._summarize(group)
-        self.problems = list(self.shelf.problems)
-        self._insert(changed)
-        self.stale = True
+            self.run_records.parts.pop(run, None)
+            self.run_records.replays.pop(run, None)
+        for run, entry in fresh.items():
+            about = entry.run
+            # of many runs only what the screens of many runs need stays in memory
+            entry.about = replace(about, facts=RunStart(), end=RunEnd(loops=about.end.loops))
+            self.entries[run] = entry
+        self.run_records.runs = []
+        for run in [run for run, entry in fresh.items() if not entry.live][:-BATCH]:
+            self.run_records.parts.pop(run, None)
+            kept = fresh[run].kept()  # bytes take a tenth of the memory of what they hold
+            fresh[run].about, fresh[run].summaries = kept.run, kept.summaries
+
+    def _look_again(self, run: str, entry: Entry) -> None:
+        """Take down what reading a run left: sealed files, and a folder that sealing has changed."""
+        parts = self.run_records.parts[run]
+        entry.live = any(part.file is None for part in parts) or (
+            entry.run.status is Status.RUNNING
+        )
+        if not entry.live:
+            entry.signature = (_stamp(str(self._runs.folder(run))), *entry.signature[1:3])
+        sealed: Summaries = {}
+        for part in parts:
+            if part.file is not None:
+                about = part.file.stat()
+                sealed[part.file.name] = (about.st_size, about.st_mtime_ns, part.summary)
+        entry.summaries = sealed
 
     def _read(self, run: str) -> Run:
         try:
-            found = self._runs.get(run)
+            return self._runs.get(run)
         except RearviewError as exc:  # damaged, or removed just now
             return Run(run, "", "", (), 0.0, Status.DEAD, damaged=str(exc))
-        # of tens of thousands of runs only what the screens of many runs need stays in memory
-        return replace(found, facts=RunStart(), end=RunEnd(loops=found.end.loops))
 
-    def _insert(self, changed: Sequence[str]) -> None:
-        """Write the facts and arguments of the changed runs into their tables."""
-        order = sorted(self.entries, key=lambda run: (self.entries[run].run.started, run))
-        place = {run: k for k, run in enumerate(order)}
+    def _facts(self, fresh: dict[str, Entry]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the rows of the tables of runs and arguments."""
         rows: list[dict[str, Any]] = []
         args: list[dict[str, Any]] = []
-        for run in changed:
-            one = self.entries[run].run
+        for run, entry in fresh.items():
+            one = entry.run
             took = None if one.ended is None else one.ended - one.started
             facts = {name: getattr(one, name) for name in RUNS if hasattr(one, name)}
-            facts |= {"ord": place[run], "run": run, "seconds": took, "status": one.status.value}
+            facts |= {"id": entry.id, "run": run, "seconds": took, "status": one.status.value}
             facts |= {"command": " ".join((one.script, *one.argv)), "tags": list(one.tags)}
-            facts["replays"] = len(self.shelf.replays.get(run, ()))
+            facts["replays"] = len(self.run_records.replays.get(run, ()))
+            texts = [str(facts[name] or "") for name in _SEARCHED]
+            facts["words"] = "\n".join((*texts, *one.tags)).lower()
             rows.append(facts)
-            args += _arguments(one)
-        if not rows:
-            return
-        self.duck.load("page.more", RUNS, rows)
-        self.duck.execute("INSERT INTO page.runs SELECT * FROM page.more; DROP TABLE page.more")
-        if args:
-            self.duck.load("page.more", ARGS, args)
-            self.duck.execute(
-                "INSERT INTO page.args SELECT * FROM page.more ORDER BY name; DROP TABLE page.more"
-            )
-        if len(rows) < len(self.entries):  # earlier runs may have moved
-            self.duck.load(
-                "page.more",
-                {"run": "VARCHAR", "ord": "BIGINT"},
-                [{"run": run, "ord": k} for run, k in place.items()],
-            )
-            self.duck.execute(
-                "UPDATE page.runs SET ord = more.ord FROM page.more WHERE more.run = runs.run AND "
-                "runs.ord <> more.ord; DROP TABLE page.more"
-            )
+            args += ({"id": entry.id, **arg} for arg in _arguments(one))
+        return rows, args
 
-    def _summarize(self, runs: Sequence[str]) -> None:
-        """Write the last, lowest, highest and mean value of each name of some runs into `page.stats`."""
-        load_replays(self.duck, self.shelf, runs)
+    def _exchange(
+        self, dropped: Sequence[int], rows: Sequence[dict[str, Any]], args: Sequence[dict[str, Any]]
+    ) -> None:
+        """Put new rows in the place of those of the dropped runs, for all readers at one moment."""
+        self.duck.load("own.more_runs", _RUNS, rows)
+        self.duck.load("own.more_given", GIVEN, args)
+        cells, joins = _joined(
+            self._columns, {"given": "own.more_given", "summaries": "own.summarized"}
+        )
+        names = ", ".join([*_RUNS, *self._columns.values()])
+        base = ", ".join(f"r.{name}" for name in _RUNS)
+        self.duck.execute("BEGIN TRANSACTION")
+        try:
+            if dropped:
+                chosen = ", ".join(map(str, dropped))
+                self._count(f"page.summaries WHERE id IN ({chosen})", sign="-")
+                for table in _COLUMNS:
+                    self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({chosen})")
+            self._count("own.summarized")
+            self.duck.execute(
+                f"INSERT INTO page.runs ({names}) SELECT {base}{cells} FROM own.more_runs r {joins}"
+            )
+            self.duck.execute(
+                "INSERT INTO page.given SELECT * FROM own.more_given ORDER BY name, id"
+            )
+            self.duck.execute(
+                "INSERT INTO page.summaries SELECT * FROM own.summarized ORDER BY name, id"
+            )
+            self.duck.execute("COMMIT")
+        except BaseException:
+            self.duck.execute("ROLLBACK")
+            raise
+
+    def _count(self, rows: str, *, sign: str = "") -> None:
+        """Add some rows of `page.summaries` to the counts in `page.names`, or take them away."""
+        self.duck.execute(
+            f"INSERT INTO page.names SELECT name, kind, path, {sign}count(*), {sign}sum(CAST(unproved "
+            "AS BIGINT)), CASE WHEN kind = 'object' THEN any_value(text) END "
+            f"FROM {rows} GROUP BY name, kind, path"
+        )
+
+    def columns(self, wanted: Iterable[Column]) -> dict[Column, str]:
+        """Return the columns of `page.runs` that hold these values, added now where they are not there."""
+        wanted = list(dict.fromkeys(wanted))
+        with self._changing:
+            missing = [one for one in wanted if one not in self._columns]
+            if missing:
+                self._add(missing, keep=wanted)
+            return {one: self._columns[one] for one in wanted}
+
+    def _add(self, columns: Sequence[Column], keep: Sequence[Column]) -> None:
+        """Add columns to `page.runs`; those that are not to be kept make room if there are too many."""
+        cursor = self.duck.con.cursor()
+        cursor.execute("BEGIN TRANSACTION")
+        known = dict(self._columns)
+        try:
+            if len(known) + len(columns) > MOST_COLUMNS:
+                for one in [one for one in known if one not in keep]:
+                    cursor.execute(f"ALTER TABLE page.runs DROP COLUMN {known.pop(one)}")
+            for table, name, value in columns:
+                self._made += 1
+                column = known[table, name, value] = f"k{self._made}"
+                kind = "VARCHAR" if value == "text" else "DOUBLE"
+                cursor.execute(
+                    f"ALTER TABLE page.runs ADD COLUMN {column} {kind}; UPDATE page.runs SET "
+                    f"{column} = f.{value} FROM page.{table} f WHERE f.name = {quoted(name)} AND "
+                    "f.id = runs.id"
+                )
+            cursor.execute("COMMIT")
+        except BaseException:
+            cursor.execute("ROLLBACK")
+            raise
+        self._columns = known
+
+    def _summarize(self, runs: Sequence[str], fresh: dict[str, Entry]) -> None:
+        """Write the last, lowest, highest and mean value of each name of some runs into `own.summarized`."""
+        load_replays(self.duck, self.run_records, runs)
+        self.duck.load(
+            "own.numbers",
+            {"run": "VARCHAR", "id": "INTEGER"},
+            [{"run": run, "id": fresh[run].id} for run in runs],
+        )
         simple: list[RecordPart] = []
         ranked: list[RecordPart] = []
         for run in runs:
-            parts = self.given_out(run)
+            parts = self._given_out(run)
             (simple if plain(parts) else ranked).extend(parts)
         for parts, form, order in (
             (simple, PLAIN, "seq"),
@@ -281,104 +446,93 @@ class Index:
         ):
             if parts:
                 source = form.format(source=long(parts))
-                self.duck.execute(f"INSERT INTO page.stats {_stats(source, order)}")
+                self.duck.execute(f"INSERT INTO own.summarized {_stats(source, order)}")
+
+    def parts(self, run: str) -> list[RecordPart]:
+        """Return the files of a run's records."""
+        if run not in self.run_records.parts and run in self.entries:
+            folder = self._runs.folder(run)
+            self.run_records.parts[run] = [
+                RecordPart(folder / name, summary, size)
+                for name, (size, _, summary) in self.entries[run].sealed().items()
+            ]
+        return self.run_records.parts.get(run, [])
+
+    def replays(self, run: str) -> list[Replay]:
+        """Return the replays of a run."""
+        if run not in self.run_records.replays:
+            self.run_records.replays[run] = self._runs.replays(run)
+        return self.run_records.replays[run]
 
     def given_out(self, run: str) -> list[RecordPart]:
         """Return the parts of a run's records that tables may show: all but those not exact."""
-        origins = {replay.id: replay.proof.origin for replay in self.shelf.replays.get(run, ())}
+        if any(part.summary.replay is not None for part in self.parts(run)):
+            self.replays(run)
+        return self._given_out(run)
+
+    def _given_out(self, run: str) -> list[RecordPart]:
+        origins = {
+            replay.id: replay.proof.origin for replay in self.run_records.replays.get(run, ())
+        }
         return [
             part
-            for part in self.shelf.parts.get(run, ())
+            for part in self.run_records.parts.get(run, ())
             if part.summary.replay is None or origins.get(part.summary.replay) not in WITHHELD
         ]
 
-    def _known(self, file: Path) -> Summary | None:
-        found = self._summaries.get(file.parent.name, {}).get(file.name)
-        if found is None:
-            return None
-        about = file.stat()
-        return found[2] if found[:2] == (about.st_size, about.st_mtime_ns) else None
-
-    def _remember(self, run: str, parts: Sequence[RecordPart]) -> None:
-        kept = {}
-        for part in parts:
-            if part.file is not None:
-                about = part.file.stat()
-                kept[part.file.name] = (about.st_size, about.st_mtime_ns, part.summary)
-        self._summaries[run] = kept
-
-    @property
-    def _folder(self) -> Path:
-        return self.project.cache / "page"
-
     def _save(self) -> None:
-        """Write what is known of runs that have ended to the cache; a store may be read-only."""
-        kept = {
-            run: _Kept(entry.signature, msgspec.to_builtins(entry.run), self._summaries[run])
-            for run, entry in self.entries.items()
-            if not entry.live
-        }
-        with contextlib.suppress(OSError):
-            make_folder(self._folder)
-            # the table first: an index that names runs without their rows would hide values
-            stats = self._folder / f".stats.{os.getpid()}.parquet"
-            self.duck.execute(
-                f"COPY (SELECT * FROM page.stats ORDER BY name, run) TO {quoted(stats)} "
-                "(FORMAT parquet, COMPRESSION zstd)"
-            )
-            stats.replace(self._folder / "stats.parquet")
-            stamp = _stamp(str(self._folder / "stats.parquet"))
-            data = msgspec.msgpack.encode({"stamp": stamp, "cache": _Cache(FORMAT, kept)})
-            publish(self._folder / "runs.msgpack", data, durable=False)
+        """Write what is known of runs that have ended to the cache."""
+        kept = {run: entry.kept() for run, entry in self.entries.items() if not entry.live}
+        self._cache.save(self.duck, _COLUMNS, kept)
 
     def _load(self) -> None:
         """Take what the cache knows; what is not there or damaged is read again."""
-        try:
-            data = (self._folder / "runs.msgpack").read_bytes()
-            found = msgspec.msgpack.decode(data, type=_File)
-            stats = self._folder / "stats.parquet"
-            if found.cache.format != FORMAT or found.stamp != _stamp(str(stats)):
-                return
-            self.duck.execute(
-                f"INSERT INTO page.stats SELECT * FROM read_parquet({files([stats])})"
-            )
-            entries = {
-                run: Entry(kept.signature, msgspec.convert(kept.run, Run))
-                for run, kept in found.cache.runs.items()
-            }
-        except Exception:  # a cache of any sort of damage is made again
-            self.duck.execute("DELETE FROM page.stats")
+        found = self._cache.load(self.duck, _COLUMNS)
+        if not found:
             return
-        for run, kept in found.cache.runs.items():
-            self._summaries[run] = kept.summaries
-            folder = self._runs.folder(run)
-            self.shelf.parts[run] = [
-                RecordPart(folder / name, summary, size)
-                for name, (size, _, summary) in kept.summaries.items()
-            ]
-            replayed = any(part.summary.replay for part in self.shelf.parts[run])
-            self.shelf.replays[run] = self._runs.replays(run) if replayed else []
-        known = set(entries)
-        self.duck.load("page.more", {"run": "VARCHAR"}, [{"run": run} for run in known])
-        self.duck.execute(
-            "DELETE FROM page.stats WHERE run NOT IN (SELECT run FROM page.more); "
-            "DROP TABLE page.more"
-        )
-        self.entries = entries
-        self._insert(list(entries))
+        known = {kept.id for kept in found.values()}
+        in_tables = {row[0] for row in self.duck.execute("SELECT id FROM page.runs").fetchall()}
+        extra = in_tables - known  # such as runs that were live when the cache was written
+        if extra:
+            chosen = ", ".join(map(str, extra))
+            for table in _COLUMNS:
+                self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({chosen})")
+        self._count("page.summaries")
+        self._next = max(in_tables, default=0)
+        self.entries = {
+            run: Entry(kept.id, kept.signature, kept.run, kept.summaries)
+            for run, kept in found.items()
+            if kept.id in in_tables
+        }
 
-    def relations(self) -> None:
-        """Make sure that `own.runs`, `own.args` and `own.replays` hold what the entries do."""
+    @contextlib.contextmanager
+    def relations(self, runs: Sequence[str]) -> Iterator[list[Run]]:
+        """Hold the tables `own.runs`, `own.args` and `own.replays` of some runs; yield those that there are."""
         with self.lock:
-            if self.stale:
-                self.shelf.runs = self.runs()
-                load_runs(self.duck, self.shelf)
-                self.stale = False
+            chosen = [self.entries[run].run for run in runs if run in self.entries]
+            for run in chosen:
+                self.given_out(run.id)
+            self.run_records.runs = chosen
+            some = RunRecords(chosen, {run.id: self.replays(run.id) for run in chosen})
+            load_runs(self.duck, some)
+            yield chosen
 
     def runs(self) -> list[Run]:
-        """Return all runs in the order they started."""
+        """Return all runs in the order they started; slow for many thousands of them."""
         found = (entry.run for entry in self.entries.values())
         return sorted(found, key=lambda run: (run.started, run.id))
+
+    def whole_run(self, run: str) -> Run:
+        """Return all facts of a run, read from its folder."""
+        return self._runs.get(run)
+
+    def chosen(self, condition: str, *, limit: int | None = None) -> list[Run]:
+        """Return the runs that fit a condition over `page.runs`, in the order they started."""
+        last = f" LIMIT {limit}" if limit is not None else ""
+        found = self.ask(
+            f"SELECT run FROM page.runs WHERE {condition} ORDER BY started DESC, run DESC{last}"
+        ).fetchall()
+        return [self.entries[run].run for (run,) in reversed(found) if run in self.entries]
 
     def ask(self, sql: str, *, patience: float | None = None) -> Any:
         """Run one question on a cursor of its own; it is interrupted if it takes too long."""
@@ -403,14 +557,21 @@ class Index:
             timer.cancel()
 
 
-class _File(msgspec.Struct):
-    stamp: int
-    cache: _Cache
+def _joined(columns: Mapping[Column, str], tables: Mapping[str, str]) -> tuple[str, str]:
+    """Return the cells and the joins that add these columns to a table `r` of runs, as SQL."""
+    cells, joins = [], []
+    for k, ((table, name, value), column) in enumerate(columns.items()):
+        cells.append(f", c{k}.v AS {column}")
+        joins.append(
+            f"LEFT JOIN (SELECT id, {value} AS v FROM {tables[table]} WHERE name = {quoted(name)}) "
+            f"c{k} ON c{k}.id = r.id"
+        )
+    return "".join(cells), " ".join(joins)
 
 
-def load_replays(duck: Duck, shelf: Shelf, runs: Sequence[str]) -> None:
+def load_replays(duck: Duck, run_records: RunRecords, runs: Sequence[str]) -> None:
     """Make `own.replays` for some runs: what decides between several values of one point."""
-    some = Shelf(replays={run: shelf.replays.get(run, []) for run in runs})
+    some = RunRecords(replays={run: run_records.replays.get(run, []) for run in runs})
     load_runs(duck, some)
 
 
@@ -423,10 +584,11 @@ def _stats(source: str, order: str) -> str:
       count(number) {finite} AS counted, last(kind ORDER BY {order}) AS kind,
       left(last(text ORDER BY {order}), 400) AS text, bool_or(origin NOT IN ({trusted})) AS unproved
       FROM ({source}) WHERE name[1] <> '$' GROUP BY run, name, path"""
-    return f"""SELECT run, name, arg_max(path, n) AS path, sum(n) AS n, arg_max(last, n) AS last,
+    return f"""SELECT any_value(id) AS id, name, arg_max(path, n) AS path, sum(n) AS n,
+      arg_max(last, n) AS last,
       min(low) AS low, max(high) AS high, sum(total) / nullif(sum(counted), 0) AS mean,
       arg_max(kind, n) AS kind, arg_max(text, n) AS text, bool_or(unproved) AS unproved
-      FROM ({paths}) GROUP BY run, name ORDER BY name, run"""
+      FROM ({paths}) p JOIN own.numbers USING (run) GROUP BY run, name"""
 
 
 def _arguments(run: Run) -> Iterator[dict[str, Any]]:
@@ -435,7 +597,16 @@ def _arguments(run: Run) -> Iterator[dict[str, Any]]:
         number = None
         if kind in _NUMBERS and text is not None:
             number = float({"true": 1, "false": 0}.get(text, text))
-        yield {"run": run.id, "name": name, "number": number, "text": text}
+        yield {"name": name, "number": number, "text": text}
+
+
+def _known(fresh: dict[str, Entry], file: Path) -> Summary | None:
+    """Return the summary of a sealed file that has not changed since it was read."""
+    found = fresh[file.parent.name].sealed().get(file.name)
+    if found is None:
+        return None
+    about = file.stat()
+    return found[2] if tuple(found[:2]) == (about.st_size, about.st_mtime_ns) else None
 
 
 def _batches(runs: Sequence[str]) -> Iterator[list[str]]:
@@ -443,9 +614,13 @@ def _batches(runs: Sequence[str]) -> Iterator[list[str]]:
         yield list(runs[k : k + BATCH])
 
 
+def _signature(folder: str) -> Signature:
+    return (_stamp(folder), *(_stamp(f"{folder}/{name}.jsonl") for name in ("events", "replays")))
+
+
 def _stamp(path: str) -> int:
     try:
-        about = os.stat(path)  # noqa: PTH116 - two hundred thousand times a look
+        about = os.stat(path)  # noqa: PTH116 - a hundred thousand times a look
     except OSError:
         return 0
     return about.st_mtime_ns

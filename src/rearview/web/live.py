@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ class Live:
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Event()
+        self._certain: set[str] = set()
         self._ended = False
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -53,8 +54,9 @@ class Live:
         if self._thread.is_alive():
             self._thread.join(30.0)
 
-    def look_now(self) -> None:
-        """Look at the store at once."""
+    def look_now(self, runs: Iterable[str] = ()) -> None:
+        """Look at the store at once, and at these runs for certain."""
+        self._certain.update(runs)
         self._wake.set()
 
     @property
@@ -64,7 +66,8 @@ class Live:
 
     def _watch(self) -> None:
         while not self._ended:
-            changed = self._index.refresh()
+            certain, self._certain = self._certain, set()
+            changed = self._index.refresh(certain)
             if changed:
                 self.tell(
                     {

@@ -35,7 +35,7 @@ MOST_SEGMENTS = 600
 """Segments of a plan that are described one by one."""
 
 
-class Ask(msgspec.Struct, forbid_unknown_fields=True):
+class BackfillRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Which cells to fill."""
 
     names: list[str]
@@ -96,25 +96,25 @@ class Prices:
             out[refusal.run] = {"refused": refusal.reason}
         return out
 
-    def plan(self, ask: Ask) -> dict[str, Any]:
+    def plan(self, request: BackfillRequest) -> dict[str, Any]:
         """Return what a backfill would do, as the screen shows it."""
         with self._lock:
             report = self._history.plan(
-                ask.names,
-                runs=ask.runs or None,
-                where=ask.where or None,
-                at=ask.at or None,
-                workers=ask.workers,
+                request.names,
+                runs=request.runs or None,
+                where=request.where or None,
+                at=request.at or None,
+                workers=request.workers,
             )
-            return described(report, ask)
+            return described(report, request)
 
 
-def described(report: PlanReport, ask: Ask) -> dict[str, Any]:
+def described(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
     """Return a plan in plain data: segments with their lanes, numbers, refusals, insertions."""
     segments = report.plan.segments
     told = report.explained
     return {
-        "names": ask.names,
+        "names": request.names,
         "missing": str(report.missing),
         "cells": report.missing.cells,
         "seconds": report.plan.seconds,
@@ -150,25 +150,29 @@ def described(report: PlanReport, ask: Ask) -> dict[str, Any]:
         "refusals": [{"run": one.run, "reason": one.reason} for one in report.refusals],
         "notes": [*report.changed_inputs, *report.environment_differences, *report.notes],
         "insertions": [{"runs": list(one.runs), "diff": one.diff} for one in report.insertions],
-        "command": " ".join(command_of(ask, shown=True)),
+        "command": " ".join(command_of(request, shown=True)),
     }
 
 
-def command_of(ask: Ask, *, shown: bool = False) -> list[str]:
+def command_of(request: BackfillRequest, *, shown: bool = False) -> list[str]:
     """Return the command line that fills these cells; with `shown`, as a person types it."""
     import shlex
 
     words = ["backfill"]
-    for run in ask.runs:
+    for run in request.runs:
         words += ["--runs", run]
-    if ask.where:
-        words += ["--where", ask.where]
-    if ask.at:
-        words += ["--at", ask.at]
-    if ask.workers:
-        words += ["--workers", str(ask.workers)]
+    if request.where:
+        words += ["--where", request.where]
+    if request.at:
+        words += ["--at", request.at]
+    if request.workers:
+        words += ["--workers", str(request.workers)]
     words += [] if shown else ["--json", "--yes"]
-    words += ["--", *ask.names] if any(name.startswith("-") for name in ask.names) else ask.names
+    words += (
+        ["--", *request.names]
+        if any(name.startswith("-") for name in request.names)
+        else request.names
+    )
     if shown:
         return ["rearview", *map(shlex.quote, words)]
     return [sys.executable, "-m", "rearview", *words]
@@ -179,7 +183,7 @@ class PageBackfill:
     """A backfill that the page started, with what it said so far."""
 
     id: str
-    ask: Ask
+    request: BackfillRequest
     plan: dict[str, Any]
     started: float
     process: subprocess.Popen[str]
@@ -194,8 +198,8 @@ class PageBackfill:
         """Return how it stands; with `whole`, its plan and every event that is kept."""
         about: dict[str, Any] = {
             "id": self.id,
-            "names": self.ask.names,
-            "runs": len(self.ask.runs),
+            "names": self.request.names,
+            "runs": len(self.request.runs),
             "started": self.started,
             "ended": self.ended,
             "seconds": self.plan.get("seconds"),
@@ -229,7 +233,7 @@ class PageBackfills:
             raise UsageError(f"This page has started no backfill {job!r}.", slug="page-question")
         return found
 
-    def start(self, ask: Ask, plan: dict[str, Any]) -> PageBackfill:
+    def start(self, request: BackfillRequest, plan: dict[str, Any]) -> PageBackfill:
         """Start filling the cells; what it says arrives as events."""
         with self._lock:
             busy = [job for job in self._jobs.values() if job.ended is None]
@@ -240,7 +244,7 @@ class PageBackfills:
                     slug="page-busy",
                 )
             process = subprocess.Popen(
-                command_of(ask),
+                command_of(request),
                 cwd=self._root,
                 env={**os.environ, "REARVIEW_ROOT": self._root, "NO_COLOR": "1"},
                 stdin=subprocess.DEVNULL,
@@ -250,7 +254,7 @@ class PageBackfills:
                 errors="replace",
                 start_new_session=True,  # Ctrl-C in the terminal is told to it by `close`
             )
-            job = PageBackfill(f"{int(time.time() * 1000):x}", ask, plan, time.time(), process)
+            job = PageBackfill(f"{int(time.time() * 1000):x}", request, plan, time.time(), process)
             self._jobs[job.id] = job
             for old in list(self._jobs)[:-KEPT_JOBS]:
                 if self._jobs[old].ended is not None:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -17,8 +18,8 @@ import msgspec
 from rearview.errors import UsageError
 from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import ident, quoted
-from rearview.store.tables.query import WORD, Ask, check_condition
-from rearview.web.index import RUNS, Index
+from rearview.store.tables.query import WORD, TableQuery, check_condition
+from rearview.web.index import RUNS, Column, Index
 
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
 """Which column of `page.stats` a form of a logged name is."""
@@ -69,25 +70,24 @@ class Columns:
     def of(cls, index: Index) -> Columns:
         """Return the columns of all runs."""
         args = index.ask(
-            "SELECT name, bool_and(number IS NOT NULL OR text IS NULL), count(*), "
-            "count(DISTINCT text) FROM page.args GROUP BY name ORDER BY min(rowid)"
+            "SELECT name, bool_and(number IS NOT NULL OR text IS NULL), "
+            "count(DISTINCT text) FROM page.given GROUP BY name ORDER BY name"
         )
         names = index.ask(
-            "SELECT name, mode(kind), mode(path), count(*), min(low), max(high), bool_or(unproved), "
-            "any_value(json_extract_string(CASE WHEN kind = 'object' THEN text END, '$.kind')) "
-            "FROM page.stats GROUP BY name ORDER BY name"
+            "SELECT name, kind, path, sum(runs)::BIGINT AS n, sum(unproved) > 0, last(text) FROM page.names "
+            "GROUP BY name, kind, path HAVING n > 0 ORDER BY name, n"
         )
         found = cls()
-        for name, numeric, _, distinct in args.fetchall():
+        for name, numeric, distinct in args.fetchall():
             found.args[name], found.distinct[name] = bool(numeric), distinct
-        for name, kind, path, runs, low, high, unproved, thing in names.fetchall():
+        for name, kind, path, runs, unproved, text in names.fetchall():
+            # what most runs have comes last
+            before = found.names.get(name, {"runs": 0, "unproved": False})
             found.names[name] = {
-                "kind": thing or kind,
+                "kind": (_thing(text) if kind == "object" else None) or kind,
                 "path": path,
-                "runs": runs,
-                "low": low,
-                "high": high,
-                "unproved": bool(unproved),
+                "runs": before["runs"] + runs,
+                "unproved": before["unproved"] or bool(unproved),
             }
         return found
 
@@ -100,13 +100,22 @@ class Columns:
             return RUNS.get(name) in {"DOUBLE", "BIGINT"}
         return form != "last" or self.names.get(name, {}).get("kind") in _NUMERIC
 
+    def key_of(self, word: str) -> str | None:
+        """Return the key of the column that a word of a filter means; SQL ignores case."""
+        return self.labels.get(word) or self._lower.get(word.lower())
+
+    @cached_property
+    def _lower(self) -> dict[str, str]:
+        return {label.lower(): key for label, key in reversed(self.labels.items())}
+
+    @cached_property
     def labels(self) -> dict[str, str]:
-        """Return the key of each column by what it is called in a filter.
+        """The key of each column by what it is called in a filter.
 
         Where two have the same name, the fact of the run wins, then what was logged; the others are
         `name_logged` and `name_arg`, as in `rearview runs --where`.
         """
-        out = {name: f"fact:{name}" for name in RUNS if name not in {"ord", "run"}}
+        out = {name: f"fact:{name}" for name in RUNS if name != "run"}
         out["tag"] = "fact:tag"
         for form, suffix, names in (
             ("last", "_logged", list(self.names)),
@@ -128,6 +137,12 @@ class Columns:
 _NUMERIC = {"float", "int", "long", "bool"}
 
 
+def _thing(text: str | None) -> str | None:
+    """Return the kind of a stored value, given its description, which may be cut off."""
+    found = re.search(r'"kind":\s*"(\w+)"', text or "")
+    return found[1] if found else None
+
+
 class Rows:
     """The answer to one query over runs."""
 
@@ -139,7 +154,6 @@ class Rows:
                 slug="page-question",
             )
         self._index, self._columns, self._query = index, columns, query
-        self._labels = columns.labels()
         self._aliases: dict[str, str] = {}
 
     def answer(self) -> dict[str, Any]:
@@ -148,97 +162,78 @@ class Rows:
             return self._groups()
         query = self._query
         source = self._source([one.key for one in query.sort])
-        order = "".join(
-            f"{self._alias(one.key)} {'DESC' if one.desc else 'ASC'} NULLS LAST, "
-            for one in query.sort
-        )
         limit = max(0, min(query.limit, MOST_ROWS))
         found = self._index.ask(
-            f"SELECT run FROM ({source}) ORDER BY {order}ord DESC "
+            f"SELECT id FROM ({source}) ORDER BY {self._order()} "
             f"LIMIT {limit} OFFSET {max(0, query.offset)}"
         )
         runs = [row[0] for row in found.fetchall()]
         total = self._index.ask(f"SELECT count(*) FROM ({source})").fetchone()[0]
         ranges = self._ranges(self._source(query.columns))[1] if query.ranges else {}
-        return {"total": total, "rows": self._cells(runs), "ranges": ranges}
+        rows, facts = self._cells(runs)
+        return {"total": total, "rows": rows, "ranges": ranges, **facts}
 
-    def _cells(self, runs: Sequence[str]) -> list[list[Any]]:
-        """Return the rows of some runs. Columns are read for these alone, which is what makes it quick."""
+    def _order(self) -> str:
+        """Return the SQL of the order of runs: as asked for, then the newest first."""
+        order = "".join(
+            f"{self._alias(one.key)} {'DESC' if one.desc else 'ASC'} NULLS LAST, "
+            for one in self._query.sort
+        )
+        return f"{order}started DESC, run DESC"
+
+    def _cells(self, ids: Sequence[int]) -> tuple[list[list[Any]], dict[str, Any]]:
+        """Return the rows of some runs, with the name and the status of each."""
+        if not ids:
+            return [], {"called": {}, "status": {}}
         keys = self._query.columns
-        rows: dict[str, list[Any]] = {run: [run, *(None for _ in keys)] for run in runs}
-        if not runs:
-            return []
-        chosen = ", ".join(map(quoted, runs))
-        places: dict[str, dict[str, list[tuple[int, int]]]] = {"arg": {}, "stat": {}}
-        facts: list[tuple[int, str]] = []
-        for k, key in enumerate(keys, 1):
-            cell, _ = self._column(key, k)  # refuses a key that is none
-            form, _, name = key.partition(":")
-            if form == "fact":
-                facts.append((k, cell))
-            elif form == "arg":
-                at = 0 if self._columns.args.get(name) else 1
-                places["arg"].setdefault(name, []).append((k, at))
-            else:
-                text = form == "last" and not self._columns.numeric(key)
-                at = 5 if text else list(FORMS).index(form)
-                places["stat"].setdefault(name, []).append((k, at))
-        if facts:
-            cells = ", ".join(cell for _, cell in facts)
-            sql = f"SELECT r.run, {cells} FROM page.runs r WHERE r.run IN ({chosen})"
-            for run, *values in self._index.ask(sql).fetchall():
-                for (k, _), value in zip(facts, values, strict=True):
-                    rows[run][k] = plain(value)
-        values_of = {"arg": "number, text", "stat": "last, low, high, mean, n, text"}
-        for table, wanted in places.items():
-            if not wanted:
-                continue
-            names = ", ".join(map(quoted, wanted))
-            sql = (
-                f"SELECT run, name, {values_of[table]} FROM page.{table}s "
-                f"WHERE name IN ({names}) AND run IN ({chosen})"
-            )
-            for run, name, *values in self._index.ask(sql).fetchall():
-                for k, at in wanted[name]:
-                    rows[run][k] = plain(values[at])
-        return [rows[run] for run in runs]
+        places = self._places(keys)
+        cells = "".join(f", {places[key]}" for key in keys)
+        chosen = ", ".join(map(str, ids))
+        found = self._index.ask(
+            f"SELECT id, run, name, status{cells} FROM page.runs r WHERE id IN ({chosen})"
+        ).fetchall()
+        by_id = {row[0]: row[1:] for row in found}
+        rows = [by_id[one] for one in ids if one in by_id]
+        return [[row[0], *map(plain, row[3:])] for row in rows], {
+            "called": {row[0]: row[1] for row in rows if row[1]},
+            "status": {row[0]: row[2] for row in rows},
+        }
 
     def points(self) -> dict[str, Any]:
         """Return every run that fits, for a chart over runs; at most `MOST_POINTS`."""
         source = self._source(self._query.columns)
         cells = ", ".join(["run", *(self._alias(key) for key in self._query.columns)])
-        found = self._index.ask(f"SELECT {cells} FROM ({source}) ORDER BY ord LIMIT {MOST_POINTS}")
+        found = self._index.ask(
+            f"SELECT {cells} FROM ({source}) ORDER BY started, run LIMIT {MOST_POINTS}"
+        )
         return {"rows": [[*map(plain, row)] for row in found.fetchall()]}
 
     def chosen(self, limit: int) -> list[str]:
         """Return the ids of the runs that fit, in order."""
         query = self._query
         source = self._source([one.key for one in query.sort])
-        order = "".join(
-            f"{self._alias(one.key)} {'DESC' if one.desc else 'ASC'} NULLS LAST, "
-            for one in query.sort
-        )
         found = self._index.ask(
-            f"SELECT run FROM ({source}) ORDER BY {order}ord DESC LIMIT {limit}"
+            f"SELECT run FROM ({source}) ORDER BY {self._order()} LIMIT {limit}"
         )
         return [row[0] for row in found.fetchall()]
 
     def _groups(self) -> dict[str, Any]:
         """Return one row per group: its values, how many runs, mean and deviation of each number."""
         query = self._query
-        keys = [*query.group, *query.columns]
-        source = self._source([*keys, *(one.key for one in query.sort)])
+        source = self._source([*query.group, *query.columns, *(one.key for one in query.sort)])
         by = [self._alias(key) for key in query.group]
-        cells = [*by, "count(*) AS runs"]
+        clean, cells = list(by), [*by, "count(*) AS runs"]
         for k, key in enumerate(query.columns):
             alias = self._alias(key)
             if self._columns.numeric(key):
-                finite = f"FILTER (isfinite({alias}))"
-                cells.append(f"avg({alias}) {finite} AS m{k}")
-                cells.append(f"stddev_pop({alias}) {finite} AS d{k}")
+                clean.append(f"CASE WHEN isfinite({alias}) THEN {alias} END AS v{k}")
+                cells.append(f"avg(v{k}) AS m{k}, stddev_pop(v{k}) AS d{k}")
+                cells.append(f"min(v{k}) AS l{k}, max(v{k}) AS h{k}")
             else:
-                cells.append(f"CASE WHEN count(DISTINCT {alias}) = 1 THEN min({alias}) END AS m{k}")
-                cells.append(f"NULL AS d{k}")
+                clean.append(f"{alias} AS v{k}")
+                cells.append(f"CASE WHEN min(v{k}) = max(v{k}) THEN min(v{k}) END AS m{k}")
+                cells.append(f"NULL AS d{k}, NULL AS l{k}, NULL AS h{k}")
+        source = f"SELECT {', '.join(clean)} FROM ({source})"
         order = []
         for one in query.sort:
             way = f"{'DESC' if one.desc else 'ASC'} NULLS LAST"
@@ -246,14 +241,18 @@ class Rows:
                 order.append(f"{self._alias(one.key)} {way}")
             elif one.key in query.columns:
                 order.append(f"m{query.columns.index(one.key)} {way}")
-        text = f"SELECT {', '.join(cells)} FROM ({source}) GROUP BY {', '.join(by)}"
         order += [f"{alias} ASC NULLS LAST" for alias in by]
+        over = ["count(*) OVER ()", "sum(runs) OVER ()"]
+        numeric = [k for k, key in enumerate(query.columns) if self._columns.numeric(key)]
+        over += [f"min(l{k}) OVER (), max(h{k}) OVER ()" for k in numeric]
+        shown = [*by, "runs", *(f"m{k}, d{k}" for k in range(len(query.columns)))]
         limit = max(0, min(query.limit, MOST_ROWS))
         found = self._index.ask(
-            f"SELECT *, count(*) OVER () AS total FROM ({text}) ORDER BY {', '.join(order)} "
+            f"SELECT {', '.join([*shown, *over])} FROM (SELECT {', '.join(cells)} FROM ({source}) "
+            f"GROUP BY {', '.join(by)}) ORDER BY {', '.join(order)} "
             f"LIMIT {limit} OFFSET {max(0, query.offset)}"
         ).fetchall()
-        width = len(query.group)
+        width, end = len(query.group), len(query.group) + 1 + 2 * len(query.columns)
         groups = [
             {
                 "values": [plain(cell) for cell in row[:width]],
@@ -265,13 +264,12 @@ class Rows:
             }
             for row in found
         ]
-        total, ranges = self._ranges(source)
-        return {
-            "total": found[0][-1] if found else 0,
-            "runs": total,
-            "groups": groups,
-            "ranges": ranges,
+        total, runs, *ends = found[0][end:] if found else (0, 0, *(None for _ in 2 * numeric))
+        ranges = {
+            query.columns[k]: [ends[2 * place], ends[2 * place + 1]]
+            for place, k in enumerate(numeric)
         }
+        return {"total": total, "runs": int(runs or 0), "groups": groups, "ranges": ranges}
 
     def _ranges(self, source: str) -> tuple[int, dict[str, list[float | None]]]:
         """Return how many runs fit, and the lowest and highest value of each numeric column."""
@@ -294,14 +292,9 @@ class Rows:
         query = self._query
         mentioned = self._mentioned(query.where)
         wanted = dict.fromkeys([*keys, *query.group, *mentioned.values()])
-        cells = ["r.run", "r.ord"]
-        joins = ["page.runs r"]
-        for k, key in enumerate(wanted):
-            cell, join = self._column(key, k)
-            cells.append(f"{cell} AS {self._alias(key)}")
-            if join:
-                joins.append(join)
-        text = f"SELECT {', '.join(cells)} FROM {' LEFT JOIN '.join(joins)}"
+        places = self._places(wanted)
+        cells = "".join(f", {places[key]} AS {self._alias(key)}" for key in wanted)
+        text = f"SELECT r.id, r.run, r.started{cells} FROM page.runs r"
         conditions = []
         if query.runs is not None:
             chosen = ", ".join(map(quoted, query.runs[:MOST_POINTS])) or "NULL"
@@ -333,44 +326,40 @@ class Rows:
     def _mentioned(self, where: str) -> dict[str, str]:
         """Return the columns that a filter speaks of, by the words it uses."""
         out: dict[str, str] = {}
-        lower = {label.lower(): key for label, key in reversed(self._labels.items())}
         for match in WORD.finditer(where):
             word = match[1].replace('""', '"') if match[1] else match[2]
             if word and word.lower() not in {known.lower() for known in out}:
-                key = self._labels.get(word) or lower.get(word.lower())
+                key = self._columns.key_of(word)
                 if key is not None:
                     out[word] = key
         return out
 
-    def _column(self, key: str, k: int) -> tuple[str, str]:
-        """Return the SQL of a column, and the join that it needs."""
-        form, _, name = key.partition(":")
-        if form == "fact" and name == "tag":
-            return "unnest(CASE WHEN len(r.tags) = 0 THEN [NULL] ELSE r.tags END)", ""
-        if form == "fact" and name in RUNS:
-            return f"r.{ident(name)}", ""
-        if form == "arg":
-            value = "number" if self._columns.args.get(name) else "text"
-            table = f"(SELECT run, {value} AS v FROM page.args WHERE name = {quoted(name)})"
-            return f"c{k}.v", f"{table} c{k} ON c{k}.run = r.run"
-        if form in FORMS:
-            value = FORMS[form]
-            if form == "last" and self._columns.names.get(name, {}).get("kind") not in _NUMERIC:
-                value = "text"
-            table = f"(SELECT run, {value} AS v FROM page.stats WHERE name = {quoted(name)})"
-            return f"c{k}.v", f"{table} c{k} ON c{k}.run = r.run"
-        raise UsageError(
-            f"There is no column {key!r}. A column is fact:NAME, arg:NAME, or last:, min:, max:, "
-            "mean: or count: and a logged name.",
-            slug="page-question",
-        )
+    def _places(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the SQL of each column over `page.runs r`."""
+        out: dict[str, str] = {}
+        stored: dict[str, Column] = {}
+        for key in keys:
+            form, _, name = key.partition(":")
+            if form == "fact" and name == "tag":
+                out[key] = "unnest(CASE WHEN len(r.tags) = 0 THEN [NULL] ELSE r.tags END)"
+            elif form == "fact" and name in RUNS:
+                out[key] = f"r.{ident(name)}"
+            elif form == "arg":
+                stored[key] = ("given", name, "number" if self._columns.args.get(name) else "text")
+            elif form in FORMS:
+                text = form == "last" and not self._columns.numeric(key)
+                stored[key] = ("summaries", name, "text" if text else FORMS[form])
+            else:
+                raise UsageError(
+                    f"There is no column {key!r}. A column is fact:NAME, arg:NAME, or last:, min:, "
+                    "max:, mean: or count: and a logged name.",
+                    slug="page-question",
+                )
+        made = self._index.columns(stored.values())
+        return {**out, **{key: f"r.{made[column]}" for key, column in stored.items()}}
 
     def _searched(self, word: str) -> str:
-        like = quoted(f"%{word.replace('!', '!!').replace('%', '!%').replace('_', '!_')}%")
-        places = ("run", "name", "command", "note", "status", "version", "host")
-        texts = [f"r.{place} ILIKE {like} ESCAPE '!'" for place in places]
-        texts.append(f"array_to_string(r.tags, ' ') ILIKE {like} ESCAPE '!'")
-        return f"({' OR '.join(texts)})"
+        return f"contains(r.words, {quoted(word.lower())})"
 
 
 def _literal(value: Any) -> str:
@@ -406,20 +395,18 @@ def point_rows(
     index: Index, query: Points, virtual: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
     """Return one row per point with the names as columns, empty where a name can still be filled."""
-    with index.lock:
-        index.relations()
-        chosen = [index.entries[run].run for run in query.runs if run in index.entries][:200]
+    with index.relations(query.runs[:200]) as chosen:
         wanted = [(name, loops) for name, loops in virtual if name in query.names]
-        sources = Sources(index.project, index.duck, index.shelf, chosen, wanted)
-        ask = Ask(sources, query.names, origins=False)
+        sources = Sources(index.project, index.duck, index.run_records, chosen, wanted)
+        table_query = TableQuery(sources, query.names, origins=False)
         if query.where.strip():
             check_condition(index.duck.con, query.where)
-        sql = ask.sql(query.where.strip() or None)
+        sql = table_query.sql(query.where.strip() or None)
         total = index.ask(f"SELECT count(*) FROM ({sql}\n)").fetchone()[0]
         limit = max(0, min(query.limit, MOST_ROWS))
         found = index.ask(f"SELECT * FROM ({sql}\n) LIMIT {limit} OFFSET {max(0, query.offset)}")
         rows = [[*map(plain, row)] for row in found.fetchall()]
-    labels = list(ask.labels)
+    labels = list(table_query.labels)
     return {
         "total": total,
         "columns": labels,
@@ -437,8 +424,9 @@ def details(index: Index, runs: Sequence[str], names: Sequence[str]) -> dict[str
         return {}
     some, these = ", ".join(map(quoted, runs)), ", ".join(map(quoted, names))
     found = index.ask(
-        f"SELECT run, name, n, most, unproved FROM (SELECT *, max(n) OVER (PARTITION BY run, path) "
-        f"AS most FROM page.stats WHERE run IN ({some})) WHERE name IN ({these})"
+        "SELECT run, name, n, most, unproved FROM (SELECT r.run, s.*, max(n) OVER (PARTITION BY s.id, "
+        "path) AS most FROM page.summaries s JOIN (SELECT id, run FROM page.runs WHERE run IN "
+        f"({some})) r USING (id)) WHERE name IN ({these})"
     )
     out: dict[str, Any] = {}
     for run, name, n, most, unproved in found.fetchall():
@@ -451,7 +439,7 @@ def completions(columns: Columns, text: str, limit: int = 12) -> list[dict[str, 
     word = _last_word(text)
     low = word.lower().strip('"')
     found: list[dict[str, str]] = []
-    for label, key in columns.labels().items():
+    for label, key in columns.labels.items():
         if low in label.lower():
             bare = re.fullmatch(r"[A-Za-z_]\w*", label) is not None
             insert = label if bare else ident(label)

@@ -1,6 +1,7 @@
-"""What charts draw: lines binned to pixels, groups with bands, histograms over time, images, texts.
+"""What charts draw: lines binned to pixels, and groups with bands.
 
-Lines cross to the page as typed arrays: a line of JSON, then the numbers as 64-bit floats.
+Lines are kept as arrays, long ones at several resolutions, and cross to the page as typed arrays: a line of
+JSON, then the numbers as 64-bit floats.
 """
 
 from __future__ import annotations
@@ -10,30 +11,29 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from rearview.errors import RearviewError, UsageError
-from rearview.store.checkpoints.objects import Objects
-from rearview.store.media import StoredValue, is_png, value_in_text
+from rearview.errors import UsageError
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS
 from rearview.store.tables.record_files import long, plain
 from rearview.web.index import Index, load_replays
 
+Array = Any
+"""A NumPy array of numbers; NumPy is imported where it is used."""
 MOST_RUNS = 500
 """Lines of one chart."""
 MOST_KEPT = 24_000_000
 """Points of lines that stay in memory; the least recently asked for go first."""
-STEP = 64
+STEP = 16
 """Points that one point of the next coarser level stands for."""
 ENOUGH = 4
-"""Points per pixel below which a finer level is read."""
-HEAT_COLUMNS = 400
-"""Histograms of one heat map; of more, every k-th is drawn."""
-HEAT_BINS = 48
-MOST_MEDIA = 400
+"""Points per pixel below which a line is drawn point by point."""
+FINE = 8
+"""Points per pixel that a level needs for its bins to lie within a fraction of a pixel."""
 LOADING = 120.0
 """Seconds that reading a curve for the first time may take."""
 _AXES = {"loop", "step", "time"}
@@ -54,13 +54,118 @@ class Chart(msgspec.Struct, forbid_unknown_fields=True):
     """Group of each run, if the mean of each group is to be drawn."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """A line at one resolution: each point stands for `STEP` points of the next finer level."""
+
+    x: Array
+    total: Array
+    """Sum of the finite values."""
+    count: Array
+    """How many of them."""
+    low: Array
+    high: Array
+
+    @classmethod
+    def of(cls, x: Array, y: Array) -> Resolution:
+        """Return a line as it was logged; values that are no numbers are left out."""
+        import numpy as np
+
+        finite = np.isfinite(y)
+        if finite.all():
+            return cls(x, y, np.ones(len(y), "f4"), y, y)
+        return cls(
+            x,
+            np.where(finite, y, 0.0),
+            finite.astype("f4"),
+            np.where(finite, y, np.inf),
+            np.where(finite, y, -np.inf),
+        )
+
+    def binned(self, starts: Array, x: Array | None = None) -> Resolution:
+        """Return the level whose points begin at the indices `starts`."""
+        import numpy as np
+
+        return Resolution(
+            self.x[starts] if x is None else x,
+            np.add.reduceat(self.total, starts),
+            np.add.reduceat(self.count, starts),
+            np.minimum.reduceat(self.low, starts),
+            np.maximum.reduceat(self.high, starts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The values of one name in one run, in order, with coarser levels if there are many."""
+
+    x: Array
+    y: Array
+    levels: tuple[Resolution, ...]
+    """From fine to coarse; the first is left out, as it would be a copy."""
+
+    @classmethod
+    def of(cls, x: Array, y: Array) -> Line:
+        """Return a line; `x` must rise."""
+        import numpy as np
+
+        levels: list[Resolution] = []
+        if len(x) > STEP * STEP * STEP:
+            level = Resolution.of(x, y)
+            while len(level.x) > STEP * STEP:
+                level = level.binned(np.arange(0, len(level.x), STEP))
+                levels.append(level)
+        return cls(x, y, tuple(levels))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def points(self, lo: float, hi: float) -> tuple[Array, Array]:
+        """Return the values between `lo` and `hi` as they are."""
+        a, b = _between(self.x, lo, hi)
+        return self.x[a:b], self.y[a:b]
+
+    def pixels(self, lo: float, hi: float, pixels: int) -> list[Array]:
+        """Return x, mean, lowest and highest value of each pixel that has any."""
+        import numpy as np
+
+        level = next(
+            (
+                one
+                for one in reversed(self.levels)
+                if np.subtract(*_between(one.x, lo, hi)[::-1]) >= pixels * FINE
+            ),
+            None,
+        )
+        if level is None:
+            level = Resolution.of(*self.points(lo, hi))
+        a, b = _between(level.x, lo, hi)
+        if a == b:
+            return [np.empty(0) for _ in range(4)]
+        width = (hi - lo) / pixels or 1.0
+        bins = np.floor((level.x[a:b] - lo) / width)
+        starts = np.flatnonzero(np.r_[True, bins[1:] != bins[:-1]])
+        part = Resolution(*(getattr(level, name)[a:b] for name in Resolution.__slots__))
+        found = part.binned(starts, lo + (bins[starts] + 0.5) * width)
+        empty = found.count == 0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = found.total / found.count
+        return [found.x, *(np.where(empty, np.nan, one) for one in (mean, found.low, found.high))]
+
+
+def _between(x: Array, lo: float, hi: float) -> tuple[int, int]:
+    import numpy as np
+
+    return int(np.searchsorted(x, lo, "left")), int(np.searchsorted(x, hi, "right"))
+
+
 class Series:
-    """Answers charts from tables of points that are kept in memory."""
+    """Answers charts from lines that are kept in memory."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._tables: OrderedDict[tuple[str, str, int, str], tuple[str, int]] = OrderedDict()
-        self._next = 0
+        self._lines: OrderedDict[tuple[str, str, int, str], Line] = OrderedDict()
+        self._kept = 0
         self._lock = threading.Lock()
 
     def chart(self, chart: Chart) -> bytes:
@@ -73,199 +178,123 @@ class Series:
                 slug="page-question",
             )
         runs = [run for run in dict.fromkeys(chart.runs) if run in self._index.entries]
-        with self._lock:
-            tables = self._ready(chart.name, runs, chart.x)
-        most = max((points for _, points in tables.values()), default=0)
-        span = self._span(chart, tables)
+        lines = self._ready(chart.name, runs, chart.x)
+        span = _span(chart, lines)
         found = (
-            self._grouped(chart, tables, span)
-            if chart.group is not None
-            else self._lines(chart, tables, span, most)
+            _grouped(chart, lines, span) if chart.group is not None else _drawn(chart, lines, span)
         )
         head: list[dict[str, Any]] = []
         blocks: list[Any] = []
         for one, columns in found:
             head.append({**one, "n": len(columns[0]), "columns": len(columns)})
             blocks += [np.ascontiguousarray(column, dtype="<f8") for column in columns]
-        about = {"lines": head, "span": span, "points": sum(p for _, p in tables.values())}
+        about = {"lines": head, "span": span, "points": sum(map(len, lines.values()))}
         text = json.dumps(about, allow_nan=False).encode()
         text += b" " * (-(len(text) + 1) % 8) + b"\n"  # numbers begin at a multiple of eight
-        return text + b"".join(block.tobytes() for block in blocks)
+        return b"".join([text, *(block.data for block in blocks)])
 
-    def _span(self, chart: Chart, tables: dict[str, tuple[str, int]]) -> tuple[float, float] | None:
-        if not tables:
-            return None
-        ends = " UNION ALL ".join(
-            f"SELECT min(x) AS a, max(x) AS b FROM {table}_top" for table, _ in tables.values()
-        )
-        row = self._index.ask(f"SELECT min(a), max(b) FROM ({ends})").fetchone()
-        if row[0] is None:
-            return None
-        lo = row[0] if chart.lo is None else max(row[0], chart.lo)
-        hi = row[1] if chart.hi is None else min(row[1], chart.hi)
-        return (lo, hi) if lo <= hi else (row[0], row[1])
+    def _ready(self, name: str, runs: Sequence[str], x: str) -> dict[str, Line]:
+        """Return the lines of these runs that have any points, read now where they are not kept."""
+        keys = {run: (run, name, self._index.entries[run].revision, x) for run in runs}
+        with self._lock:
+            missing = [run for run in runs if keys[run] not in self._lines]
+        read = self._read(name, missing, x) if missing else {}
+        with self._lock:
+            out: dict[str, Line] = {}
+            for run, key in keys.items():
+                if run in read and key not in self._lines:
+                    self._lines[key] = read[run]
+                    self._kept += len(read[run])
+                if key in self._lines:
+                    self._lines.move_to_end(key)
+                    out[run] = self._lines[key]
+            while self._kept > MOST_KEPT and len(self._lines) > len(out):
+                self._kept -= len(self._lines.popitem(last=False)[1])
+        return {run: line for run, line in out.items() if len(line)}
 
-    def _lines(
-        self,
-        chart: Chart,
-        tables: dict[str, tuple[str, int]],
-        span: tuple[float, float] | None,
-        most: int,
-    ) -> list[tuple[dict[str, Any], list[Any]]]:
-        """Return a line per run: as it is if it is short, else mean, lowest, highest per pixel."""
-        if span is None:
-            return []
-        lo, hi = span
-        out = []
-        names = {table: run for run, (table, _) in tables.items()}
-        if most <= chart.pixels * ENOUGH:
-            near = f"WHERE x BETWEEN {lo!r} AND {hi!r}"
-            text = " UNION ALL ".join(
-                f"SELECT {k} AS k, x, y FROM {table} {near}" for k, table in enumerate(names)
-            )
-            found = self._index.ask(f"SELECT k, x, y FROM ({text}) ORDER BY k, x").fetchnumpy()
-            for k, run in enumerate(names.values()):
-                mine = found["k"] == k
-                columns = [found["x"][mine], _filled(found["y"])[mine]]
-                out.append(({"run": run, "raw": True}, columns))
-            return out
-        width = (hi - lo) / chart.pixels or 1.0
-        parts = []
-        for k, table in enumerate(names):
-            level = self._level(table, lo, hi, chart.pixels)
-            parts.append(
-                f"SELECT {k} AS k, floor((x - {lo!r}) / {width!r}) AS bin, sum(y * n) / sum(n) AS y, "
-                f"min(low) AS low, max(high) AS high FROM {level} WHERE x BETWEEN {lo!r} AND {hi!r} "
-                "GROUP BY bin"
-            )
-        text = " UNION ALL ".join(parts)
-        found = self._index.ask(f"SELECT * FROM ({text}) ORDER BY k, bin").fetchnumpy()
-        x = lo + (found["bin"] + 0.5) * width
-        values = [_filled(found[column]) for column in ("y", "low", "high")]
-        for k, run in enumerate(names.values()):
-            mine = found["k"] == k
-            columns = [x[mine], *(column[mine] for column in values)]
-            out.append(({"run": run, "raw": False}, columns))
+    def _read(self, name: str, runs: Sequence[str], x: str) -> dict[str, Line]:
+        """Read the values of a name in some runs, all in one query."""
+        import numpy as np
+
+        empty = Line(np.empty(0), np.empty(0), ())
+        out = dict.fromkeys(runs, empty)
+        with self._index.lock if _ranked(self._index, runs) else contextlib.nullcontext():
+            source = records(self._index, name, runs)
+            if source is None:
+                return out
+            found = self._index.ask(_values(source, x, runs), patience=LOADING).fetchnumpy()
+        where = np.asarray(found["k"])
+        started = np.array([self._index.entries[run].run.started for run in runs])
+        across = _across(found, where, x, started)
+        values = _filled(found["y"])
+        rises = (where[1:] > where[:-1]) | ((where[1:] == where[:-1]) & (across[1:] >= across[:-1]))
+        if not rises.all():
+            order = np.lexsort((across, where))
+            where, across, values = where[order], across[order], values[order]
+        ends: Array = np.searchsorted(where, np.arange(len(runs) + 1))
+        for k, run in enumerate(runs):
+            a, b = ends[k], ends[k + 1]
+            if a < b:
+                out[run] = Line.of(across[a:b].copy(), values[a:b].copy())
         return out
 
-    def _level(self, table: str, lo: float, hi: float, pixels: int) -> str:
-        """Return the coarsest level of a line that has enough points between `lo` and `hi`."""
-        for level in (f"{table}_top", f"{table}_mid"):
-            sql = f"SELECT count(*) FROM {level} WHERE x BETWEEN {lo!r} AND {hi!r}"
-            if self._index.ask(sql).fetchone()[0] >= pixels * 2:
-                return level
-        return f"(SELECT x, y, y AS low, y AS high, 1 AS n FROM {table})"
 
-    def _grouped(
-        self,
-        chart: Chart,
-        tables: dict[str, tuple[str, int]],
-        span: tuple[float, float] | None,
-    ) -> list[tuple[dict[str, Any], list[Any]]]:
-        """Return a line per group: mean and standard deviation over its runs."""
-        if span is None or chart.group is None:
-            return []
-        lo, hi = span
-        width = (hi - lo) / chart.pixels or 1.0
-        most = max(points for _, points in tables.values())
-        # short lines are compared point by point, long ones pixel by pixel
-        place = (
-            "x"
-            if most <= chart.pixels
-            else f"{lo!r} + (floor((x - {lo!r}) / {width!r}) + 0.5) * {width!r}"
-        )
-        parts = [
-            f"SELECT {int(chart.group[run])} AS k, {place} AS x, avg(y) AS y FROM {table} "
-            f"WHERE x BETWEEN {lo!r} AND {hi!r} AND isfinite(y) GROUP BY 2"
-            for run, (table, _) in tables.items()
-            if run in chart.group
-        ]
-        if not parts:
-            return []
-        text = " UNION ALL ".join(parts)
-        found = self._index.ask(
-            "SELECT k, x, avg(y) AS y, avg(y) - coalesce(stddev_pop(y), 0) AS low, "
-            f"avg(y) + coalesce(stddev_pop(y), 0) AS high FROM ({text}) GROUP BY k, x ORDER BY k, x"
-        ).fetchnumpy()
+def _span(chart: Chart, lines: dict[str, Line]) -> tuple[float, float] | None:
+    """Return from where to where the chart goes: what is asked for, as far as there are points."""
+    if not lines:
+        return None
+    first = min(float(line.x[0]) for line in lines.values())
+    last = max(float(line.x[-1]) for line in lines.values())
+    lo = first if chart.lo is None else max(first, chart.lo)
+    hi = last if chart.hi is None else min(last, chart.hi)
+    return (lo, hi) if lo <= hi else (first, last)
+
+
+Drawn = list[tuple[dict[str, Any], list[Any]]]
+
+
+def _drawn(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | None) -> Drawn:
+    """Return a line per run: as it is if it is short, else mean, lowest, highest per pixel."""
+    if span is None:
+        return []
+    if max(map(len, lines.values())) <= chart.pixels * ENOUGH:
         return [
-            (
-                {"group": int(k), "raw": False},
-                [_filled(found[c])[found["k"] == k] for c in ("x", "y", "low", "high")],
-            )
-            for k in dict.fromkeys(found["k"].tolist())
+            ({"run": run, "raw": True}, list(line.points(*span))) for run, line in lines.items()
         ]
+    return [
+        ({"run": run, "raw": False}, line.pixels(*span, chart.pixels))
+        for run, line in lines.items()
+    ]
 
-    def _ready(self, name: str, runs: Sequence[str], x: str) -> dict[str, tuple[str, int]]:
-        """Return the tables of points of these runs, made now where they are not there yet."""
-        out: dict[str, tuple[str, int]] = {}
-        missing = []
-        for run in runs:
-            key = (run, name, self._index.entries[run].revision, x)
-            if key in self._tables:
-                self._tables.move_to_end(key)
-                out[run] = self._tables[key]
-            else:
-                missing.append(run)
-        if missing:
-            for run, made in self._make(name, missing, x).items():
-                self._tables[(run, name, self._index.entries[run].revision, x)] = made
-                out[run] = made
-            self._forget(keep=len(out))
-        return {run: out[run] for run in runs if run in out and out[run][1]}
 
-    def _ask(self, sql: str) -> Any:
-        return self._index.ask(sql, patience=LOADING)
+def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | None) -> Drawn:
+    """Return a line per group: mean and standard deviation over its runs."""
+    import numpy as np
 
-    def _make(self, name: str, runs: Sequence[str], x: str) -> dict[str, tuple[str, int]]:
-        """Read the values of a name, all runs in one query, into a table per long run."""
-        source = records(self._index, name, runs)
-        made: dict[str, tuple[str, int]] = {}
-        if source is None:
-            return dict.fromkeys(runs, ("", 0))
-        self._next += 1
-        whole = f"page.s{self._next}"
-        self._ask(f"CREATE TABLE {whole} AS {points_sql(self._index, source, runs, x)}")
-        counts = dict(self._ask(f"SELECT run, count(*) FROM {whole} GROUP BY run").fetchall())
-        for k, run in enumerate(runs):
-            points = counts.get(run, 0)
-            table = f"{whole}_{k}"
-            made[run] = (table, points)
-            if not points:
-                continue
-            mine = f"(SELECT x, y FROM {whole} WHERE run = {quoted(run)})"
-            if points <= STEP * STEP:
-                self._ask(f"CREATE VIEW {table} AS SELECT * FROM {mine}")
-                self._ask(
-                    f"CREATE VIEW {table}_mid AS SELECT x, y, y AS low, y AS high, 1 AS n FROM {mine}"
-                )
-                self._ask(f"CREATE VIEW {table}_top AS SELECT * FROM {table}_mid")
-                continue
-            self._ask(f"CREATE TABLE {table} AS SELECT * FROM {mine}")
-            coarse = (
-                "SELECT min(x) AS x, avg(y) FILTER (isfinite(y)) AS y, min(y) FILTER (isfinite(y)) AS low, "
-                "max(y) FILTER (isfinite(y)) AS high, count(*) AS n FROM {0} GROUP BY rowid // {1}"
-            )
-            self._ask(f"CREATE TABLE {table}_mid AS {coarse.format(table, STEP)} ORDER BY x")
-            top = coarse.format(table, STEP * STEP)
-            self._ask(f"CREATE TABLE {table}_top AS {top} ORDER BY x")
-        return made
+    if span is None or chart.group is None:
+        return []
+    # short lines are compared point by point, long ones pixel by pixel
+    short = max(map(len, lines.values())) <= chart.pixels
+    groups: dict[int, list[tuple[Any, Any]]] = {}
+    for run, line in lines.items():
+        if run in chart.group:
+            x, y = line.points(*span) if short else line.pixels(*span, chart.pixels)[:2]
+            finite = np.isfinite(y)
+            groups.setdefault(int(chart.group[run]), []).append((x[finite], y[finite]))
+    out: Drawn = []
+    for k, found in sorted(groups.items()):
+        places, at = np.unique(np.concatenate([x for x, _ in found]), return_inverse=True)
+        y = np.concatenate([y for _, y in found])
+        count = np.bincount(at, minlength=len(places))
+        mean = np.bincount(at, y, minlength=len(places)) / count
+        deviation = np.sqrt(np.bincount(at, (y - mean[at]) ** 2, minlength=len(places)) / count)
+        out.append(({"group": k, "raw": False}, [places, mean, mean - deviation, mean + deviation]))
+    return out
 
-    def _forget(self, keep: int) -> None:
-        """Drop the tables that were not asked for lately, beyond `MOST_KEPT` points."""
-        total = sum(points for _, points in self._tables.values())
-        while total > MOST_KEPT and len(self._tables) > keep:
-            _, (table, points) = self._tables.popitem(last=False)
-            total -= points
-            whole = table.rpartition("_")[0]
-            if table and not any(t.startswith(f"{whole}_") for t, _ in self._tables.values()):
-                rest = self._index.ask(
-                    "SELECT table_name, table_type FROM information_schema.tables WHERE "
-                    f"table_schema = 'page' AND starts_with(table_name, {quoted(whole[5:] + '_')})"
-                ).fetchall()
-                for one, kind in rest:
-                    what = "VIEW" if kind == "VIEW" else "TABLE"
-                    self._index.ask(f'DROP {what} IF EXISTS page."{one}" CASCADE')
-                self._index.ask(f"DROP TABLE IF EXISTS {whole}")
+
+def _ranked(index: Index, runs: Sequence[str]) -> bool:
+    """Return True if some runs have several values of one point, which `own.replays` decides between."""
+    return any(not plain(index.given_out(run)) for run in runs)
 
 
 def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
@@ -289,32 +318,62 @@ def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
             texts.append(form.format(source=source))
     if ranked:
         with index.lock:  # `own.replays` is shared with the refresh
-            load_replays(index.duck, index.shelf, some)
-            index.stale = True
+            load_replays(index.duck, index.run_records, some)
     return " UNION ALL BY NAME ".join(texts) or None
 
 
-def points_sql(index: Index, source: str, runs: Sequence[str], x: str) -> str:
-    """Return the SQL of (run, x, y), each run in order."""
-    order = "indices, process, seq"
-    if x == "time":
-        begun = " ".join(
-            f"WHEN {quoted(run)} THEN {index.entries[run].run.started!r}" for run in runs
-        )
-        across = f"time - (CASE run {begun} END)"
-    elif x == "step":
-        across = f"row_number() OVER (PARTITION BY run ORDER BY {order}) - 1"
-    else:
-        across = "base + CASE WHEN len(indices) > 1 THEN gap * indices[2] / inner_count ELSE 0 END"
-    placed = f"""SELECT *, coalesce((max(base) OVER w - min(base) OVER w)
-          / nullif(max(indices[1]) OVER w - min(indices[1]) OVER w, 0), 1.0) AS gap,
-        max(indices[2]) OVER w + 1.0 AS inner_count
-      FROM (SELECT *, coalesce(TRY_CAST(json_extract_string(labels, '$[0]') AS DOUBLE), indices[1], 0)
-        AS base FROM ({source}) WHERE number IS NOT NULL) WINDOW w AS (PARTITION BY run)"""
+def _values(source: str, x: str, runs: Sequence[str]) -> str:
+    """Return the SQL of the numbers of a name, with the number of the run and what `_across` needs."""
+    order = "ORDER BY k, indices, process, seq" if x == "step" else ""
+    needed = {
+        "time": ", time",
+        "step": "",
+        "loop": ", indices[1] AS outer_index, CASE WHEN len(indices) > 1 THEN indices[2] END AS "
+        "inner_index, CASE WHEN labels IS NOT NULL THEN TRY_CAST(json_extract_string(labels, '$[0]') "
+        "AS DOUBLE) END AS label",
+    }[x]
+    numbers = ", ".join(f"({quoted(run)}, {k})" for k, run in enumerate(runs))
     return (
-        f"SELECT run, CAST({across} AS DOUBLE) AS x, number AS y FROM ({placed}) "
-        f"ORDER BY run, {'x' if x != 'step' else order}"
+        f"SELECT k, number AS y{needed} FROM ({source}) JOIN (VALUES {numbers}) chosen(run, k) "
+        f"USING (run) WHERE number IS NOT NULL {order}"
     )
+
+
+def _across(found: dict[str, Any], where: Array, x: str, started: Array) -> Array:
+    """Return the place of each value: in the loop, with inner iterations between outer ones, or in time."""
+    import numpy as np
+
+    if x == "time":
+        return np.asarray(_filled(found["time"]) - started[where])
+    if x == "step":
+        ends: Array = np.searchsorted(where, np.arange(len(started)))
+        return np.arange(len(where), dtype="f8") - ends[where]
+    outer = np.nan_to_num(_filled(found["outer_index"]))
+    label = _filled(found["label"])
+    base = np.where(np.isnan(label), outer, label)
+    inner = _filled(found["inner_index"])
+    if np.isnan(inner).all():
+        return np.asarray(base)
+    spans = [
+        (
+            _by_run(np.maximum, one, where, len(started))
+            - _by_run(np.minimum, one, where, len(started))
+        )
+        for one in (base, outer)
+    ]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gap = np.where(spans[1] > 0, spans[0] / spans[1], 1.0)
+    steps = _by_run(np.maximum, np.nan_to_num(inner), where, len(started)) + 1.0
+    return np.asarray(base + np.nan_to_num(inner) * gap[where] / steps[where])
+
+
+def _by_run(reduce: Any, values: Array, where: Array, runs: int) -> Array:
+    """Return the highest or lowest of the values of each run."""
+    import numpy as np
+
+    out = np.full(runs, -np.inf if reduce is np.maximum else np.inf)
+    reduce.at(out, where, values)
+    return out
 
 
 def _filled(column: Any) -> Any:
@@ -322,116 +381,3 @@ def _filled(column: Any) -> Any:
     import numpy as np
 
     return np.ma.filled(column.astype("f8"), np.nan)
-
-
-class Media:
-    """Values that are no numbers: images, texts, histograms. Reads bytes only of what it listed."""
-
-    def __init__(self, index: Index, objects: Objects) -> None:
-        self._index, self._objects = index, objects
-        self._listed: OrderedDict[str, StoredValue] = OrderedDict()
-
-    def listed(self, name: str, runs: Sequence[str]) -> list[dict[str, Any]]:
-        """Return where some runs logged a name: run, point, and text or description."""
-        known = [run for run in runs if run in self._index.entries][:50]
-        source = records(self._index, name, known)
-        if source is None:
-            return []
-        found = self._index.ask(
-            f"SELECT run, path, indices, labels, kind, text, number, origin FROM ({source}) "
-            f"ORDER BY run, indices, process, seq LIMIT {MOST_MEDIA}"
-        )
-        out = []
-        for run, path, indices, labels, kind, text, number, origin in found.fetchall():
-            one: dict[str, Any] = {"run": run, "point": _point(path, indices, labels), "kind": kind}
-            one["origin"] = origin
-            value = value_in_text(text, self._objects.get) if kind == "object" else None
-            if value is not None:
-                one |= {"kind": value.kind, "oid": value.oid, "text": str(value)}
-                self._keep(value)
-            else:
-                one["text"] = text[:4000] if text is not None else str(number)
-            out.append(one)
-        return out
-
-    def _keep(self, value: StoredValue) -> None:
-        self._listed[value.oid] = value
-        while len(self._listed) > 20 * MOST_MEDIA:
-            self._listed.popitem(last=False)
-
-    def image(self, oid: str) -> bytes:
-        """Return a logged image; anything in the store that is no PNG is refused."""
-        value = self._listed.get(oid)
-        if value is None:
-            found = self._index.ask(
-                "SELECT text FROM page.stats WHERE kind = 'object' AND "
-                f"contains(text, {quoted(oid)}) LIMIT 1"
-            ).fetchone()
-            value = value_in_text(found[0], self._objects.get) if found else None
-        if value is None or value.oid != oid or value.kind != "image":
-            raise UsageError(f"There is no image {oid[:12]!r}.", slug="page-question")
-        try:
-            data = value.raw()
-        except OSError as exc:
-            raise UsageError(
-                f"The image {oid[:12]!r} is gone: {exc}.", slug="page-question"
-            ) from exc
-        if not is_png(data):
-            raise UsageError(f"{oid[:12]} is no PNG image.", slug="page-question")
-        return data
-
-    def heat(self, name: str, run: str) -> dict[str, Any]:
-        """Return the histograms of a name over a run as one matrix with common bins."""
-        source = records(self._index, name, [run]) if run in self._index.entries else None
-        rows = []
-        if source is not None:
-            rows = self._index.ask(
-                "SELECT coalesce(TRY_CAST(json_extract_string(labels, '$[0]') AS DOUBLE), indices[1], "
-                f"0), text FROM ({source}) WHERE kind = 'object' ORDER BY indices, process, seq"
-            ).fetchall()
-        skip = -(-len(rows) // HEAT_COLUMNS) or 1
-        columns: list[tuple[float, list[float], list[float]]] = []
-        for x, text in rows[::skip]:
-            value = value_in_text(text, self._objects.get)
-            if value is not None and value.kind == "histogram":
-                with contextlib.suppress(RearviewError, OSError):
-                    columns.append((x, *value.histogram()))
-        if not columns:
-            return {"x": [], "edges": [], "counts": []}
-        low = min(edges[0] for _, _, edges in columns)
-        high = max(edges[-1] for _, _, edges in columns)
-        width = (high - low) / HEAT_BINS or 1.0
-        return {
-            "x": [x for x, _, _ in columns],
-            "edges": [low + k * width for k in range(HEAT_BINS + 1)],
-            "counts": [_rebinned(counts, edges, low, width) for _, counts, edges in columns],
-        }
-
-
-def _point(path: str, indices: Sequence[int], labels: str | None) -> str:
-    shown = json.loads(labels) if labels else []
-    values = [
-        shown[k] if k < len(shown) and shown[k] is not None else index
-        for k, index in enumerate(indices)
-    ]
-    loops = path.split("/") if path else []
-    return "/".join(f"{loop}={value}" for loop, value in zip(loops, values, strict=False))
-
-
-def _rebinned(
-    counts: Sequence[float], edges: Sequence[float], low: float, width: float
-) -> list[float]:
-    """Return counts over common bins; each bin is spread evenly over those that it covers.
-
-    >>> _rebinned([4.0], [0.0, 2.0], 0.0, 1.0)[:3]
-    [2.0, 2.0, 0.0]
-    """
-    out = [0.0] * HEAT_BINS
-    for count, a, b in zip(counts, edges, edges[1:], strict=False):
-        first, last = (a - low) / width, (b - low) / width
-        k = max(0, int(first))
-        while k < HEAT_BINS and k < last:
-            share = (min(last, k + 1) - max(first, k)) / (last - first) if last > first else 1.0
-            out[k] += count * max(0.0, share)
-            k += 1
-    return out

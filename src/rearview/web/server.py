@@ -24,8 +24,10 @@ from rearview.web import details, rows
 from rearview.web.guard import App, Guard
 from rearview.web.index import Index
 from rearview.web.live import Live
-from rearview.web.replays import Ask, PageBackfills, Prices
-from rearview.web.series import Chart, Media, Series
+from rearview.web.logged_media import Media
+from rearview.web.replays import BackfillRequest, PageBackfills, Prices
+from rearview.web.series import Chart, Series
+from rearview.web.study_tree import execution_tree
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -98,7 +100,8 @@ class Page:
     def _heard(self, event: dict[str, Any]) -> None:
         self.live.tell(event)
         if event["event"].get("event") in {"rows", "proved", "failed", "filled", "ended"}:
-            self.live.look_now()
+            run = event["event"].get("run")
+            self.live.look_now([run] if run else ())
 
     def columns(self) -> rows.Columns:
         """Return the columns of all runs, found anew when something changed."""
@@ -154,9 +157,6 @@ class Page:
         if "rows" in found:
             chosen = [row[0] for row in found["rows"]]
             found["filled"] = rows.details(self.index, chosen, sorted(names & logged))
-            known = [one.run for run in chosen if (one := self.index.entries.get(run)) is not None]
-            found["called"] = {run.id: run.name for run in known if run.name}
-            found["status"] = {run.id: run.status.value for run in known}
         return {**found, "revision": self.index.revision}
 
     def app(self) -> App:
@@ -215,7 +215,7 @@ def _price(page: Page, request: Request) -> Any:
 
 
 def _plan(page: Page, request: Request) -> Any:
-    return page.prices.plan(_query(request, Ask))
+    return page.prices.plan(_query(request, BackfillRequest))
 
 
 def _detail(page: Page, request: Request) -> Any:
@@ -240,6 +240,11 @@ def _diff(page: Page, request: Request) -> Any:
         pair.append(which if which == "worktree" else details.known_run(page.index, which))
     with page.lock:
         return details.sides(page.history, *pair)
+
+
+def _tree(page: Page, request: Request) -> Any:
+    runs = [run for run in request.query_params.get("runs", "").split(",") if run]
+    return execution_tree(page.index, runs)
 
 
 def _propagate(page: Page, request: Request) -> Any:
@@ -274,11 +279,23 @@ def _chart(page: Page, request: Request) -> bytes:
     return page.series.chart(_query(request, Chart))
 
 
-def _image(page: Page, request: Request) -> bytes:
-    oid = request.path_params["oid"]
+def _oid(request: Request) -> str:
+    oid: str = request.path_params["oid"]
     if not _OID.fullmatch(oid):
-        raise UsageError("That is no image.", slug="page-question")
-    return page.media.image(oid)
+        raise UsageError("That is no stored value.", slug="page-question")
+    return oid
+
+
+def _image(page: Page, request: Request) -> bytes:
+    return page.media.image(_oid(request))
+
+
+def _sound(page: Page, request: Request) -> bytes:
+    return page.media.sound(_oid(request))
+
+
+def _content(page: Page, request: Request) -> Any:
+    return page.media.content(_oid(request))
 
 
 def _export(page: Page, request: Request) -> bytes:
@@ -299,23 +316,27 @@ GET: dict[str, Handler] = {
     "/api/printed/{run}": _printed,
     "/api/versions": _versions,
     "/api/diff": _diff,
+    "/api/tree": _tree,
     "/api/propagate": _propagate,
     "/api/underway": _under_way,
     "/api/jobs/{job}": _job,
     "/api/media": _media,
     "/api/heat": _heat,
+    "/api/content/{oid}": _content,
 }
 """Questions; none of them changes anything."""
 
 
 def _fill(page: Page, body: bytes) -> Any:
-    ask = rows.request(body, Ask)
-    if not ask.names or any("\x00" in text for text in (*ask.names, *ask.runs, ask.where, ask.at)):
+    request = rows.request(body, BackfillRequest)
+    if not request.names or any(
+        "\x00" in text for text in (*request.names, *request.runs, request.where, request.at)
+    ):
         raise UsageError("Name at least one column to fill.", slug="page-question")
-    ask.runs = [details.known_run(page.index, run) for run in ask.runs]
+    request.runs = [details.known_run(page.index, run) for run in request.runs]
     page.history.check_trust("A backfill")
-    plan = page.prices.plan(ask)
-    return page.jobs.start(ask, plan).told(whole=True)
+    plan = page.prices.plan(request)
+    return page.jobs.start(request, plan).told(whole=True)
 
 
 def _stop(page: Page, body: bytes) -> Any:
@@ -328,7 +349,7 @@ def _tag(page: Page, body: bytes) -> Any:
         found = details.known_run(page.index, run)
         change = page.history.untag if label.remove else page.history.tag
         change(found, label.text or "")
-    page.live.look_now()
+    page.live.look_now(label.runs)
     return {"runs": label.runs}
 
 
@@ -336,7 +357,7 @@ def _note(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
         page.history.note(details.known_run(page.index, run), None if label.remove else label.text)
-    page.live.look_now()
+    page.live.look_now(label.runs)
     return {"runs": label.runs}
 
 
@@ -344,7 +365,7 @@ def _name(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     run = details.known_run(page.index, label.runs[0] if label.runs else "")
     page.history.name(run, None if label.remove else label.text)
-    page.live.look_now()
+    page.live.look_now(label.runs)
     return {"runs": label.runs}
 
 
@@ -455,6 +476,7 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
     routes += [
         Route("/api/chart", data("application/octet-stream", _chart)),
         Route("/api/image/{oid}", data("image/png", _image)),
+        Route("/api/sound/{oid}", data("audio/wav", _sound)),
         Route("/api/export.csv", data("text/csv; charset=utf-8", _export)),
         Route("/api/events", events),
     ]

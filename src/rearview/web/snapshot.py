@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 from itertools import pairwise
@@ -24,6 +25,7 @@ from rearview.web.index import RUNS
 from rearview.web.rows import plain
 from rearview.web.series import Chart
 from rearview.web.server import Page, static_files
+from rearview.web.study_tree import execution_tree
 
 MOST_RUNS = 5000
 """Newest runs in the table of a snapshot."""
@@ -33,6 +35,10 @@ MOST_PRINTED = 1000
 """Printed lines of each of these."""
 MOST_IMAGES = 8 << 20
 """Bytes of images."""
+MOST_SOUNDS = 8 << 20
+"""Bytes of audio."""
+MOST_CONTENTS = 400
+"""Tables, confusion matrices and long texts."""
 PIXELS = 500
 """Points of a curve."""
 _IMPORT = re.compile(r"""(from\s*|import\s*)(["'])\./([\w./-]+)\2""")
@@ -87,9 +93,12 @@ def _data(page: Page) -> dict[str, Any]:
         },
         "versions": versions,
         "diffs": _diffs(history, [one["runs"][-1]["run"] for one in versions["versions"]]),
+        "tree": _tree(page),
         "propagated": _propagated(history, [name for name, _ in virtual]),
         "media": media,
         "images": _images(page, media),
+        "sounds": _sounds(page, media),
+        "contents": _contents(page, media),
         "heat": {
             f"{name}/{run}": page.media.heat(name, run)
             for name, kind in kinds.items()
@@ -103,7 +112,7 @@ def _runs(page: Page, chosen: set[str]) -> list[dict[str, Any]]:
     ask = page.index.ask
     out: dict[str, dict[str, Any]] = {}
     columns = ", ".join(RUNS)
-    for row in ask(f"SELECT {columns} FROM page.runs ORDER BY ord DESC").fetchall():
+    for row in ask(f"SELECT {columns} FROM page.runs ORDER BY started DESC, run DESC").fetchall():
         facts = dict(zip(RUNS, map(plain, row), strict=True))
         if facts["run"] in chosen:
             words = (facts["run"], facts["name"], facts["command"], facts["note"], facts["status"])
@@ -148,6 +157,12 @@ def _diffs(history: History, runs: list[str]) -> dict[str, Any]:
     return out
 
 
+def _tree(page: Page) -> dict[str, Any] | None:
+    with contextlib.suppress(RearviewError, OSError):
+        return execution_tree(page.index, [])
+    return None
+
+
 def _propagated(history: History, names: list[str]) -> dict[str, Any]:
     out = {}
     for name in names:
@@ -168,6 +183,29 @@ def _images(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, str
                     if room < 0:
                         return out
                     out[one["oid"]] = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return out
+
+
+def _sounds(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    room = MOST_SOUNDS
+    for one in itertools.chain.from_iterable(media.values()):
+        if one.get("kind") == "audio" and one["oid"] not in out:
+            with contextlib.suppress(RearviewError):
+                data = page.media.sound(one["oid"])
+                room -= len(data)
+                if room < 0:
+                    return out
+                out[one["oid"]] = f"data:audio/wav;base64,{base64.b64encode(data).decode()}"
+    return out
+
+
+def _contents(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for one in itertools.chain.from_iterable(media.values()):
+        if one.get("kind") in {"table", "confusion", "text"} and len(out) < MOST_CONTENTS:
+            with contextlib.suppress(RearviewError):
+                out[one["oid"]] = page.media.content(one["oid"])
     return out
 
 
@@ -195,7 +233,7 @@ def _document(data: dict[str, Any]) -> str:
     scripts = " ".join(map(_hash, (imports, theme, begin)))
     policy = (
         f"default-src 'none'; script-src {scripts} data:; style-src {_hash(style)}; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        "img-src data: blob:; media-src data:; base-uri 'none'; form-action 'none'"
     )
     # in JSON a `<` can be written out, so that no text in it can end the element
     text = msgspec.json.encode({**data, "icon": icon}).decode().replace("<", "\\u003c")

@@ -92,7 +92,7 @@ def test_bars_do_not_grow_with_the_number_of_segments(monkeypatch, capsys):
             bar(Event("proved", int(clock.now), 300, "r", worker=0))
             if clock.now % 20 == 0:
                 bar.tick()
-            assert len(bar._bars) <= progress.MOST_BARS + 1
+            assert len(bar._bars) <= progress.MAX_BARS + 1
     assert bar._ended == 300
 
 
@@ -134,7 +134,7 @@ def test_waiting_is_announced_only_when_it_lasts(capsys, monkeypatch):
     with progress.waiting("reading"):
         pass
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "SHOW_AFTER", 0.0)
     said = progress.threading.Event()
     monkeypatch.setattr(progress.output, "said", lambda text: said.set())
     with progress.waiting("reading"):

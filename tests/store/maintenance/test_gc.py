@@ -5,8 +5,7 @@ import pytest
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Edge, Part, Point, Snapshot
-from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
-from rearview.store.checkpoints.saves_in_flight import save_in_flight
+from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints, save_in_flight
 from rearview.store.maintenance import gc as gc_module
 from rearview.store.maintenance.gc import gc, usage
 

@@ -1,4 +1,4 @@
-"""What `run` and `resume` do with a notebook: send its cells to a kernel and show what they print."""
+"""How `run` and `resume` execute a notebook: send its cells to a kernel and print their output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def check_together(*rules: tuple[bool, str]) -> None:
-    """Raise the text of the first rule that is broken by the options of a command."""
+    """Raise a usage error with the text of the first rule that the options of a command break."""
     for broken, text in rules:
         if broken:
             raise click.UsageError(text, click.get_current_context())
@@ -30,17 +30,17 @@ def check_together(*rules: tuple[bool, str]) -> None:
 def notebook_options(
     target: str, words: list[str], out: Path | None, timeout: float | None
 ) -> tuple[Path | None, float | None]:
-    """Return --out and --timeout, which may stand behind a notebook's name; it takes nothing else."""
-    rest = list(words)
-    while rest:
-        name, _, value = rest.pop(0).partition("=")
-        if name not in {"--out", "--timeout"} or not (value or rest):
+    """Return --out and --timeout, which may come after the notebook's name; other words are refused."""
+    remaining = list(words)
+    while remaining:
+        name, _, value = remaining.pop(0).partition("=")
+        if name not in {"--out", "--timeout"} or not (value or remaining):
             raise UsageError(
                 f"{target} is a notebook and takes no arguments such as {name}. Set values with "
                 "`rearview run --arg NAME=VALUE` and read them with rearview.arg, or use papermill.",
                 slug="notebook-arguments",
             )
-        value = value or rest.pop(0)
+        value = value or remaining.pop(0)
         if name == "--out":
             out = Path(value)
         else:
@@ -49,7 +49,7 @@ def notebook_options(
 
 
 def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
-    """Raise if a notebook cannot be run; say what is to be known of it."""
+    """Raise if a notebook cannot be run; print warnings about it."""
     from rearview.notebook.front import check
 
     check(data, target)
@@ -97,7 +97,7 @@ def _hint(why: str) -> str:
 
 
 def resumed_run(begun: StartCommand) -> str | None:
-    """Return the run that is gone on with, where a preemptible notebook was stopped before."""
+    """Return the stopped run that a preemptible notebook resumes, or None."""
     from rearview.notebook.front import control_of
 
     return control_of(begun).resume

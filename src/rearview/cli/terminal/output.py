@@ -1,6 +1,6 @@
-"""The only place that prints: answers go to stdout, remarks to stderr.
+"""The only module that prints: answers go to stdout, notes and errors to stderr.
 
-It also turns rows into text: JSON, CSV, Markdown, or cells for people.
+It also formats rows as text: JSON, CSV, Markdown, or a table for people.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def plain(value: Any) -> Any:
 def json_text(value: Any, indent: int | None = None) -> str:
     """Return `value` as JSON; floats are written so that they read back as the same float."""
     text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
-    # what JSON lets stand and a terminal would obey; it reads back as the same character
+    # control characters that JSON allows and a terminal obeys; escaped, they read back the same
     return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    r"""Yield a JSON list of objects, one row a line, so that ten million rows need no memory.
+    r"""Yield a JSON list of objects, one row per line, so that memory does not grow with the rows.
 
     >>> print("\n".join(json_lines(["run", "loss"], [("a", 0.5), ("b", None)])))
     [
@@ -97,7 +97,7 @@ def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterato
 
 
 def csv_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """Yield CSV with a header; nothing is an empty field, an object is its JSON."""
+    """Yield CSV with a header; None is an empty field, an object is its JSON."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\r\n")  # so that it quotes both of these
     for row in chain([columns], _cells(rows)):
@@ -133,7 +133,7 @@ def _escape(text: str) -> str:
 
 
 def cell(value: Any) -> str:
-    """Return a value as a person wants to read it: six digits, no braces where avoidable.
+    """Return a value as text for people: six digits, no braces where avoidable.
 
     >>> cell(0.000123456789), cell(None), cell(True)
     ('0.000123457', '', 'true')
@@ -153,13 +153,13 @@ def cell(value: Any) -> str:
 
 
 def _is_stored(value: Any) -> bool:
-    """Return True for a `StoredValue`; its module is there if one is, and is not loaded for this."""
+    """Return True for a `StoredValue`, without importing its module."""
     module = sys.modules.get("rearview.store.media")
     return module is not None and isinstance(value, module.StoredValue)
 
 
 def _nested(value: Any) -> str:
-    """Return a list or dictionary as JSON, with what is stored elsewhere described."""
+    """Return a list or dictionary as JSON; stored arrays in it are described in words."""
     if isinstance(value, Mapping):
         items = (f"{json_text(str(key))}: {_nested(item)}" for key, item in value.items())
         return f"{{{', '.join(items)}}}"
@@ -169,10 +169,10 @@ def _nested(value: Any) -> str:
 
 
 def numeric(values: Iterable[Any]) -> bool:
-    """Return True if a column holds numbers only, and so reads better on the right."""
-    there = [value for value in values if value is not None]
-    return bool(there) and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) for value in there
+    """Return True if a column contains only numbers, which are aligned to the right."""
+    present = [value for value in values if value is not None]
+    return bool(present) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) for value in present
     )
 
 
@@ -188,9 +188,9 @@ def duration(seconds: float | None) -> str:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {seconds_left} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
@@ -222,9 +222,9 @@ def short_moment(seconds: float) -> str:
 def fitted(
     columns: Sequence[str], rows: Sequence[Sequence[str]], room: int, *, shrink: int
 ) -> list[list[str]]:
-    """Return rows whose last `shrink` columns are cut so that the cells of each fit `room`.
+    """Return rows whose last `shrink` columns are cut so that every row fits into `room` characters.
 
-    The widest of them gives way first; none gets narrower than its heading.
+    The widest column is cut first; no column gets narrower than its heading.
 
     >>> fitted(["run", "command"], [["a", "train.py --lr 0.1"]], 12, shrink=1)
     [['a', 'train.py…']]
@@ -238,8 +238,8 @@ def fitted(
         widths[widest] -= 1
     return [
         [
-            text if len(text) <= most else text[: most - 1] + "…"
-            for text, most in zip(row, widths, strict=True)
+            text if len(text) <= max_width else text[: max_width - 1] + "…"
+            for text, max_width in zip(row, widths, strict=True)
         ]
         for row in rows
     ]
@@ -254,13 +254,13 @@ def plural(count: int, word: str) -> str:
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 _OURS = f"{int.from_bytes(os.urandom(6), 'big')};"
-"""Marks our own colours until they are printed, so that a colour in a name or value is told from them."""
+"""Marks our own colour codes until they are printed, so that codes inside names or values are escaped."""
 _COLOR = re.compile(f"\x1b\\[{_OURS}([0-9]+)m")
 COLORS = {"ok": GREEN, "warn": YELLOW, "fail": RED}
 
 
 def colored(stream: TextIO) -> bool:
-    """Return True if colour is wanted on `stream`: a terminal, and NO_COLOR is not set."""
+    """Return True if `stream` should be coloured: it is a terminal, and NO_COLOR is not set."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -269,12 +269,12 @@ def colored(stream: TextIO) -> bool:
 
 
 def paint(text: str, code: str, stream: TextIO | None = None) -> str:
-    """Return `text` in a colour if the stream (stdout) wants it."""
+    """Return `text` in a colour if the stream (stdout) is coloured."""
     return f"\x1b[{_OURS}{code}m{text}\x1b[{_OURS}0m" if colored(stream or sys.stdout) else text
 
 
 def safe(text: str) -> str:
-    """Return a text as a terminal may have it: our colours work, any other control is written out."""
+    """Return a text that is safe for a terminal: our colours work, other control characters are escaped."""
     parts = _COLOR.split(text)
     return "".join(
         f"\x1b[{part}m" if odd % 2 else printable(part) for odd, part in enumerate(parts)
@@ -282,14 +282,14 @@ def safe(text: str) -> str:
 
 
 def printable(text: str, *, line: bool = False) -> str:
-    """Return `text` with control characters written out, so that no terminal obeys them."""
-    from rearview.model.wording import printable as written_out  # the model takes a while to load
+    """Return `text` with control characters escaped, so that a terminal does not obey them."""
+    from rearview.model.wording import printable as written_out  # importing the model takes time
 
     return written_out(text, line=line)
 
 
 class ReaderGone(Exception):  # noqa: N818 - no error: `rearview table | head` is fine
-    """Whoever read our output went away."""
+    """The process that read our output has ended."""
 
 
 def out(text: str = "") -> None:
@@ -298,7 +298,7 @@ def out(text: str = "") -> None:
 
 
 def data(text: str) -> None:
-    """Print one line for programs: as it is into a pipe or file, safe on a terminal."""
+    """Print one line for programs: unchanged into a pipe or file, escaped on a terminal."""
     _print(safe(text) if sys.stdout.isatty() else text)
 
 
@@ -310,18 +310,18 @@ def _print(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a remark, on stderr."""
+    """Print a note on stderr."""
     sys.stdout.flush()
     print(safe(text), file=sys.stderr, flush=True)
 
 
 def said(text: str) -> None:
-    """Print a remark of ours beside the output of a script: stderr, with our name."""
+    """Print a note on stderr that begins with our name, because a script's output is there too."""
     note(paint(f"rearview: {text}", DIM, sys.stderr))
 
 
 def problem(message: str, slug: str) -> None:
-    """Print one of our own errors: one line, and where it is explained."""
+    """Print one of our own errors: the message, and where the documentation explains it."""
     name = paint("rearview:", RED, sys.stderr)
     where = paint(f"(docs/errors.md#{slug})", DIM, sys.stderr)
     note(f"{name} {message} {where}")
@@ -336,7 +336,7 @@ def usage(exc: click.ClickException) -> None:
 
 
 def bug(exc: BaseException) -> None:
-    """Print an error nobody foresaw."""
+    """Print an unexpected error and how to report it."""
     name = paint("rearview:", RED, sys.stderr)
     note(
         f"{name} unexpected error: {type(exc).__name__}: {exc}\n"
@@ -346,7 +346,7 @@ def bug(exc: BaseException) -> None:
 
 
 def overview(version: str) -> None:
-    """Print what to do first."""
+    """Print the first steps for a new user."""
     lines = (
         ("rearview run train.py", "record a run; the script needs no changes"),
         ("", "… later, add a log statement to train.py …"),
@@ -359,13 +359,13 @@ def overview(version: str) -> None:
     out(f"{paint('Rearview', BOLD)} {version}: hindsight for model training.\n")
     for line in lines:
         out(f"  {paint(f'{line[0]:<32}', CYAN)}{line[1]}" if line else "")
-    count, root = _here()
+    count, root = _project_status()
     if root is not None:
         lists = "`rearview runs` lists it" if count == 1 else "`rearview runs` lists them"
         out(f"\n{root} has {plural(count, 'run')}: {lists}.")
 
 
-def _here() -> tuple[int, Path | None]:
+def _project_status() -> tuple[int, Path | None]:
     from pathlib import Path
 
     from rearview._history import Project
@@ -385,14 +385,14 @@ def block(pairs: Iterable[tuple[str, str]]) -> None:
     pairs = [(printable(label, line=True), text) for label, text in pairs]
     width = max((len(label) for label, _ in pairs), default=0)
     for label, text in pairs:
-        first, *more = text.split("\n")
+        first, *further_lines = text.split("\n")
         out(f"{paint(f'{label:<{width}}', DIM)}  {first}")
-        for line in more:
+        for line in further_lines:
             out(f"{'':<{width}}  {line}")
 
 
 def width() -> int:
-    """Return the columns of the terminal; 80, or what `COLUMNS` says, where there is none."""
+    """Return the columns of the terminal; without one, `COLUMNS` or 80."""
     import shutil
 
     return shutil.get_terminal_size((80, 24)).columns
@@ -405,9 +405,9 @@ def room(columns: int) -> int:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool]) -> None:
-    """Print a table of texts: with rules on a terminal, aligned plain text elsewhere.
+    """Print a table of texts: with rules on a terminal, as aligned plain text elsewhere.
 
-    Only a terminal wraps long cells; in a pipe or file every row is one whole line.
+    Only a terminal wraps long cells; in a pipe or file every row is one line.
     """
     columns = [printable(name, line=True) for name in columns]
     rows = [[_one_line(cell) for cell in row] for row in rows]
@@ -431,7 +431,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seque
 
 
 def _one_line(cell: str) -> str:
-    """Return a cell without controls but our own colours."""
+    """Return a cell on one line; control characters other than our colours are escaped."""
     parts = re.split(f"(\x1b\\[{_OURS}[0-9]+m)", cell)
     return "".join(
         part if odd % 2 else printable(part, line=True) for odd, part in enumerate(parts)
@@ -465,9 +465,9 @@ def _diff_color(line: str) -> str:
     return {"+": GREEN, "-": RED, "@": CYAN}.get(line[:1], "")
 
 
-def checked(level: str, name: str, what: str, remedy: str) -> None:
-    """Print one line of a check-up, and what to do if it is not well."""
-    out(f"{paint(f'{level:<4}', COLORS[level])}  {name:<12} {what}")
+def checked(level: str, name: str, result: str, remedy: str) -> None:
+    """Print the result of one check, and the remedy if there is a problem."""
+    out(f"{paint(f'{level:<4}', COLORS[level])}  {name:<12} {result}")
     if remedy:
         out(f"{'':<19}{paint(remedy, DIM)}")
 

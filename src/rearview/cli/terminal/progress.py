@@ -1,4 +1,4 @@
-"""Signs that work goes on, for anything over two seconds, on stderr."""
+"""Progress on stderr, for everything that takes more than two seconds."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rearview.model.wording import printable
 if TYPE_CHECKING:
     from rearview._history import Event
 
-PATIENCE = 2.0
-"""Seconds of silence that need no explanation."""
+SHOW_AFTER = 2.0
+"""Seconds before progress is shown."""
 PLAIN_EVERY = 10.0
-"""Seconds between lines where stderr is no terminal."""
+"""Seconds between lines if stderr is not a terminal."""
 LINES_EVERY = 1.0
-"""Seconds between events that only say how far it is, for programs."""
-MOST_BARS = 16
-"""Workers that have a bar of their own."""
+"""Seconds between `progress` events in the output for programs."""
+MAX_BARS = 16
+"""Workers that get a bar of their own."""
 TOTAL = -1
-"""Where the bar of all workers together stands among theirs."""
+"""Key of the bar for all workers together."""
 
 
 @contextlib.contextmanager
 def waiting(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show `text` with a clock while the body runs, once it has run for two seconds."""
+    """Show `text` and the elapsed time if the body runs for more than two seconds."""
     if quiet:
         yield
         return
@@ -45,7 +45,7 @@ def waiting(text: str, *, quiet: bool = False) -> Iterator[None]:
 
 
 def _spin(text: str, done: threading.Event) -> None:
-    if done.wait(PATIENCE):
+    if done.wait(SHOW_AFTER):
         return
     if not sys.stderr.isatty():
         output.said(f"{text} …")
@@ -57,16 +57,15 @@ def _spin(text: str, done: threading.Event) -> None:
     text = printable(text, line=True)
     with Console(stderr=True).status(Text(f"{text} …")) as status:
         while not done.wait(0.5):
-            since = duration(round(PATIENCE + time.monotonic() - start))
+            since = duration(round(SHOW_AFTER + time.monotonic() - start))
             status.update(Text(f"{text} … {since}"))
 
 
 class Bar:
-    """Turns the events of a backfill into bars: one for each busy worker, and one for all of it.
+    """Shows the events of a backfill as bars: one for each busy worker and one for the whole.
 
-    Without a terminal, or where colours are not wanted, it says a line now and then. A thread of
-    its own shows that time passes while no event comes; only it draws. What is kept does not grow
-    with the number of segments.
+    Without a terminal or colours, it prints a line now and then. Only its own thread draws, so that the
+    clock moves between events. Its memory does not grow with the number of segments.
     """
 
     def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,15 +80,15 @@ class Bar:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __call__(self, event: Event) -> None:
-        """Take in one event."""
+        """Remember one event."""
         self._ended += event.kind in {"proved", "failed", "filled"}
         if event.kind == "progress" or self._event is None or event.done > self._event.done:
             self._event = event
 
     def tick(self) -> None:
-        """Show how far it is, if it has gone on for long enough."""
+        """Show the progress, if the backfill has run for long enough."""
         now, event = self._clock(), self._event
-        if event is None or now - self._start < PATIENCE:
+        if event is None or now - self._start < SHOW_AFTER:
             return
         if sys.stderr.isatty() and output.colored(sys.stderr):
             self._draw(event)
@@ -99,7 +98,7 @@ class Bar:
             busy = f" on {plural(event.workers, 'worker')}" if event.workers else ""
             output.said(
                 f"{event.done:.0%} done, {self._ended} of {plural(event.total, 'segment')}"
-                f"{_held(event)}{busy}{left}"
+                f"{_waiting_text(event)}{busy}{left}"
             )
 
     def _draw(self, event: Event) -> None:
@@ -117,24 +116,24 @@ class Bar:
             )
             self._rich.start()
             self._bars[TOTAL] = self._rich.add_task("", total=1.0, left="")
-        known = {one.worker: one for one in event.under_way[:MOST_BARS]}
-        for worker in [w for w in self._bars if w != TOTAL and w not in known]:
+        by_worker = {progress.worker: progress for progress in event.under_way[:MAX_BARS]}
+        for worker in [w for w in self._bars if w != TOTAL and w not in by_worker]:
             self._rich.remove_task(self._bars.pop(worker))
-        for worker, one in known.items():
+        for worker, progress in by_worker.items():
             if worker not in self._bars:
                 self._bars[worker] = self._rich.add_task("", total=1.0, left="")
             self._rich.update(
                 self._bars[worker],
-                completed=min(one.done, 1.0),
-                description=f"  worker {worker + 1}: {printable(one.run, line=True)}",
-                left=f"{duration(one.left)} left, {duration(one.predicted)} predicted",
+                completed=min(progress.done, 1.0),
+                description=f"  worker {worker + 1}: {printable(progress.run, line=True)}",
+                left=f"{duration(progress.left)} left, {duration(progress.predicted)} predicted",
             )
-        more = len(event.under_way) - len(known)
+        more = len(event.under_way) - len(by_worker)
         self._rich.update(
             self._bars[TOTAL],
             completed=event.done,
             description=f"{self._ended} of {plural(event.total, 'segment')}"
-            + _held(event)
+            + _waiting_text(event)
             + (f", {plural(more, 'more worker')}" if more > 0 else ""),
             left="" if event.left is None else f"about {duration(event.left)} left",
         )
@@ -156,19 +155,19 @@ class Bar:
             self._rich.stop()
 
 
-def _held(event: Event) -> str:
+def _waiting_text(event: Event) -> str:
     return f", {event.held} wait for another backfill" if event.held else ""
 
 
 class Lines:
-    """Turns the events of a backfill into lines of JSON, for programs; docs/backfill.md has them."""
+    """Prints the events of a backfill as lines of JSON, for programs; docs/backfill.md describes them."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: float | None = None
 
     def __call__(self, event: Event) -> None:
-        """Print one event; of those that only say how far it is, one a second."""
+        """Print one event; of the `progress` events, at most one per second."""
         if event.kind == "progress":
             now = self._clock()
             if self._last is not None and now - self._last < LINES_EVERY:
@@ -185,24 +184,24 @@ class Lines:
                 }
             )
             return
-        told: dict[str, Any] = {"event": event.kind}
+        fields: dict[str, Any] = {"event": event.kind}
         if event.kind == "workers":
-            output.json_line({**told, "workers": event.workers})
+            output.json_line({**fields, "workers": event.workers})
             return
-        told |= {"segment": event.segment, "run": event.run, "worker": event.worker}
+        fields |= {"segment": event.segment, "run": event.run, "worker": event.worker}
         if event.kind == "started":
-            told["predicted"] = event.seconds
+            fields["predicted"] = event.seconds
         if event.kind in {"rows", "proved", "failed"}:
-            told["rows"] = event.rows
+            fields["rows"] = event.rows
         if event.kind in {"proved", "failed"}:
-            told |= {"seconds": event.seconds, "done": event.done}
+            fields |= {"seconds": event.seconds, "done": event.done}
         if event.kind == "again":
-            told["seconds"] = event.seconds
+            fields["seconds"] = event.seconds
         if event.kind == "filled":
-            told["done"] = event.done
+            fields["done"] = event.done
         if event.message:
-            told["message"] = event.message
-        output.json_line(told)
+            fields["message"] = event.message
+        output.json_line(fields)
 
     def __enter__(self) -> Self:
         return self

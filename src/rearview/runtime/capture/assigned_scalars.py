@@ -42,24 +42,24 @@ class AssignedScalars:
     def __init__(
         self, records: CapturedRecords, point: Prefix, has_loops: Callable[[str], bool]
     ) -> None:
-        """`point` encodes where the program is; `has_loops` tells if the loop of an id has loops inside."""
+        """`point` returns the encoded current point; `has_loops` whether a loop, by id, contains loops."""
         self._records = records
         self._point = point
         self._has_loops = has_loops
         self.allowance = Allowance()
-        """Time that looking at variables may take."""
+        """Time that capturing variables may take."""
         self._columns: dict[_Key, _Column] = {}
         self._labels: set[str] = set()
         self._seen: dict[int, int] = {}
-        """Next iteration to look at, by the identity of a loop being executed."""
+        """Next iteration to capture, by the `id` of a running loop."""
         self._folded: dict[_Key, Number] = {}
-        """Values of inner loops in other functions, in the iteration under way."""
+        """Values of inner loops in other functions, in the current iteration."""
         self._began = (time(), perf_counter())
 
     def iteration_ended(
         self, entry: LoopEntry, index: int, frame: FrameType, *, leaf: bool
     ) -> None:
-        """Capture what iteration `index` left; `leaf` tells a loop inside another, with none inside it."""
+        """Capture the variables after iteration `index`; `leaf` means an inner loop without loops inside."""
         if leaf or index < self._seen.get(id(entry), 0):
             return
         self._seen[id(entry)] = index + 1
@@ -67,17 +67,17 @@ class AssignedScalars:
             self._folded.clear()
             return
         began = thread_time()
-        found = self._read(entry, frame)
+        values = self._read(entry, frame)
         if self._folded:
-            found = self._folded | found
+            values = self._folded | values
             self._folded = {}
-        if found:
+        if values:
             own = {(frame.f_code, name) for name in entry.site.assigned}
-            self._take(found, index, own)
+            self._take(values, index, own)
         self.allowance.add(began)
 
     def inner_loop_ended(self, entry: LoopEntry, frame: FrameType) -> None:
-        """Remember what a loop in a called function left, for the iteration of the loop around it."""
+        """Remember the variables of a loop in a called function, for the iteration of the loop around it."""
         if self.allowance.allows():
             began = thread_time()
             self._folded |= self._read(entry, frame)
@@ -88,7 +88,7 @@ class AssignedScalars:
         self._seen.pop(id(entry), None)
 
     def finish(self) -> None:
-        """Write what was held back of variables that cannot be judged: too few iterations ran."""
+        """Write the values that were held back because too few iterations ran to judge a variable."""
         for column in self._columns.values():
             if column.accepted is None and column.worth_keeping_at_the_end():
                 self._accept(column)
@@ -102,26 +102,26 @@ class AssignedScalars:
                 names += more
         if not names:
             return {}
-        found: dict[_Key, Number] = {}
+        numbers: dict[_Key, Number] = {}
         space = frame.f_locals
         for name in names:
             column = self._columns.get((code, name))
             if column is None or column.accepted is not False:
                 value = number(space.get(name))
                 if value is not None:
-                    found[code, name] = value
+                    numbers[code, name] = value
         if is_copy(frame):
-            space.clear()  # a copy, which would keep the values alive
-        return found
+            space.clear()  # it is a copy that would keep the values alive
+        return numbers
 
-    def _take(self, found: Mapping[_Key, Number], index: int, own: Container[_Key]) -> None:
-        """Write the values of columns; hold back those of variables that may become some.
+    def _take(self, numbers: Mapping[_Key, Number], index: int, own: Container[_Key]) -> None:
+        """Write the values of columns; hold back those of variables that may become columns.
 
-        Variables that the loop itself assigns are its `own`; others are of loops inside it.
+        `own` are the variables that the loop itself assigns; the others belong to loops inside it.
         """
         prefix = self._point()
         items: dict[Origin, list[tuple[str, Number]]] = {}
-        for key, value in found.items():
+        for key, value in numbers.items():
             column = self._columns.get(key)
             if column is None:
                 origin = Origin.ASSIGNED if key in own else Origin.INNER
@@ -136,7 +136,7 @@ class AssignedScalars:
             self._records.append(origin, prefix, values)
 
     def _accept(self, column: _Column) -> None:
-        if sum(one.accepted is True for one in self._columns.values()) >= COLUMNS:
+        if sum(other.accepted is True for other in self._columns.values()) >= COLUMNS:
             column.reject()
             return
         for prefix, _, value in column.held:
@@ -144,7 +144,7 @@ class AssignedScalars:
         column.accept()
 
     def _label(self, code: CodeType, name: str) -> str:
-        """Return the name of a column; that of a second function's variable says which function."""
+        """Return the name of a column; with the function's name if two functions use the variable name."""
         label = name
         if label in self._labels:
             label = f"{code.co_name}.{name}"
@@ -162,7 +162,7 @@ class AssignedScalars:
 
 
 class _Column:
-    """A variable, and what is held back until it is known whether it becomes a column."""
+    """A variable, and the values held back until it is known whether it becomes a column."""
 
     __slots__ = ("accepted", "clocks", "held", "label", "origin")
 
@@ -182,7 +182,7 @@ class _Column:
         self.clocks += is_clock
 
     def verdict(self) -> bool:
-        """Return True if the values so far show that this is a column; reject what is none."""
+        """Return True if the values so far make the variable a column; reject it if they never will."""
         values = [value for _, _, value in self.held]
         if all(_same(value, values[0]) for value in values):
             return False  # it has not changed yet
@@ -227,12 +227,12 @@ class _Column:
         )
 
 
-def _same(one: Number, other: Number) -> bool:
-    return one == other or (one != one and other != other)  # noqa: PLR0124 - nan
+def _same(first: Number, second: Number) -> bool:
+    return first == second or (first != first and second != second)  # noqa: PLR0124 - nan
 
 
 def is_copy(frame: FrameType) -> bool:
-    """Return True if `f_locals` of a frame is a copy that nobody but us has asked for."""
+    """Return True if `f_locals` of a frame is a copy that only Rearview has requested."""
     code = frame.f_code
     return (
         sys.version_info < (3, 13)
@@ -261,7 +261,7 @@ _TENSOR_FORMATS = {
 
 
 def number(value: Any) -> Number | None:
-    """Return the number that a value is, without calling any code of the program; None: it is none.
+    """Return a value as a number without calling code of the program; None if it is no number.
 
     >>> number(0.5), number("0.5"), number(1 << 80)
     (0.5, None, None)
@@ -283,15 +283,15 @@ def _numpy_number(value: Any) -> Number | None:
         return None
     if type(value).__module__ != "numpy" or value.ndim or value.dtype.kind not in _NUMPY_KINDS:
         return None
-    found = value.item()
-    return found if type(found) in _PLAIN else None
+    item = value.item()
+    return item if type(item) in _PLAIN else None
 
 
 def _tensor_number(value: Any) -> Number | None:
-    """Return what a CPU tensor without dimensions holds, read from its memory.
+    """Return the number in a CPU tensor without dimensions, read from its memory.
 
-    No operation of torch runs: a profiler, a dispatch mode and autograd see nothing, and an
-    accelerator is never waited for.
+    No operation of torch runs: a profiler, a dispatch mode and autograd see nothing, and nothing
+    waits for an accelerator.
     """
     torch = sys.modules.get("torch")
     if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -312,5 +312,5 @@ def _tensor_number(value: Any) -> Number | None:
     data = ctypes.string_at(address, size)
     if not form:  # bfloat16 is the upper half of a float32
         data, form = b"\0\0" + data, "f"
-    found: Number = struct.unpack(f"={form}", data)[0]
-    return found
+    unpacked: Number = struct.unpack(f"={form}", data)[0]
+    return unpacked

@@ -19,7 +19,7 @@ FREE = 0.05
 
 
 class CapturedRecords:
-    """The captured values of one process: one records file per origin, made by its first value."""
+    """The captured values of one process: one records file per origin, created by its first value."""
 
     def __init__(self, folder: Path, run: str, *, put: Put | None = None, attempt: int = 0) -> None:
         self._folder, self._run, self._put, self._attempt = folder, run, put, attempt
@@ -48,7 +48,7 @@ class CapturedRecords:
             self.names.setdefault(name, origin)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the run keeps of it: which names have values, and which source failed."""
+        """Return the names that have values and the sources that failed, for the end of the run."""
         return {"names": dict(self.names), **({"problems": self.problems} if self.problems else {})}
 
     def close(self) -> None:
@@ -60,8 +60,8 @@ class CapturedRecords:
 class Allowance:
     """Keeps the CPU time that capturing takes within a share of the run's time.
 
-    CPU time, because on a machine that others use too the time on the wall counts their work as ours.
-    `FREE` seconds are always allowed.
+    CPU time, because wall time on a shared machine includes the work of others. `FREE` seconds are
+    always allowed.
     """
 
     def __init__(self) -> None:

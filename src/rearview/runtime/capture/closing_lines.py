@@ -1,7 +1,7 @@
-"""The lines with which `rearview run` ends: what was recorded, what it cost, what to type next.
+"""The lines that `rearview run` prints at the end: what was recorded, what it cost, what to type next.
 
-They go to the terminal that standard error is, and to nothing else: output that is compared, stored or
-piped stays the program's own.
+They are printed only if standard error is a terminal: output that is compared, stored or piped holds only
+the program's own lines.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def _columns(names: list[str]) -> str:
 
 def _printed_names(folder: Path) -> list[str]:
     """Return the names that the first lines of the run would give."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     with suppress(OSError):
         for line in islice(printed(folder), _LOOKED_AT):
-            found |= dict.fromkeys(numbers_in(line.text))
-    return list(found)
+            names |= dict.fromkeys(numbers_in(line.text))
+    return list(names)
 
 
 def _size(count: float) -> str:

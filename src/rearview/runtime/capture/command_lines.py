@@ -16,7 +16,7 @@ _WITH_PARSERS = frozenset({"absl", "fire", "hydra"})
 
 
 def capture_command_lines(parameters: Parameters) -> None:
-    """Keep what parsers of command lines return from now on."""
+    """Record the parameters that command-line parsers return from now on."""
     after_import("argparse", lambda module: _watch_argparse(module, parameters))
     after_import("click.core", lambda module: _watch_click(module, parameters))
     after_import("fire.core", lambda module: _watch_fire(module, parameters))
@@ -27,15 +27,15 @@ def _watch_argparse(module: ModuleType, parameters: Parameters) -> None:
     real = module.ArgumentParser.parse_known_args
 
     @functools.wraps(real)
-    def parse(self: Any, *args: Any, **given: Any) -> Any:
-        found = real(self, *args, **given)
+    def parse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parsed = real(self, *args, **kwargs)
         try:
             of_a_magic = type(self).__module__.startswith("IPython.")
             if not of_a_magic and _caller(sys._getframe(1)) not in _WITH_PARSERS:
-                parameters.keep(vars(found[0]), "argparse", texts=True)
+                parameters.keep(vars(parsed[0]), "argparse", texts=True)
         except Exception as exc:
             parameters.failed("argparse", exc)
-        return found
+        return parsed
 
     module.ArgumentParser.parse_known_args = parse
 
@@ -78,16 +78,16 @@ def _watch_fire(module: ModuleType, parameters: Parameters) -> None:
 
         @functools.wraps(parse)
         def parse_arguments(args: Any) -> Any:
-            found = parse(args)
+            parsed = parse(args)
             try:
                 if parameters.is_project(fn):
-                    positional, named = found[0]
+                    positional, named = parsed[0]
                     bound = inspect.signature(fn).bind_partial(*positional, **named)
                     bound.apply_defaults()
                     parameters.keep(bound.arguments, "fire")
             except Exception as exc:
                 parameters.failed("fire", exc)
-            return found
+            return parsed
 
         return parse_arguments
 
@@ -99,8 +99,8 @@ def _watch_absl(module: ModuleType, parameters: Parameters) -> None:
     real = module.FlagValues.__call__
 
     @functools.wraps(real)
-    def parse(self: Any, *args: Any, **given: Any) -> Any:
-        found = real(self, *args, **given)
+    def parse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        remaining = real(self, *args, **kwargs)
         try:
             parameters.keep(
                 {
@@ -113,7 +113,7 @@ def _watch_absl(module: ModuleType, parameters: Parameters) -> None:
             )
         except Exception as exc:
             parameters.failed("absl", exc)
-        return found
+        return remaining
 
     module.FlagValues.__call__ = parse
 

@@ -13,7 +13,7 @@ from rearview.runtime.capture.parameters import UNKNOWN, Parameters, flat, plain
 from rearview.runtime.sandbox.entropy import after_import
 
 LARGEST = 64
-"""Values of a file that is taken for a configuration; a larger one is data."""
+"""A file with more values than this is data, not a configuration."""
 _KEY = re.compile(r"[A-Za-z_][\w.\-/ ]{0,99}")
 _READERS = {
     "yaml": ("load", "safe_load", "full_load", "unsafe_load"),
@@ -22,13 +22,13 @@ _READERS = {
     "toml": ("load", "loads"),
     "json": ("load",),
 }
-"""Functions of parsers that return what a file holds."""
+"""Functions of parsers that return the content of a file."""
 _REFERENCE = re.compile(r"\$\{([^:${}]+)\}")
 """A reference of OmegaConf to another value; one with a colon would call a resolver."""
 
 
 def capture_config_files(parameters: Parameters) -> None:
-    """Keep small configurations that the project's own code reads before its first loop."""
+    """Record small configurations that code of the project reads before its first loop."""
     for name, functions in _READERS.items():
         after_import(name, functools.partial(_watch, functions=functions, parameters=parameters))
     after_import("ruamel.yaml.main", lambda module: _watch(module.YAML, ("load",), parameters))
@@ -47,17 +47,17 @@ def _watch(owner: Any, functions: tuple[str, ...], parameters: Parameters) -> No
 
 def _reading(real: Callable[..., Any], source: str, parameters: Parameters) -> Callable[..., Any]:
     @functools.wraps(real)
-    def read(*args: Any, **given: Any) -> Any:
-        found = real(*args, **given)
-        if type(found) is dict:
+    def read(*args: Any, **kwargs: Any) -> Any:
+        content = real(*args, **kwargs)
+        if type(content) is dict:
             try:
                 if parameters.is_early() and parameters.is_project_frame(sys._getframe(1)):
-                    values = flat(found)
+                    values = flat(content)
                     if 0 < len(values) <= LARGEST and all(map(_KEY.fullmatch, values)):
                         parameters.keep(values, source)
             except Exception as exc:
                 parameters.failed(source, exc)
-        return found
+        return content
 
     return read
 
@@ -71,15 +71,15 @@ def _watch_omegaconf(module: ModuleType, parameters: Parameters) -> None:
             continue
         real = descriptor.__func__
 
-        def watched(*args: Any, _real: Callable[..., Any] = real, **given: Any) -> Any:
-            found = _real(*args, **given)
+        def watched(*args: Any, _real: Callable[..., Any] = real, **kwargs: Any) -> Any:
+            loaded = _real(*args, **kwargs)
             try:
-                asked = parameters.is_early() and parameters.is_project_frame(sys._getframe(1))
-                if asked and "hydra" not in sys.modules:
-                    keep_omegaconf(found, parameters, "omegaconf")
+                by_project = parameters.is_early() and parameters.is_project_frame(sys._getframe(1))
+                if by_project and "hydra" not in sys.modules:
+                    keep_omegaconf(loaded, parameters, "omegaconf")
             except Exception as exc:
                 parameters.failed("omegaconf", exc)
-            return found
+            return loaded
 
         setattr(config, name, staticmethod(functools.wraps(real)(watched)))
 
@@ -89,7 +89,7 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
     real = module.run_job
 
     @functools.wraps(real)
-    def run_job(task_function: Any, *args: Any, **given: Any) -> Any:
+    def run_job(task_function: Any, *args: Any, **kwargs: Any) -> Any:
         @functools.wraps(task_function)
         def task(cfg: Any) -> Any:
             try:
@@ -98,7 +98,7 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
                 parameters.failed("hydra", exc)
             return task_function(cfg)
 
-        return real(task, *args, **given)
+        return real(task, *args, **kwargs)
 
     vars(module)["run_job"] = run_job
     for user in ("hydra._internal.core_plugins.basic_launcher", "hydra._internal.hydra"):
@@ -113,7 +113,7 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
 def keep_omegaconf(config: Any, parameters: Parameters, source: str) -> None:
     """Keep a configuration of OmegaConf, its references to other values resolved.
 
-    Resolvers are functions, which may be the program's: what they would return is left as text.
+    Resolvers may be functions of the program, so they are not called: their references stay as text.
     """
     from omegaconf import OmegaConf
 
@@ -137,16 +137,16 @@ def _resolved(value: Any, values: Mapping[str, Any], depth: int = 8) -> Any:
     if whole:
         return _resolved(values.get(whole[1], value), values, depth - 1)
     return _REFERENCE.sub(
-        lambda found: str(_resolved(values.get(found[1], found[0]), values, depth - 1)), value
+        lambda match: str(_resolved(values.get(match[1], match[0]), values, depth - 1)), value
     )
 
 
 def keep_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
-    """Keep the fields of configuration objects that the program's functions hold as a loop begins.
+    """Record the fields of configuration objects that exist when a loop begins.
 
-    Those are instances of dataclasses (and of pydantic models) of the project, in local variables of
-    its functions or in globals of its modules, most of whose fields are plain values. Only stored
-    values are read, so no code of the program runs.
+    These are instances of the project's dataclasses and pydantic models with mostly plain fields, in
+    local variables of its functions or in globals of its modules. Only stored values are read, so no
+    code of the program runs.
     """
     seen: set[int] = set()
     while frame is not None:
@@ -168,7 +168,7 @@ def keep_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
 
 
 def config_fields(value: Any, parameters: Parameters, depth: int = 3) -> dict[str, Any]:
-    """Return the fields of a configuration object; empty if it is none."""
+    """Return the fields of a configuration object; empty for any other object."""
     kind = type(value)
     names = getattr(kind, "__dataclass_fields__", None) or getattr(
         kind, "__pydantic_fields__", None
@@ -179,11 +179,13 @@ def config_fields(value: Any, parameters: Parameters, depth: int = 3) -> dict[st
     out: dict[str, Any] = {}
     plain_ones = 0
     for name in names:
-        held = stored.get(name, UNKNOWN) if isinstance(stored, dict) else _slot(value, kind, name)
-        inner = config_fields(held, parameters, depth - 1) if depth else {}
-        found = inner or plain(held)
-        if inner or found is not UNKNOWN or type(held) is dict:
-            out[name] = inner or (held if type(held) is dict else found)
+        stored_value = (
+            stored.get(name, UNKNOWN) if isinstance(stored, dict) else _slot(value, kind, name)
+        )
+        inner = config_fields(stored_value, parameters, depth - 1) if depth else {}
+        field_value = inner or plain(stored_value)
+        if inner or field_value is not UNKNOWN or type(stored_value) is dict:
+            out[name] = inner or (stored_value if type(stored_value) is dict else field_value)
             plain_ones += 1
     return out if 2 * plain_ones > len(names) else {}
 

@@ -1,8 +1,8 @@
-"""Event files of TensorBoard for values that probes give to a writer in a replay.
+"""Write TensorBoard event files for the values that probes log to a writer in a replay.
 
-The program's own writers are silent in a replay. What a probe adds with `add_scalar`, `add_histogram` and
-kin is written once more, by a writer of the library that the program uses, to a folder of the store:
-`tensorboard/<run>/<replay>`. It gets that name when the replay has ended without a difference.
+The program's own writers are silent in a replay. The values that a probe logs with `add_scalar`,
+`add_histogram` and so on are written by a second writer of the same library, to the store's folder
+`tensorboard/<run>/<replay>`. The folder gets that name when the replay ends without a difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ METHODS = frozenset(
 )
 """Methods of a writer whose calls are written again."""
 REAL = "_rearview_file_writer"
-"""Where a module of writers keeps its class of files while it is silent."""
+"""Attribute of a writer's module that holds the real file writer class while it is silenced."""
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 
@@ -36,17 +36,17 @@ class EventFiles:
         self._writer: Any = None
         self._failed = False
 
-    def add(self, method: str, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Write what a probe gives to a method of a writer; a failure ends the files, not the replay."""
+    def add(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Write a probe's call of a writer method; a failure ends the files, not the replay."""
         module = next((sys.modules[name] for name in _WRITERS if name in sys.modules), None)
         if method not in METHODS or self._failed or module is None or not hasattr(module, REAL):
             return
         silent = vars(module)["FileWriter"]
         vars(module)["FileWriter"] = vars(module)[REAL]
         try:
-            getattr(self._opened(module), method)(*args, **given)
+            getattr(self._opened(module), method)(*args, **kwargs)
         except Exception:
-            self._failed = True  # the values are in the table all the same
+            self._failed = True  # the values are still in the table
         finally:
             vars(module)["FileWriter"] = silent
 

@@ -16,18 +16,18 @@ _CONNECTORS = (
     "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
 )
 _ADDED = frozenset({"epoch", "step"})
-"""Names that frameworks add to what was logged: points have them."""
+"""Names that frameworks add to logged values; the points hold them already."""
 
 
 def capture_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
     """Record what `self.log` hands to loggers, also in a trainer that has none."""
 
     def watch(module: ModuleType) -> None:
-        def log_metrics(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-            metrics = args[1] if len(args) > 1 else given.get("metrics")
+        def log_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            metrics = args[1] if len(args) > 1 else kwargs.get("metrics")
             if isinstance(metrics, Mapping):
                 trainer = args[0].trainer
-                step = args[2] if len(args) > 2 else given.get("step")
+                step = args[2] if len(args) > 2 else kwargs.get("step")
                 if step is None:
                     step = getattr(trainer, "global_step", None)
                 calls.keep(Origin.LIGHTNING, _named(metrics), step)
@@ -41,8 +41,8 @@ def capture_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # no
 def capture_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
     """Record what the Trainer logs: losses, learning rate, evaluations."""
 
-    def log(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        logs = args[1] if len(args) > 1 else given.get("logs")
+    def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        logs = args[1] if len(args) > 1 else kwargs.get("logs")
         if isinstance(logs, Mapping):
             step = getattr(getattr(args[0], "state", None), "global_step", None)
             calls.keep(Origin.TRANSFORMERS, _named(logs), step)
@@ -56,9 +56,9 @@ def capture_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  #
 def capture_keras(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
     """Record the logs of each epoch of `fit`, as its `History` gets them."""
 
-    def ended(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        epoch = args[1] if len(args) > 1 else given.get("epoch")
-        logs = args[2] if len(args) > 2 else given.get("logs")
+    def ended(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        epoch = args[1] if len(args) > 1 else kwargs.get("epoch")
+        logs = args[2] if len(args) > 2 else kwargs.get("logs")
         if isinstance(logs, Mapping):
             calls.keep(Origin.KERAS, _named(logs), epoch)
 

@@ -1,8 +1,8 @@
-"""Turn calls of other loggers into captured records: what every source of such calls shares.
+"""Turn calls of other loggers into captured records: the part that all sources of such calls share.
 
-The library's own function runs first and its answer is returned; whatever goes wrong here switches the
-source off and is noted with the run. Only the outermost of nested calls counts: a framework that hands
-its values on to a logger is captured once.
+The library's own function runs first and its result is returned. A failure here switches the source off
+and is noted with the run. Only the outermost of nested calls counts: values that a framework passes to a
+logger are captured once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rearview.runtime.recorder import PointEncoder, Recorder
 from rearview.store.records import encode_point
 
 STEP = "step"
-"""Column of the step that a logger was given, where it is not the iteration of the loop."""
+"""Column for the step that a logger was given, if it differs from the iteration of the loop."""
 LONGEST = 1000
 """Characters of a name, and of a text."""
 NAMES = 500
@@ -31,7 +31,7 @@ After = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
 class LoggerCalls:
-    """Keeps what a program gives to loggers."""
+    """Records the values that a program passes to loggers."""
 
     def __init__(self, session: Recorder) -> None:
         self._session = session
@@ -43,7 +43,7 @@ class LoggerCalls:
         """Time for histograms and images, which have to be encoded."""
 
     def watch(self, owner: Any, name: str, origin: Origin, after: After) -> None:
-        """Call `after` with the arguments of each call of `owner.name` that has gone well."""
+        """Call `after` with the arguments of each call of `owner.name` that has succeeded."""
         original = vars(owner).get(name)
         if original is None or not callable(original):
             return  # another version of the library
@@ -91,8 +91,8 @@ class LoggerCalls:
         if inside:
             prefix = self._prefixes.of(session)
             last = session.stack[-1].step()
-            told = place is not None and place not in (last.index, last.value)
-            if told and items and self._steps.get(origin) != (prefix, place):
+            step_differs = place is not None and place not in (last.index, last.value)
+            if step_differs and items and self._steps.get(origin) != (prefix, place):
                 self._steps[origin] = (prefix, place or 0)
                 items.append((STEP, place))
         else:
@@ -121,10 +121,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _kept(value: Any) -> Any:
-    """Return a value as it is recorded: a number, a text or a histogram; None: it is not."""
-    found = number(value)
-    if found is not None:
-        return found
+    """Return a value as it is recorded (a number, text or histogram), or None if it is not."""
+    plain_number = number(value)
+    if plain_number is not None:
+        return plain_number
     if type(value) is str:
         return value[:LONGEST]
     if type(value) is tuple and len(value) == 2:

@@ -1,4 +1,4 @@
-"""Capture what a program gives to MLflow, by hand or through `autolog`: metrics and parameters."""
+"""Capture the metrics and parameters that a program, or `autolog`, logs to MLflow."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from rearview.runtime.sandbox.entropy import after_import
 
 def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
     """Record what clients of MLflow are given from now on; `mlflow.log_*` and autologging use one."""
-    known: set[str] = set()
+    known_keys: set[str] = set()
 
-    def metric(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        key = args[2] if len(args) > 2 else given.get("key")
-        value = args[3] if len(args) > 3 else given.get("value")
-        step = args[5] if len(args) > 5 else given.get("step")
-        known.add(str(key))
+    def metric(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else kwargs.get("key")
+        value = args[3] if len(args) > 3 else kwargs.get("value")
+        step = args[5] if len(args) > 5 else kwargs.get("step")
+        known_keys.add(str(key))
         calls.keep(Origin.MLFLOW, {str(key): value}, step or None)  # 0: none was given
 
-    def param(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        key = args[2] if len(args) > 2 else given.get("key")
-        parameters.keep({key: args[3] if len(args) > 3 else given.get("value")}, "mlflow")
+    def param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else kwargs.get("key")
+        parameters.keep({key: args[3] if len(args) > 3 else kwargs.get("value")}, "mlflow")
 
-    def batch(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        metrics = args[2] if len(args) > 2 else given.get("metrics", ())
-        params = args[3] if len(args) > 3 else given.get("params", ())
+    def batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        metrics = args[2] if len(args) > 2 else kwargs.get("metrics", ())
+        params = args[3] if len(args) > 3 else kwargs.get("params", ())
         if params:
-            parameters.keep({one.key: typed(one.value) for one in params}, "mlflow")
+            parameters.keep({entry.key: typed(entry.value) for entry in params}, "mlflow")
         steps: dict[Any, dict[str, Any]] = {}
-        for one in metrics or ():
-            if getattr(one, "model_id", None) and one.key in known:
-                continue  # logged again for a model that was made from the run
-            known.add(one.key)
-            steps.setdefault(one.step, {})[one.key] = one.value
+        for entry in metrics or ():
+            if getattr(entry, "model_id", None) and entry.key in known_keys:
+                continue  # MLflow logs it again for a model created by the run
+            known_keys.add(entry.key)
+            steps.setdefault(entry.step, {})[entry.key] = entry.value
         for step, values in steps.items():
             calls.keep(Origin.MLFLOW, values, step or None)
 
@@ -49,7 +49,7 @@ def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
 
 
 def typed(text: Any) -> Any:
-    """Return the number or truth value that a parameter's text stands for; MLflow keeps only texts.
+    """Return the number or truth value in a parameter's text; MLflow stores only texts.
 
     >>> typed("0.9"), typed("12"), typed("True"), typed("adam")
     (0.9, 12, True, 'adam')

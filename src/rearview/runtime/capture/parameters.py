@@ -1,4 +1,4 @@
-"""Keep hyper-parameters that a program reads: nested settings become `outer.inner`."""
+"""Record hyper-parameters that a program reads: nested settings become `outer.inner`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEEPEST = 6
 
 
 class Parameters:
-    """The parameters of one run, each with what it was read by."""
+    """The parameters of one run, each with the library that read it."""
 
     def __init__(self, session: Recorder) -> None:
         self._session = session
@@ -35,25 +35,25 @@ class Parameters:
         texts: bool = False,
         new_only: bool = False,
     ) -> None:
-        """Keep parameters; a later value of the same name wins, unless only new names are kept.
+        """Record parameters; a later value of the same name wins, unless `new_only`.
 
-        With `texts`, the text of values of other types is kept too.
+        With `texts`, values of other types are recorded as text.
         """
         session = self._session
         if session.finished or session.pending or session.pid != os.getpid():
             return
-        found = {
+        new_values = {
             name: value
             for name, value in flat(values, texts=texts).items()
             if (name not in self._kept or not (new_only or _same(self._kept[name], value)))
             and (name in self._kept or len(self._kept) < EVER)
         }
-        if found:
-            self._kept |= found
-            session.argument(found, source)
+        if new_values:
+            self._kept |= new_values
+            session.argument(new_values, source)
 
     def is_early(self) -> bool:
-        """Return True if no loop of the program that is watched has begun yet."""
+        """Return True if no watched loop of the program has started yet."""
         return not self._session.timeline.nests
 
     def is_project_file(self, file: str) -> bool:
@@ -70,7 +70,7 @@ class Parameters:
 
     @staticmethod
     def is_copy(frame: FrameType) -> bool:
-        """Return True if the dictionary of a frame's variables is a copy that only we asked for."""
+        """Return True if the dictionary of a frame's variables is a copy that only Rearview requested."""
         return is_copy(frame)
 
     def failed(self, source: str, exc: Exception) -> None:
@@ -88,8 +88,8 @@ class Parameters:
         return code is not None and self._session.belongs(code.co_filename)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and (one == other or one != one)  # noqa: PLR0124 - nan
+def _same(first: Any, second: Any) -> bool:
+    return type(first) is type(second) and (first == second or first != first)  # noqa: PLR0124 - nan
 
 
 def flat(values: Mapping[Any, Any], *, texts: bool = False) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def flat(values: Mapping[Any, Any], *, texts: bool = False) -> dict[str, Any]:
 
 
 def _add(
-    out: dict[str, Any], prefix: str, values: Mapping[Any, Any], left: int, *, texts: bool
+    out: dict[str, Any], prefix: str, values: Mapping[Any, Any], levels: int, *, texts: bool
 ) -> None:
     for key, value in values.items():
         if len(out) >= MOST:
@@ -112,8 +112,8 @@ def _add(
         name = f"{prefix}{key}" if type(key) in (str, int, float, bool) else ""
         if not name or name.startswith("$"):
             continue
-        if type(value) in _MAPPINGS and value and left:
-            _add(out, f"{name}.", value, left - 1, texts=texts)
+        if type(value) in _MAPPINGS and value and levels:
+            _add(out, f"{name}.", value, levels - 1, texts=texts)
         elif (kept := plain(value)) is not UNKNOWN:
             out[name] = kept
         elif texts:
@@ -121,12 +121,12 @@ def _add(
 
 
 UNKNOWN = object()
-"""Stands for a value that is no parameter."""
+"""Marks a value that is not a parameter."""
 _MAPPINGS = (dict,)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it; what only the program's own code could tell is left out."""
+    """Return a value as plain JSON data; `UNKNOWN` for any other kind of value."""
     if value is None or type(value) in (bool, int, float):
         return value
     if type(value) is str:

@@ -1,4 +1,4 @@
-"""Start what captures values from a recorded program, as far as the settings ask for it."""
+"""Start the captures of a recorded program's values that the settings allow."""
 
 from __future__ import annotations
 

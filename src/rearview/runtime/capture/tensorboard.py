@@ -1,4 +1,4 @@
-"""Capture what a program gives to TensorBoard: `SummaryWriter` of torch and of tensorboardX."""
+"""Capture the values that a program logs to TensorBoard: `SummaryWriter` of torch and tensorboardX."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def capture_tensorboard(calls: LoggerCalls, parameters: Parameters) -> None:
 def _watch(module: ModuleType, calls: LoggerCalls, parameters: Parameters) -> None:
     writer, origin = module.SummaryWriter, Origin.TENSORBOARD
 
-    def scalar(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        tag, value, step = _arguments(args[1:], given, "tag", "scalar_value", "global_step")
+    def scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tag, value, step = _arguments(args[1:], kwargs, "tag", "scalar_value", "global_step")
         calls.keep(origin, {str(tag): value}, step)
 
-    def scalars(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def scalars(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tag, values, step = _arguments(
-            args[1:], given, "main_tag", "tag_scalar_dict", "global_step"
+            args[1:], kwargs, "main_tag", "tag_scalar_dict", "global_step"
         )
         calls.keep(origin, {f"{tag}/{key}": value for key, value in dict(values).items()}, step)
 
-    def text(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        tag, value, step = _arguments(args[1:], given, "tag", "text_string", "global_step")
+    def text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tag, value, step = _arguments(args[1:], kwargs, "tag", "text_string", "global_step")
         calls.keep(origin, {str(tag): value}, step)
 
-    def hparams(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        asked, metrics, _ = _arguments(args[1:], given, "hparam_dict", "metric_dict", "")
-        parameters.keep(dict(asked or {}), origin.value)
+    def hparams(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hparams_given, metrics, _ = _arguments(args[1:], kwargs, "hparam_dict", "metric_dict", "")
+        parameters.keep(dict(hparams_given or {}), origin.value)
         calls.keep(origin, dict(metrics or {}))
 
     calls.watch(writer, "add_scalar", origin, scalar)
@@ -55,26 +55,26 @@ def _watch(module: ModuleType, calls: LoggerCalls, parameters: Parameters) -> No
 
 def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
     """Take histograms and images from the summaries that the writer hands to its file."""
-    made: list[Any] = []
+    summaries: list[Any] = []
     file_writer: Any = module.FileWriter
     original = file_writer.add_summary
 
-    def add_summary(self: Any, summary: Any, *args: Any, **given: Any) -> Any:
+    def add_summary(self: Any, summary: Any, *args: Any, **kwargs: Any) -> Any:
         if any(_is_media(value) for value in summary.value) and calls.media.allows():
-            made.append(summary)
-            del made[:-10]
-        return original(self, summary, *args, **given)
+            summaries.append(summary)
+            del summaries[:-10]
+        return original(self, summary, *args, **kwargs)
 
     file_writer.add_summary = add_summary
 
-    def media(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def media(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         began = thread_time()
-        _, _, step = _arguments(args[1:], given, "tag", "", "global_step")
+        _, _, step = _arguments(args[1:], kwargs, "tag", "", "global_step")
         if step is None and len(args) > 3:
             step = args[3]
-        for summary in made:
+        for summary in summaries:
             calls.keep(Origin.TENSORBOARD, _encoded(summary), step)
-        made.clear()
+        summaries.clear()
         calls.media.add(began)
 
     for name in _MEDIA:
@@ -116,7 +116,7 @@ def _image(data: bytes) -> Any:
     return Image.open(io.BytesIO(data))
 
 
-def _arguments(args: tuple[Any, ...], given: dict[str, Any], *names: str) -> tuple[Any, Any, Any]:
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> tuple[Any, Any, Any]:
     """Return three arguments by their place or their name; None for one that is not given."""
-    found = [*args[:3], *(given.get(name) for name in names[len(args) :])]
-    return found[0], found[1], found[2]
+    values = [*args[:3], *(kwargs.get(name) for name in names[len(args) :])]
+    return values[0], values[1], values[2]

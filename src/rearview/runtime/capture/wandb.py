@@ -1,4 +1,4 @@
-"""Capture what a program gives to Weights & Biases: `log`, the summary and the config."""
+"""Capture the values that a program logs to Weights & Biases: `log`, the summary and the config."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
     """Record what runs of W&B are given from now on."""
     logged: set[str] = set()
 
-    def log(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        data = args[1] if len(args) > 1 else given.get("data")
+    def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        data = args[1] if len(args) > 1 else kwargs.get("data")
         if isinstance(data, Mapping):
             logged.update(map(str, data))
-            step = args[2] if len(args) > 2 else given.get("step")
+            step = args[2] if len(args) > 2 else kwargs.get("step")
             calls.keep(Origin.WANDB, _plain(data), step)
 
-    def summary(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        data = args[1] if len(args) > 1 else given.get("d")
+    def summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        data = args[1] if len(args) > 1 else kwargs.get("d")
         if isinstance(data, Mapping):
             named = {(f"summary/{k}" if str(k) in logged else str(k)): v for k, v in data.items()}
             calls.keep(Origin.WANDB, _plain(named))
 
-    def config(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        data = args[1] if len(args) > 1 else given.get("d")
+    def config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        data = args[1] if len(args) > 1 else kwargs.get("d")
         if isinstance(data, Mapping):
             keep(data)
 
-    def item(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        del given
+    def item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del kwargs
         keep({args[1]: args[2]})
 
     def keep(data: Mapping[Any, Any]) -> None:
-        own = {name: one for name, one in data.items() if not str(name).startswith("_")}
+        own = {name: value for name, value in data.items() if not str(name).startswith("_")}
         parameters.keep(own, Origin.WANDB.value)
 
     def watch_config(module: ModuleType) -> None:
@@ -52,8 +52,8 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
     def watch_init(module: ModuleType) -> None:
         real = module.init
 
-        def init(*args: Any, **given: Any) -> Any:
-            run = real(*args, **given)
+        def init(*args: Any, **kwargs: Any) -> Any:
+            run = real(*args, **kwargs)
             try:
                 keep(run.config.as_dict())
             except Exception as exc:

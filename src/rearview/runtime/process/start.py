@@ -10,12 +10,12 @@ import os
 import sys
 
 PLAIN = frozenset(sys.modules)
-"""What plain Python has loaded when it begins to run a program."""
+"""Names of the modules that Python has loaded before Rearview."""
 
 if not sys.flags.safe_path:
     del sys.path[0]
 while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-    pass  # a standard stream is closed: a file of ours must not take its number and what is written to it
+    pass  # a closed standard stream: no file of Rearview may take its number
 os.close(number)
 
 from rearview.runtime.launch import main  # noqa: E402 - only now is the path as it should be

@@ -42,26 +42,26 @@ FILE = recorded_inputs.CLOCK_FILE
 ROOT = "$clock"
 """Root of the state under which the number of clock readings is stored."""
 RULE = 2
-"""Which readings are the program's, as runs recorded now keep it. By rule 1 those were too that
-libraries took while they were being imported inside a loop, and those of progress bars."""
+"""Version of the rule that decides which readings belong to the program. By rule 1, readings of libraries
+during an import inside a loop, and readings of progress bars, belonged to it too."""
 FLOATS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 BREAKERS = (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0))
-"""Functions of `time` that take the time now where none is given, after so many arguments."""
+"""Functions of `time` that use the current time if none is given, with the position of that argument."""
 WAITERS = (
     *("queue", "selectors", "subprocess", "multiprocessing.connection", "multiprocessing.queues"),
     *("multiprocessing.synchronize", "multiprocessing.pool", "multiprocessing.managers"),
     *("multiprocessing.popen_fork", "concurrent.futures._base", "asyncio.base_events"),
 )
-"""Modules that look at the clock while they wait for others: how often is a matter of timing."""
+"""Modules that read the clock while they wait for other threads: how often depends on timing."""
 TIMERS = (
     *("jax.", "torch._dynamo.", "torch._inductor.", "torch._functorch.", "numba.", "triton."),
     *("joblib.", "loky.", "multiprocessing.", "concurrent.", "dask.", "distributed.", "ray."),
     *("IPython.", "ipykernel.", "jupyter_client.", "tornado.", "traitlets.", "zmq.", "pexpect."),
 )
-"""Libraries that time their own work: compiling, which after a jump happens elsewhere in the program,
-and waiting for other processes or a front end, which takes another number of looks each time."""
+"""Libraries that time their own work. Compilation happens elsewhere in the program after a jump, and waiting
+for other processes or a front end takes a different number of readings each time."""
 between_cells: list[Callable[[], bool]] = []
-"""In the kernel of a notebook: says that no cell is running, so nothing that is read is the program's."""
+"""In a notebook kernel: returns True if no cell is running, so that readings do not belong to the program."""
 _FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
 _FLUSH = 512
 _DEPRECATED = (
@@ -83,7 +83,7 @@ class Clock:
         self._sum = crc32(self._kept)
         self._fresh: list[bytes] = []
         if not replays:
-            remove_clock(file)  # of an attempt that left no checkpoint
+            remove_clock(file)  # left by an attempt that saved no checkpoint
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self.readers: set[str] = set()
@@ -99,11 +99,11 @@ class Clock:
         self._pid = os.getpid()
 
     def _is_apart(self, frame: types.FrameType | None) -> bool:
-        """Return True if a progress bar reads the clock, or a library imported inside a loop.
+        """Return True if a progress bar reads the clock, or a library that is imported inside a loop.
 
-        How often a bar looks depends on how fast it was redrawn; and an import inside a loop comes later
-        in a replay that begins in the middle. Libraries imported during the set-up read the clock as
-        part of the program: what they keep of it may be what the program computes with.
+        How often a bar reads depends on how fast it was redrawn, and an import inside a loop comes later
+        in a replay that starts in the middle. Readings of libraries that are imported during the
+        set-up do belong to the program: it may compute with them.
         """
         while frame is not None and frame.f_globals is _OURS:
             frame = frame.f_back
@@ -114,28 +114,28 @@ class Clock:
         return self.in_loop() and bool(library_being_loaded(frame))
 
     def install(self) -> None:
-        """Patch the functions of `time`; our own code keeps the real ones."""
-        patched = time  # the name is exchanged in this module too
+        """Patch the functions of `time`; Rearview's own code keeps the real ones."""
+        patched = time  # the name is replaced in this module too
         real = types.ModuleType("time")
         vars(real).update(vars(patched))
-        told: dict[int, Any] = {}
+        patches_by_id: dict[int, Any] = {}
         for name in FLOATS:
-            for each, form in ((name, "<d"), (f"{name}_ns", "<q")):
-                plain = getattr(patched, each)
-                setattr(patched, each, self._reading(plain, struct.Struct(form)))
-                told[id(getattr(patched, each))] = plain
+            for function_name, form in ((name, "<d"), (f"{name}_ns", "<q")):
+                plain = getattr(patched, function_name)
+                setattr(patched, function_name, self._reading(plain, struct.Struct(form)))
+                patches_by_id[id(getattr(patched, function_name))] = plain
         for name, before in BREAKERS:
             plain = getattr(patched, name)
             setattr(patched, name, _broken_down(plain, before, patched.time, real.localtime))
-            told[id(getattr(patched, name))] = plain
-        tell_dates(patched.time_ns)
+            patches_by_id[id(getattr(patched, name))] = plain
+        patch_datetime(patched.time_ns)
 
         def spare(module: types.ModuleType) -> None:
             for name, value in list(vars(module).items()):
                 if value is patched:
                     vars(module)[name] = real
-                elif id(value) in told:
-                    vars(module)[name] = told[id(value)]
+                elif id(value) in patches_by_id:
+                    vars(module)[name] = patches_by_id[id(value)]
 
         for name, module in list(sys.modules.items()):
             if name.startswith("rearview."):
@@ -183,7 +183,7 @@ class Clock:
             self._sum = crc32(data, self._sum)
             write_sum(self._file, size, self._sum)
 
-    def go_on(self) -> None:
+    def start_recording(self) -> None:
         """Record from here on: a resumed run has reached its checkpoint."""
         self._replays = False
         self._kept = self._kept[: self.place[0] * 8]
@@ -193,14 +193,14 @@ class Clock:
 
 
 def _asking(frame: types.FrameType | None) -> str:
-    """Return the module that reads the time, directly or through our functions."""
+    """Return the module that reads the time, directly or through Rearview's patches."""
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")) if frame is not None else ""
 
 
 def _for_front_end(frame: types.FrameType | None) -> bool:
-    """Return True if a kernel asks for the time through Python's own modules, such as `logging`."""
+    """Return True if a notebook kernel reads the time through Python's modules, such as `logging`."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         if not is_standard(name):
@@ -226,8 +226,8 @@ def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -
     """Return a function of `time` that uses `now` if no time is passed."""
 
     def read(*args: Any) -> Any:
-        given = len(args) > before and (args[before] is not None or parts)
-        if given or len(args) < before:
+        has_time = len(args) > before and (args[before] is not None or parts)
+        if has_time or len(args) < before:
             return real(*args)
         moment: Any = now()
         return real(*args[:before], local(moment) if parts else moment)
@@ -237,24 +237,28 @@ def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -
     return PatchedBuiltin(read, real)
 
 
-def tell_dates(now: Callable[[], int]) -> bool:
-    """Let `datetime.now()` and `utcnow()` return the time that `now` gives in nanoseconds.
+def patch_datetime(now: Callable[[], int]) -> bool:
+    """Let `datetime.now()` and `utcnow()` return the time that `now` returns in nanoseconds.
 
-    The type stays the one it is, so that `isinstance`, pickles and classes derived from it mean
-    what they meant: only the two entries of its dictionary are exchanged, which Python itself
-    does not offer for types written in C. False where that cannot be done; then dates are not
-    repeated, and a variable that holds one is named as the difference.
+    The type itself stays, so that `isinstance`, pickles and derived classes work as before. Only two
+    entries of its dictionary are replaced, which Python does not offer for types written in C.
+    Return False if that is not possible: then a replay does not repeat dates, and reports a variable
+    that holds one as a difference.
     """
     date = dt.datetime
-    spaces = [one for one in gc.get_referents(date.__dict__) if isinstance(one, dict)]
+    spaces = [
+        referent for referent in gc.get_referents(date.__dict__) if isinstance(referent, dict)
+    ]
     if len(spaces) != 1 or "utcnow" not in spaces[0]:
         return False
     real, from_seconds = date.now, date.fromtimestamp
 
     def at(cls: Any, tz: Any, *, utc: bool) -> Any:
-        seconds, rest = divmod(now(), 1_000_000_000)
+        seconds, nanoseconds = divmod(now(), 1_000_000_000)
         moment = from_seconds(seconds, dt.UTC if utc else tz)
-        moment = moment.replace(microsecond=rest // 1000, tzinfo=None if utc else moment.tzinfo)
+        moment = moment.replace(
+            microsecond=nanoseconds // 1000, tzinfo=None if utc else moment.tzinfo
+        )
         if cls is date:
             return moment
         clock = (moment.hour, moment.minute, moment.second, moment.microsecond, moment.tzinfo)
@@ -262,7 +266,7 @@ def tell_dates(now: Callable[[], int]) -> bool:
 
     def told_now(cls: Any, tz: Any = None) -> Any:
         if tz is not None and not isinstance(tz, dt.tzinfo):
-            return real(tz)  # which says what is wrong
+            return real(tz)  # raises the error about the wrong argument
         return at(cls, tz, utc=False)
 
     def told_utcnow(cls: Any) -> Any:
@@ -270,9 +274,9 @@ def tell_dates(now: Callable[[], int]) -> bool:
             warnings.warn(_DEPRECATED, DeprecationWarning, stacklevel=2)
         return at(cls, None, utc=True)
 
-    for name, told in (("now", told_now), ("utcnow", told_utcnow)):
-        told.__name__, told.__qualname__ = name, f"datetime.{name}"
-        told.__module__, told.__doc__ = "datetime", getattr(date, name).__doc__
-        spaces[0][name] = classmethod(told)
+    for name, replacement in (("now", told_now), ("utcnow", told_utcnow)):
+        replacement.__name__, replacement.__qualname__ = name, f"datetime.{name}"
+        replacement.__module__, replacement.__doc__ = "datetime", getattr(date, name).__doc__
+        spaces[0][name] = classmethod(replacement)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(date))
     return True

@@ -1,7 +1,7 @@
 """Make random numbers repeatable: os.urandom, random, NumPy and torch seeds follow one recorded key.
 
-Without this an unseeded script would differ at its first draw. In a forked child the entropy of the
-operating system is put back, so that siblings never draw the same "random" identifiers.
+Without this, the replay of an unseeded script would differ at its first draw. A forked child gets the
+entropy of the operating system back, so that siblings never draw the same "random" identifiers.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Stream:
     @property
     def drawn(self) -> int:
         """Number of bytes read."""
-        count, left = self.place
-        return int(count) * hashlib.sha256().digest_size - len(left)
+        count, unread = self.place
+        return int(count) * hashlib.sha256().digest_size - len(unread)
 
     def turn_to(self, key: bytes, drawn: int = 0) -> None:
         """Continue with the bytes that follow from `key`, after the first `drawn` of them."""
@@ -58,12 +58,12 @@ class Stream:
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes."""
-        count, left = self.place
-        while len(left) < size:
-            left += hashlib.sha256(self.key + count.to_bytes(8, "big")).digest()
+        count, unread = self.place
+        while len(unread) < size:
+            unread += hashlib.sha256(self.key + count.to_bytes(8, "big")).digest()
             count += 1
-        self.place[:] = [count, left[size:]]
-        return bytes(left[:size])
+        self.place[:] = [count, unread[size:]]
+        return bytes(unread[:size])
 
 
 @dataclass
@@ -75,13 +75,13 @@ class Randomness:
     loaded: dict[str, Stream]
     """Streams that libraries drew from while they were imported, by name."""
     acts: Mapping[str, Callable[[ModuleType], None]]
-    """By module: lets its generators follow the key."""
+    """By module: the function that lets its generators follow the key."""
     read: Callable[[int], bytes]
     words: int = 0
     """Number of draws from Python's own generator by libraries while they were imported."""
 
     def begin(self) -> None:
-        """Let Python's own generator follow, and those of libraries that are imported already."""
+        """Let Python's own generator follow the key, and those of libraries already imported."""
         _use(self.read)
         random.seed(int.from_bytes(self.stream.read(FIRST), "big"))
         random.getrandbits(32 * self.words)
@@ -116,7 +116,7 @@ def install(key: bytes) -> Randomness:
         return stream.read(size)
 
     def read_bits(bits: int) -> int:
-        # as `secrets.randbits`, past four calls: NumPy draws for every generator it makes
+        # like `secrets.randbits`, but faster: NumPy calls it for every generator that it creates
         asking = sys._getframe(1)
         if _tracking or _imports() or get_ident() != thread:
             return secrets.randbits(bits)
@@ -151,11 +151,11 @@ _TRACKERS = (
 )
 _WRITERS = "torch.utils.tensorboard"
 _tracking: list[str] = []
-"""Trackers that were imported."""
+"""Experiment trackers that the program has imported."""
 
 
 def watch_trackers() -> None:
-    """Let `asked_by_tracker` look closer once the program has imported a tracker."""
+    """Let `asked_by_tracker` examine frames only after the program has imported a tracker."""
     for name in (*_TRACKERS, _WRITERS):
         after_import(name, lambda module: _tracking.append(module.__name__))
 
@@ -163,8 +163,8 @@ def watch_trackers() -> None:
 def asked_by_tracker(frame: FrameType | None) -> bool:
     """Return True if an experiment tracker is on the stack from `frame` on.
 
-    What it draws and when it looks at the clock is no part of the program: a replay does not let
-    it speak to its server, so it would draw and look more or less often.
+    Its random numbers and clock readings do not belong to the program: a replay keeps it from its
+    server, so it would draw and read more or less often.
     """
     while _tracking and frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -175,10 +175,10 @@ def asked_by_tracker(frame: FrameType | None) -> bool:
 
 
 def _asked_by_us(frame: FrameType | None) -> bool:
-    """Return True if our own code draws random bytes, which must not change the program's stream.
+    """Return True if Rearview itself draws random bytes: that must not change the program's stream.
 
-    Neither must trackers, nor the keys and names by which processes find each other: how many are
-    drawn is a matter of timing.
+    The same holds for trackers, and for the keys and names by which processes find each other: how
+    many are drawn depends on timing.
     """
     if _tracking and asked_by_tracker(frame):
         return True
@@ -193,7 +193,7 @@ def _asked_by_us(frame: FrameType | None) -> bool:
 def _named_for_processes(frame: FrameType | None) -> bool:
     """Return True if `multiprocessing` called the library that `frame` belongs to.
 
-    joblib, which scikit-learn imports, names the semaphores that `multiprocessing` makes.
+    joblib, which scikit-learn imports, draws names for the semaphores of `multiprocessing`.
     """
     while frame is not None and _INSTALLED.search(frame.f_code.co_filename):
         frame = frame.f_back
@@ -202,16 +202,16 @@ def _named_for_processes(frame: FrameType | None) -> bool:
 
 
 _FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
-"""Libraries by which a notebook's kernel speaks to its front end."""
+"""Libraries by which a notebook's kernel communicates with its front end."""
 _PASSING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.codecs.functions")
-"""Our modules that only pass on a call of the program."""
+"""Modules of Rearview that only forward a call of the program."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _of_us(name: str) -> bool | None:
-    """Return True if draws of the module `name` are not the program's; None if its caller decides.
+    """Return True if draws of the module `name` do not belong to the program; None to ask its caller.
 
-    NumPy draws for every generator it makes, so the answer is kept.
+    The result is cached, because NumPy draws for every generator that it creates.
     """
     if name.startswith(("multiprocessing", *_FRONT_END)):
         return True
@@ -226,11 +226,10 @@ def is_standard(name: str) -> bool:
 
 
 def library_being_loaded(frame: FrameType | None) -> str:
-    """Return the name of the installed module that draws while it is being imported, if any.
+    """Return the name of the installed module that is being imported on the stack, or "".
 
-    When a library imports another is a matter of its own, and may be earlier in a replay: a probe
-    can be the first to need it. So what it draws then, and when it looks at the clock, is no part
-    of what the program does.
+    A library may be imported earlier in a replay, because a probe can be the first to need it. So its
+    random numbers and clock readings during the import do not belong to the program.
     """
     asking = ""
     if not _imports():
@@ -249,9 +248,9 @@ def library_being_loaded(frame: FrameType | None) -> str:
 
 
 def _names_files(frame: FrameType | None) -> bool:
-    """Return True if `tempfile` draws, which it does once: when the first name is needed.
+    """Return True if `tempfile` draws, which it does once: for the first name.
 
-    That may be in an iteration that a replay skips. So these bytes are not the program's.
+    That may happen in an iteration that a replay skips, so these bytes do not belong to the program.
     """
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -264,21 +263,21 @@ def _names_files(frame: FrameType | None) -> bool:
 
 
 def _imports() -> bool:
-    """Return True if a module may be being imported: Python holds a lock for it."""
+    """Return True if an import may be running: Python then holds the import lock of a module."""
     return bool(getattr(_bootstrap, "_module_locks", True))
 
 
 def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stream]) -> None:
-    """Let names of temporary files be drawn anew, whoever drew some before the program began."""
+    """Draw names of temporary files again, even if some were drawn before the program started."""
     before = list(stream.place)
-    tempfile.gettempdir()  # found by trying out a name, unless somebody asked already
+    tempfile.gettempdir()  # the first call tries out a name
     stream.place[:] = before
     loaded.pop("tempfile", None)
     vars(tempfile)["_name_sequence"] = None
 
 
 def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int], int]) -> None:
-    """Let NumPy's generators follow, the global one also if something imported it before us."""
+    """Let NumPy's generators follow the key, also if NumPy was imported before Rearview."""
     module.seed(int.from_bytes(hashlib.sha256(stream.key + b"numpy").digest()[:4], "big"))
     space = vars(getattr(module, "bit_generator", module))
     if space.get("randbits") == secrets.randbits:
@@ -286,7 +285,7 @@ def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int]
 
 
 def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
-    """Let torch's default generator, which seeds itself from the system, follow too."""
+    """Let torch's default generator follow the key instead of seeding itself from the system."""
 
     def chosen() -> int:
         return int.from_bytes(os.urandom(8), "big") >> 1
@@ -322,10 +321,10 @@ class _AfterImport:
     def __init__(self) -> None:
         self.acts: dict[str, list[Callable[[ModuleType], None]]] = {}
         self.asking = ""
-        """What the other finders are being asked for."""
+        """Name of the module that this finder is looking up with the other finders."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return what the others find; who only asks whether a module exists changes nothing."""
+        """Return the spec that the other finders return; looking up a module imports nothing."""
         del path, target
         if name not in self.acts or name == self.asking:
             return None
@@ -371,5 +370,5 @@ def _use(urandom: Callable[[int], bytes]) -> None:
             a = int.from_bytes(urandom(2500), "big")
         _real_seed(self, a, version)  # type: ignore[arg-type]  # whatever the caller gave
 
-    chosen: Any = seed if urandom is not _real_urandom else _real_seed
-    random.Random.seed = chosen  # type: ignore[method-assign]
+    seed_function: Any = seed if urandom is not _real_urandom else _real_seed
+    random.Random.seed = seed_function  # type: ignore[method-assign]

@@ -1,8 +1,8 @@
 """Record which environment variables a program reads, so that a replay starts with the same values.
 
-`os.environ` encodes each name that is looked up with a function that it holds. Replacing that
-function leaves no frame of ours in the traceback of a missing variable. The replacement refers to
-nothing of ours: a program that holds `os.environ` would have it saved with its state.
+`os.environ` encodes each name that is looked up, by a function that it holds. This module replaces
+that function: then the traceback of a missing variable has no frame of Rearview. The replacement must
+not refer to objects of Rearview, because `os.environ` may be part of the program's state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BETWEEN = frozenset(
         *(__name__, "rearview.runtime.sandbox.file_log"),
     }
 )
-"""Modules through which a variable is read on behalf of their caller."""
+"""Modules that read a variable on behalf of their caller."""
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 """Audit events of a process that is started; the last argument is its environment, if it has its own."""
 
@@ -78,10 +78,10 @@ class EnvironmentReads:
         self._folder = folder
         self._start = dict(os.environ)
         """The environment that the program was started with."""
-        known = read_environment(folder)
-        self._known = {*known.values, *known.secrets} if known is not None else set()
-        self._whole = known is not None and known.whole
-        if known is None:
+        recorded = read_environment(folder)
+        self._known = {*recorded.values, *recorded.secrets} if recorded is not None else set()
+        self._whole = recorded is not None and recorded.whole
+        if recorded is None:
             self._write([name for name in self._start if is_read_by_libraries(name)], always=True)
 
     def install(self) -> None:
@@ -132,11 +132,11 @@ class EnvironmentReads:
         self._known.update(names)
         if not (values or secrets or always):
             return
-        with contextlib.suppress(OSError):  # the store is gone; its recorder says so
+        with contextlib.suppress(OSError):  # the store was removed; the recorder reports that
             append_environment(self._folder, Environment(values, secrets, whole))
 
     def _is_implied(self, name: str, value: str | None) -> bool:
-        """Return True if readers of the file know that a variable was not set without a line."""
+        """Return True if no line is needed: readers assume that the variable was not set."""
         return value is None and (self._whole or is_read_by_libraries(name)) and is_restored(name)
 
     def _started(self, event: str, args: tuple[Any, ...]) -> None:

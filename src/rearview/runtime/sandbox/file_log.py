@@ -1,9 +1,8 @@
-"""Record which files a program reads, so that a replay can tell whether they have changed.
+"""Record which files a program reads, so that a replay can check whether they have changed.
 
-Python calls an audit hook at every `id()` and every look at a frame, which libraries make by the
-thousand. So there is one hook for all listeners (`listen`), and it looks up the listeners of an event
-before it does anything else. Files of the system, of installed libraries and in caches do not count
-as inputs.
+Python calls audit hooks very often, for example at every `id()`. So Rearview has one hook for all its
+listeners (`listen`), and the hook looks up the listeners of an event before it does anything else.
+Files of the system, of installed libraries and in caches are not inputs.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def _hear(
     args: tuple[Any, ...],
     listening: Callable[[str], list[Listener] | None] = _listeners.get,
 ) -> None:
-    found = listening(event)
-    if found is not None:
-        for listener in found:
+    listeners = listening(event)
+    if listeners is not None:
+        for listener in listeners:
             listener(event, args)
 
 
@@ -55,20 +54,20 @@ _CACHED = ("torchinductor_", "pymp-", f"ray{os.sep}", "joblib_", "matplotlib-", 
 
 def libraries() -> tuple[str, ...]:
     """Return the folders of Python and its packages, and the system's."""
-    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
-    return (*(f"{one.rstrip(os.sep)}{os.sep}" for one in found), *_SYSTEM)
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
+    return (*(f"{folder.rstrip(os.sep)}{os.sep}" for folder in folders), *_SYSTEM)
 
 
 def foreign() -> tuple[str, ...]:
-    """Return prefixes of paths whose files are neither saved with a run nor put back.
+    """Return prefixes of paths whose files are neither saved with a run nor restored.
 
-    They are shared with other programs; a replay uses them as they are. Hidden folders of the
-    user's home hold settings and caches.
+    They are shared with other programs, and a replay uses them as they are. Hidden folders in the
+    user's home are among them: they hold settings and caches.
     """
     named = {os.environ[name] for name in _CACHES if os.environ.get(name)}
     home = os.path.expanduser("~")  # noqa: PTH111 - a path of text, for comparisons of text
     hidden = (f"{home.rstrip(os.sep)}{os.sep}.",) if home.strip(os.sep) else ()
-    folders = [f"{os.path.abspath(one)}{os.sep}" for one in sorted(named)]  # noqa: PTH100
+    folders = [f"{os.path.abspath(folder)}{os.sep}" for folder in sorted(named)]  # noqa: PTH100
     shared = [f"{folder}{name}" for folder in temporary() for name in _CACHED]
     return (*libraries(), *folders, *hidden, *shared)
 
@@ -76,8 +75,8 @@ def foreign() -> tuple[str, ...]:
 def temporary() -> tuple[str, ...]:
     """Return the folders of temporary files."""
     named = [os.environ[name] for name in _TEMPORARY if os.environ.get(name)]
-    found = named or ["/tmp", "/var/tmp"]  # noqa: S108 - not to write there
-    return tuple(f"{os.path.abspath(one)}{os.sep}" for one in found)  # noqa: PTH100
+    folders = named or ["/tmp", "/var/tmp"]  # noqa: S108 - not to write there
+    return tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in folders)  # noqa: PTH100
 
 
 MOST = 5000
@@ -115,11 +114,11 @@ class InputFiles:
     def facts(self, made: Collection[str] = ()) -> dict[str, list[Any]]:
         """Return size, time and hash of each file that was read, as they are now.
 
-        Files that the run `made` are not inputs: it had written them before it read them. Nor are files
+        Files that the run `made` are not inputs: it wrote them before it read them. Nor are files
         that changed after it started: C code of the program may have written them, or a rename.
         """
         self.active = False
-        found: dict[str, list[Any]] = {}
+        facts: dict[str, list[Any]] = {}
         for name in self._read:
             path = os.path.realpath(name)
             skip = name in self._written or FOLDER in path or path.endswith((".py", ".pyc", ".so"))
@@ -128,7 +127,7 @@ class InputFiles:
             try:
                 about = os.stat(path)  # noqa: PTH116 - a path of any spelling
                 if stat.S_ISREG(about.st_mode) and about.st_ctime <= self._started:
-                    found[path] = list(fingerprint(Path(path)))
+                    facts[path] = list(fingerprint(Path(path)))
             except OSError:
                 continue
-        return found
+        return facts

@@ -42,7 +42,7 @@ def install(view: FileView) -> None:
     exchange(os, "scandir", functools.partial(_scanning, view=view))
     exchange(os, "getcwd", lambda real: lambda: view.seeming(real()))
     exchange(io, "open", functools.partial(_opening, view=view))
-    # Else it names files by the open folder they are in, which is past all of the above.
+    # otherwise shutil names files relative to an open folder, which the patches above do not see
     vars(shutil)["_use_fd_functions"] = False
     listen(functools.partial(_watch, view), "open", "os.remove", "os.rename", "os.rmdir")
 
@@ -52,13 +52,15 @@ def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) 
     real = getattr(module, name, None)
     if real is None:
         return
-    standin = PatchedBuiltin(make(real), real)
+    replacement = PatchedBuiltin(make(real), real)
     for able in (os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         if real in able:
-            able.add(standin)  # as those ask who copy a file with its times, say
+            able.add(
+                replacement
+            )  # callers check this before they pass `dir_fd` or similar arguments
     for home in (module, sys.modules.get(real.__module__ or ""), builtins):
         if getattr(home, name, None) is real:
-            setattr(home, name, standin)
+            setattr(home, name, replacement)
 
 
 def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
@@ -72,9 +74,9 @@ def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
 
 def _removing(real: Any, view: FileView, *, folder: bool) -> Callable[..., Any]:
     def call(path: Any, *, dir_fd: int | None = None) -> None:
-        found = path if dir_fd is not None else view.remove(path, folder=folder)
-        if found is not None:
-            real(found, dir_fd=dir_fd)
+        target = path if dir_fd is not None else view.remove(path, folder=folder)
+        if target is not None:
+            real(target, dir_fd=dir_fd)
 
     return call
 
@@ -82,14 +84,14 @@ def _removing(real: Any, view: FileView, *, folder: bool) -> Callable[..., Any]:
 def _renaming(real: Any, view: FileView) -> Callable[..., Any]:
     def call(src: Any, dst: Any, **kwargs: Any) -> None:
         source, target = src, dst
-        if all(found is None for found in kwargs.values()):
+        if all(folder is None for folder in kwargs.values()):
             source, target = view.rename(src), view.real(dst, PathUse.WRITE)
         try:
             real(source, target, **kwargs)
         except OSError as exc:
             if exc.errno != errno.EXDEV:
                 raise
-            # In the run both were on one disk.
+            # different disks, although both paths were on one disk in the run: copy instead
             shutil.copy2(source, target)
             os.unlink(source)  # noqa: PTH108
 
@@ -100,7 +102,7 @@ def _linking(real: Any, view: FileView) -> Callable[..., Any]:
     symbolic = real.__name__ == "symlink"
 
     def call(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
-        # The text of a link is read from where the link is, not from here.
+        # the target of a symbolic link is relative to the link, not to the current folder
         if not symbolic or Path(os.fsdecode(src)).is_absolute():
             src = view.real(src)
         real(src, view.real(dst, PathUse.MAKE), *args, **kwargs)
@@ -127,7 +129,7 @@ def _opening(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def use_of(mode: str) -> PathUse:
-    """Return how a file is used that is opened in a mode of `open`."""
+    """Return the use of a file that is opened with this mode."""
     if "w" in mode:
         return PathUse.WRITE
     if "x" in mode:
@@ -139,9 +141,9 @@ def _listing(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any = ".") -> list[Any]:
         if path is None or isinstance(path, int | bytes):
             return list(real(view.real(path)))
-        first, *other = view.sides(path)
+        first, *others = view.sides(path)
         names = dict.fromkeys(_seen(real(first), first, view))
-        for side in other:
+        for side in others:
             names |= dict.fromkeys(_seen(real(side), side, view))
         return list(names)
 
@@ -168,13 +170,13 @@ class _Entries:
     """The result of `scandir` for two folders that look like one."""
 
     def __init__(self, real: Any, sides: tuple[str, ...], view: FileView) -> None:
-        found: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         for side in sides:
             with real(side) as entries:
                 for entry in entries:
                     if not view.is_hidden(f"{side}{os.sep}{entry.name}"):
-                        found.setdefault(entry.name, entry)
-        self._left = iter(found.values())
+                        by_name.setdefault(entry.name, entry)
+        self._left = iter(by_name.values())
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -205,8 +207,8 @@ def _watch(view: FileView, event: str, args: tuple[Any, ...]) -> None:
     for path in paths:
         if isinstance(path, str) and view.guards(path):
             raise PermissionError(
-                f"A replay does not write into your files, and {path} is one of them. "
-                "Its own outputs are kept under .rearview/replays."
+                f"A replay does not change your files, and {path} is one of them. "
+                "The outputs of a replay are under .rearview/replays."
             )
 
 

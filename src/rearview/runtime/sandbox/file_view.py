@@ -1,9 +1,9 @@
-"""Paths of a replay: where its files really are, and where the program believes them to be.
+"""Translate the paths of a replay: from where the program believes a file to be, to where it is.
 
-Names of files are part of a program's state: a replay in another folder would differ in every path
-that it computes. So paths keep their spelling and are translated when they are used. Files below the
-project are in the replay's scratch tree. Files outside are read where they are and never written: the
-first write makes a copy in a folder of the replay, which is read from then on.
+Paths are part of a program's state: a replay in another folder would differ in every path that it
+computes. So the program sees its recorded paths, and they are translated when it uses a file. Files
+inside the project are in the replay's scratch tree. Files outside are never changed: the first write
+makes a copy in a folder of the replay, and the replay uses that copy from then on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PathUse(enum.Enum):
 
 @dataclass(slots=True)
 class FileView:
-    """Where the project seems to be, and where it is.
+    """Maps the recorded root of the project to the scratch tree of a replay.
 
     >>> FileView("/home/me/proj", "/scratch").real("/home/me/proj/out/a.txt")
     '/scratch/out/a.txt'
@@ -50,27 +50,27 @@ class FileView:
     root: str
     scratch: str
     elsewhere: str = ""
-    """Folder of what the replay writes outside the project; empty: it writes there itself."""
+    """Folder for files that the replay writes outside the project; empty to write them in place."""
     spared: tuple[str, ...] = ()
-    """Beginnings of paths that are used as they are: the store, caches."""
+    """Prefixes of paths that are used as they are: the store, caches."""
     installed: tuple[str, ...] = ()
-    """Those of them that lie in the project and are not its own: an environment of Python."""
+    """Those prefixes that are inside the project but do not belong to it: a Python environment."""
     temporary: tuple[str, ...] = ()
-    """Beginnings of paths that are shared with other replays of the run: used as they are unless a
-    name is taken by one of those, or by what the run has left there."""
+    """Prefixes of paths that other replays of the run use too: used as they are, unless another
+    replay or the run itself has left a file of that name."""
     drafts: frozenset[str] = frozenset()
     """Temporary files and folders that the run made."""
     texts: dict[str, str] = field(default_factory=dict)
-    """By path in the scratch tree: where the text of a probed file is as it was recorded."""
+    """By path in the scratch tree: the path of the recorded text of a probed file."""
     gone: set[str] = field(default_factory=set)
-    """Files and folders outside that the program must not find, whoever has made them since."""
+    """Files and folders outside that are hidden from the program: they did not exist in the run."""
     made: set[str] = field(default_factory=set)
     """Temporary files and folders that the replay made."""
 
-    def become(self, other: FileView) -> None:
+    def become(self, source: FileView) -> None:
         """Take over the fields of another view."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(other, one.name))
+        for attribute in fields(self):
+            setattr(self, attribute.name, getattr(source, attribute.name))
 
     def real(self, path: Any, use: PathUse = PathUse.READ) -> Any:
         """Return the real path for a path of the program."""
@@ -93,7 +93,7 @@ class FileView:
                 return path
             if plain.startswith(self.installed):
                 return path if full is text and plain is full else plain
-            # Not the shortened path if it stays inside: the folder before a ".." may be a link.
+            # keep the path as it is if it stays inside: the folder before a ".." may be a link
             stays = self.is_inside(full) and _stays(full[len(self.root) :])
             moved = self.scratch + (full if stays else plain)[len(self.root) :]
             plain = self._settled(moved)
@@ -120,17 +120,17 @@ class FileView:
 
     def seeming(self, path: str) -> str:
         """Return the program's path for a real path."""
-        for real, seen in ((self.scratch, self.root), (self.elsewhere, "")):
+        for real, seeming_root in ((self.scratch, self.root), (self.elsewhere, "")):
             if real and (path == real or path.startswith(real + os.sep)):
-                return (seen + path[len(real) :]) or os.sep
+                return (seeming_root + path[len(real) :]) or os.sep
         return path
 
     def sides(self, path: Any) -> tuple[str, ...]:
         """Return the real folders that together are a folder of the program; the first has precedence."""
         real = os.fspath(self.real(path))
         if self.elsewhere and _is_link(real):
-            here = "" if real[0] == os.sep else f"{_getcwd()}{os.sep}"
-            real = self.real(resolved(here + real))
+            folder = "" if real[0] == os.sep else f"{_getcwd()}{os.sep}"
+            real = self.real(resolved(folder + real))
         if self.elsewhere and real.startswith(self.elsewhere + os.sep):
             plain = real[len(self.elsewhere) :]
             if not self.is_hidden(plain) and _mode(plain) is not None and _mode(real) is not None:
@@ -172,7 +172,7 @@ class FileView:
             if any(self._is_there(f"{plain}{os.sep}{name}") for name in names):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), plain)
         elif folder or mode is None or stat.S_ISDIR(mode):
-            return real  # the system says what is wrong
+            return real  # the system call raises the right error
         self.gone.add(plain)
         return real if real != plain else None
 
@@ -191,7 +191,7 @@ class FileView:
         return real
 
     def _plain(self, real: Any) -> str | None:
-        """Return the name of what is guarded outside the project, None for everything else."""
+        """Return the path of a guarded file outside the project, None for everything else."""
         if not self.elsewhere or not isinstance(real, str):
             return None
         if real.startswith(self.elsewhere + os.sep):
@@ -219,13 +219,13 @@ class FileView:
     def _outside(self, plain: str, use: PathUse) -> str:
         kept = self.elsewhere + plain
         hidden = self.is_hidden(plain)
-        there = _mode(kept) is not None
-        if use in {PathUse.READ, PathUse.RUN} or (use is PathUse.MAKE and there):
-            return kept if hidden or there else plain
-        mode = None if hidden or there else _mode(plain)
+        copied = _mode(kept) is not None
+        if use in {PathUse.READ, PathUse.RUN} or (use is PathUse.MAKE and copied):
+            return kept if hidden or copied else plain
+        mode = None if hidden or copied else _mode(plain)
         if mode is not None:
             if use is PathUse.MAKE or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-                return plain  # a folder, a pipe, or what must not be there
+                return plain  # a folder, a pipe, or a path that must not exist
         above = os.path.dirname(plain)  # noqa: PTH120
         if self._is_there(above):
             os.makedirs(os.path.dirname(kept), exist_ok=True)  # noqa: PTH103, PTH120
@@ -234,7 +234,7 @@ class FileView:
         return kept
 
     def _settled(self, moved: str) -> str:
-        """Return where a path of the scratch tree leads if folders on its way are links."""
+        """Return the path in the scratch tree with the links among its folders resolved."""
         if not moved.startswith(self.scratch + os.sep):
             return moved
         above, name = os.path.split(moved)
@@ -245,9 +245,9 @@ class FileView:
 
 
 def resolved(path: str, below: str = "") -> str:
-    """Return a path without links; what is above `below` has none.
+    """Return a path without links; `below` and the folders above it have none.
 
-    As `os.path.realpath`, which a replay sees through the functions that are exchanged.
+    Like `os.path.realpath`, but with the real file functions: those of a replay are patched.
     """
     if not path.startswith(below + os.sep):
         return path
@@ -255,18 +255,18 @@ def resolved(path: str, below: str = "") -> str:
     todo = path[len(below) :].split("/")[::-1]
     while todo:
         name = todo.pop()
-        here = f"{done}{os.sep}{name}"
+        candidate = f"{done}{os.sep}{name}"
         if name == "..":
             done = os.path.dirname(done)  # noqa: PTH120
         elif name in {"", "."}:
             continue
-        elif links < _MOST_LINKS and _is_link(here):
+        elif links < _MOST_LINKS and _is_link(candidate):
             links += 1
-            target = _readlink(here)
+            target = _readlink(candidate)
             done = "" if target.startswith(os.sep) else done
             todo.extend(target.split("/")[::-1])
         else:
-            done = here
+            done = candidate
     return done or os.sep
 
 
@@ -285,7 +285,7 @@ def _stays(rest: str) -> bool:
 
 
 def _own(moved: str, *, copied: bool) -> None:
-    """Make a linked input a file of the scratch tree: the link leads to the user's file."""
+    """Replace a link to a user's file in the scratch tree by a file of its own."""
     mode = _mode(moved)
     if mode is None or not stat.S_ISLNK(mode) or os.path.isdir(moved):  # noqa: PTH112
         return

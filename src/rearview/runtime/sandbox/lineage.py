@@ -1,8 +1,8 @@
-"""Keep what each cell of a notebook takes in: files, variables, processes, connections, modules.
+"""Record what each cell of a notebook uses: files, variables, processes, connections, modules.
 
-Reads through Python are told by its audit hook. Libraries that read in C (Arrow, HDF5, polars, DuckDB,
-memory maps) and child processes are seen by the kernel of the system: folders in which such files can be
-are watched by inotify. docs/lineage.md says which library is seen how, and docs/decisions/lineage.md why so.
+Python's audit hook reports reads through Python. Reads in C (Arrow, HDF5, polars, DuckDB, memory maps) and
+reads of child processes are reported by inotify, which watches the folders that may hold such files.
+docs/lineage.md lists how each library is observed, docs/decisions/lineage.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rearview.store.project import FOLDER
 FILE = "cells.jsonl"
 FORMAT = 2
 MOST_FOLDERS = 2000
-"""Folders that are watched at the most."""
+"""Folders that are watched at most."""
 MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
@@ -38,11 +38,11 @@ _CHUNK = 1 << 22
 
 
 class Opened:
-    """Files that any process opens in folders that are watched."""
+    """Files that any process opens in the watched folders."""
 
     def __init__(self) -> None:
         self.lost = ""
-        """Why something may be missing; empty: nothing is."""
+        """Why files may be missing from the result; empty if none is."""
         self._folders: dict[int, str] = {}
         self._watched: set[str] = set()
         libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +50,7 @@ class Opened:
         start: Any = getattr(libc, "inotify_init1", None)
         self._fd = start(os.O_NONBLOCK | os.O_CLOEXEC) if start is not None else -1
         if self._fd < 0:
-            self.lost = "this system does not tell which files are opened"
+            self.lost = "this system does not report which files are opened"
 
     def watch(self, folder: str) -> None:
         """Watch the files directly in a folder."""
@@ -65,7 +65,7 @@ class Opened:
             self._folders[number] = folder
 
     def watch_below(self, root: str) -> None:
-        """Watch a folder and all below it but caches and environments."""
+        """Watch a folder and all folders below it, except caches and environments."""
         for folder, names, _ in os.walk(root):
             names[:] = [one for one in names if one not in _SKIPPED and not one.startswith(".")]
             self.watch(folder)
@@ -116,7 +116,10 @@ class Lineage:
 
     def begin(self, source: str, namespace: Iterable[object] = ()) -> None:
         """Take in that a cell is about to run."""
-        for text in (*_texts(source), *(one for one in namespace if isinstance(one, str | Path))):
+        for text in (
+            *_texts(source),
+            *(value for value in namespace if isinstance(value, str | Path)),
+        ):
             self._watch_near(str(text))
         self._opened.drain()
         self._events = []
@@ -127,7 +130,7 @@ class Lineage:
     def end(
         self, cell: int, source: str, project: Callable[[str], bool], **used: int
     ) -> CellLineage:
-        """Write what a cell took in; `used` are numbers such as the readings of the clock."""
+        """Write what a cell used; `used` holds counts, such as the number of clock readings."""
         seconds = perf_counter() - self._begun
         self._active = False
         files = [name for kind, name, *_ in self._events if kind == "file"]
@@ -161,7 +164,7 @@ class Lineage:
     def _notice(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._active or os.getpid() != self._pid:
             return
-        with contextlib.suppress(Exception):  # whatever it is, the program goes on
+        with contextlib.suppress(Exception):  # a failure here must not stop the program
             if event == "open":
                 path, mode, flags = args
                 reads = mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3)
@@ -197,7 +200,7 @@ class Lineage:
         return ("file", shown, self._content(path))
 
     def _content(self, path: str) -> str:
-        """Return the hash of a whole file; one that is as it was is not read again."""
+        """Return the hash of a whole file; an unchanged file is not read again."""
         try:
             about = os.stat(path)  # noqa: PTH116 - hot
             key = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
@@ -209,7 +212,7 @@ class Lineage:
 
 
 def read_cells(folder: Path) -> list[CellLineage]:
-    """Return what the cells of a run took in, as its folder has it."""
+    """Return what the cells of a run used, read from the run's folder."""
     if not (folder / FILE).is_file():
         return []
     return [
@@ -258,7 +261,7 @@ def _hash_file(path: str) -> str:
 
 
 def _memory() -> int:
-    """Return the bytes of memory that this process has for itself, a share of what it shares."""
+    """Return the proportional set size of this process in bytes."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -44,21 +44,21 @@ class UnflushedFiles:
         self._known: dict[tuple[int, str], list[weakref.ref[Any]]] = {}
         self._searches = 0
 
-    def flush(self, ours: Callable[[str], bool]) -> None:
-        """Flush buffered data of files whose paths are `ours`."""
-        found = {number: path for number, path in open_for_writing() if ours(path)}
-        fresh = {number for number, path in found.items() if (number, path) not in self._known}
+    def flush(self, is_output: Callable[[str], bool]) -> None:
+        """Flush buffered data of the files for whose path `is_output` returns True."""
+        open_files = {number: path for number, path in open_for_writing() if is_output(path)}
+        fresh = {number for number, path in open_files.items() if (number, path) not in self._known}
         if fresh and self._searches < _SEARCHES:
             self._searches += 1
             for number in fresh:
-                self._known[number, found[number]] = []
-            for file in [each for each in gc.get_objects() if type(each) in _KINDS]:
+                self._known[number, open_files[number]] = []
+            for file in [obj for obj in gc.get_objects() if type(obj) in _KINDS]:
                 number = _number(file)
                 if number in fresh:
-                    self._known[number, found[number]].append(weakref.ref(file))
-        for number, path in found.items():
-            for known in self._known.get((number, path), ()):
-                file = known()
+                    self._known[number, open_files[number]].append(weakref.ref(file))
+        for number, path in open_files.items():
+            for reference in self._known.get((number, path), ()):
+                file = reference()
                 if file is not None and _number(file) == number:
                     with contextlib.suppress(OSError, ValueError):
                         if not transforms(file):
@@ -73,7 +73,7 @@ def open_for_writing() -> Iterator[tuple[int, str]]:
             if path[:1] == os.sep and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE:
                 yield int(name), path
         except OSError:
-            continue  # that of the listing itself, or closed meanwhile
+            continue  # the descriptor of the listing itself, or a file closed meanwhile
 
 
 def _number(file: Any) -> int:
@@ -95,17 +95,17 @@ NATIVE = {
 }
 """Functions that open files in native code, with the position of the path among the arguments."""
 _BY_PATH = {"os.rename": 2, "os.remove": 1, "os.symlink": 2, "os.link": 2, "sqlite3.connect": 1}
-"""Other ways to change files, and how many paths are told; last comes the folder they are in, if open."""
+"""Audit events of other changes to files, with the number of paths; the last argument may be an open folder."""
 _BUFFERS = UnflushedFiles()
 _LINKS = ("os.symlink", "os.link")
-"""Of these only the second path is made; the first is what it leads to."""
+"""Of these events, only the second path is created; the first is the target of the link."""
 _NAMELESS: int = getattr(os, "O_TMPFILE", -1)
-"""Opens a file without a name in a folder, whose path is told."""
+"""Flag that opens a file without a name; the path of the event is that of its folder."""
 _NOT_THE_PROGRAM = (FOLDER + os.sep, ".git" + os.sep)
 
 
 class Outputs:
-    """The files that this process has written: named from `root`, or in full outside of it."""
+    """The files that this process has written, by path relative to `root`, or by full path outside."""
 
     def __init__(
         self,
@@ -143,7 +143,9 @@ class Outputs:
                     self.note(path, emptied=bool(flags & os.O_TRUNC))
             elif self.written:
                 self._noted(path, OverwrittenFiles.reading, follow=True)
-        elif event in _BY_PATH and not any(isinstance(one, int) and one >= 0 for one in args[-1:]):
+        elif event in _BY_PATH and not any(
+            isinstance(argument, int) and argument >= 0 for argument in args[-1:]
+        ):
             for path in args[event in _LINKS : _BY_PATH[event]]:
                 self.note(path, emptied=event != "os.remove", follow=False)
         elif event == "os.mkdir" and args[2] < 0:
@@ -172,7 +174,7 @@ class Outputs:
     def _noted(
         self, path: Any, act: Callable[[OverwrittenFiles, str], None], *, follow: bool = False
     ) -> str:
-        """Let the traces act on a path of the program; return its name, or nothing."""
+        """Call `act` on the traces for a path of the program; return the name of the file, or ""."""
         if isinstance(path, int) or os.getpid() != self.pid:
             return ""
         try:
@@ -188,27 +190,27 @@ class Outputs:
             try:
                 act(self.traces, name)
             except (OSError, ValueError):
-                self.traces = None  # the program must be able to write what we cannot note
+                self.traces = None  # the program must be able to write a file that cannot be noted
         return name
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the contents to save by key, and facts about the files.
 
-        That is which are gone, which are too large, which folders were made, and which links, with
-        what they lead to.
+        The facts are the deleted files, the files that are too large, the folders and the links that
+        the run created, each link with its target.
         """
         with self._ourselves():
             _BUFFERS.flush(lambda path: path.removeprefix(self.root) in self.written)
             return self._parts()
 
     def bring_back(self, names: Iterable[str]) -> None:
-        """Put back files that are too large for a checkpoint: the checkpoint is reached."""
+        """Restore files that are too large for a checkpoint, when the checkpoint is reached."""
         if self.traces is not None:
             with self._ourselves():
                 self.traces.bring_back(names)
 
     def ended(self, *, well: bool) -> None:
-        """Clean up at the end of the run; later writes are not the program's."""
+        """Clean up at the end of the run; later writes do not belong to the program."""
         self.busy = True
         if self.traces is not None:
             self.traces.ended(well=well)
@@ -230,31 +232,31 @@ class Outputs:
         for relative in list(self.written):
             path = Path(self.root, relative)
             try:
-                found = path.lstat()
-                if stat.S_ISLNK(found.st_mode):
+                status = path.lstat()
+                if stat.S_ISLNK(status.st_mode):
                     links[relative] = str(path.readlink())
                     continue
-                if not stat.S_ISREG(found.st_mode):
+                if not stat.S_ISREG(status.st_mode):
                     continue
-                mark = (found.st_ino, found.st_size, found.st_mtime_ns)
-                if total + found.st_size > LIMIT:
+                mark = (status.st_ino, status.st_size, status.st_mtime_ns)
+                if total + status.st_size > LIMIT:
                     large.append(relative)
                     continue
-                known = self.known.get(relative)
-                if known is None or known[0] != mark:
-                    known = (mark, path.read_bytes())
-                    self.known[relative] = known
+                saved = self.known.get(relative)
+                if saved is None or saved[0] != mark:
+                    saved = (mark, path.read_bytes())
+                    self.known[relative] = saved
             except (OSError, ValueError):
                 gone.append(relative)
                 if relative[0] == os.sep:
-                    del self.written[relative]  # temporary files come and go by the thousand
+                    del self.written[relative]  # a deleted temporary file; there may be thousands
                 continue
-            total += found.st_size
-            buffers[PREFIX + relative] = known[1]
-        made = self.traces.folders if self.traces is not None else ()
-        there = [one for one in made if Path(self.root, one).is_dir()]
-        facts = {"gone": gone, "large": large, "folders": there, "links": links}
-        return buffers, {name: found for name, found in facts.items() if found}
+            total += status.st_size
+            buffers[PREFIX + relative] = saved[1]
+        folders = self.traces.folders if self.traces is not None else ()
+        existing = [folder for folder in folders if Path(self.root, folder).is_dir()]
+        facts = {"gone": gone, "large": large, "folders": existing, "links": links}
+        return buffers, {name: status for name, status in facts.items() if status}
 
 
 def put_back(
@@ -265,16 +267,16 @@ def put_back(
     root: str,
     shared: frozenset[str] = frozenset(),
 ) -> None:
-    """Restore the files of a checkpoint, except those that are `shared`.
+    """Restore the files of a checkpoint, except those in `shared`.
 
-    `place` says where one that is to be written lies really; the names start from `root`.
+    `place` returns the real path for a path to be written; names are relative to `root`.
     """
     for name in facts.get("folders", ()):
         Path(root, name).mkdir(parents=True, exist_ok=True)
     names = {key: key.removeprefix(PREFIX) for key in keys if key.startswith(PREFIX)}
     files = {key: place(str(Path(root, name))) for key, name in names.items() if name not in shared}
     real = {os.path.realpath(path) for path in files.values()}
-    _BUFFERS.flush(real.__contains__)  # what the set-up has written goes before
+    _BUFFERS.flush(real.__contains__)  # data that the set-up has written must not come later
     for key, path in files.items():
         target = Path(path)
         data = bytes(load(key))
@@ -283,7 +285,7 @@ def put_back(
         elif target.is_file() and target.read_bytes() == data:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        # in place: the program may have it open
+        # written in place: the program may have the file open
         with open(target, "r+b" if target.is_file() else "wb") as file:  # noqa: PTH123
             file.write(data)
             file.truncate()
@@ -304,9 +306,9 @@ def _link(path: Path, led: str) -> None:
 
 
 def _to_the_end(paths: set[str]) -> None:
-    """Let files that are open for writing go on at their end, also those that only a logger holds.
+    """Move open files to their end, also those that only a logger refers to.
 
-    What the state knows of is set to its exact position afterwards.
+    The restore of the state then sets the files that it knows to their exact position.
     """
     for number, path in open_for_writing():
         if path in paths:
@@ -315,9 +317,9 @@ def _to_the_end(paths: set[str]) -> None:
 
 
 def for_native_paths(act: Callable[[Any, str], Any]) -> None:
-    """Let `act` see, and replace, the paths given to functions that open files in native code.
+    """Call `act(path, mode)` for functions that open files in native code; it returns the path to use.
 
-    It is told the mode that `open` would be given.
+    `mode` is the mode that `open` would get.
     """
     for module, functions in NATIVE.items():
         after_import(module, functools.partial(_wrap, functions=functions, act=act))
@@ -341,7 +343,7 @@ def _acting(real: Callable[..., Any], position: int, act: Callable[[Any, str], A
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
         mode = "w" if saves else "r"
-        if real.__name__ == "__init__":  # of a file of h5py, which takes the mode next
+        if real.__name__ == "__init__":  # of h5py's File, whose next argument is the mode
             mode = str((args[position + 1 : position + 2] or (kwargs.get("mode", "r"),))[0])
         if len(args) > position and isinstance(args[position], str | os.PathLike):
             args = (*args[:position], act(args[position], mode), *args[position + 1 :])

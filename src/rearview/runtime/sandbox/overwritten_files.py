@@ -23,17 +23,17 @@ from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
 FORMAT = TRACES_FORMAT
 FILE = TRACES
 LIMIT = 64 << 20
-"""Bytes of previous contents that are kept; larger files are not put back."""
+"""Bytes of previous contents that are kept; larger files are not restored."""
 _LARGE = "large"
 _LINK = "link"
 
 
 @dataclass
 class OverwrittenFiles:
-    """The files and folders that one run has touched; kept in the run's folder.
+    """The files and folders that one run has changed; kept in the run's folder.
 
-    Those outside the project go by their full path, and count only if the run made them, or began
-    them anew.
+    Files outside the project have their full path, and count only if the run created or truncated
+    them.
     """
 
     folder: Path
@@ -50,19 +50,19 @@ class OverwrittenFiles:
     @classmethod
     def of(cls, folder: Path, root: str, looping: Callable[[], bool]) -> OverwrittenFiles:
         """Return the files of a run, with those that an earlier process of it recorded."""
-        found = cls(folder, root, looping)
+        files = cls(folder, root, looping)
         for line in read_lines(folder / FILE, FORMAT):
             if "folder" in line:
-                found.folders.setdefault(str(line["folder"]))
+                files.folders.setdefault(str(line["folder"]))
             elif "read" in line:
-                found.read.add(str(line["read"]))
+                files.read.add(str(line["read"]))
             else:
-                found.files.setdefault(str(line["path"]), line)
-        return found
+                files.files.setdefault(str(line["path"]), line)
+        return files
 
     @property
     def aside(self) -> Path:
-        """Where files of the run are while it sets itself up again."""
+        """Folder for files of the run while a resumed run repeats its set-up."""
         return self.folder / "aside"
 
     def made(self, name: str) -> bool:
@@ -79,7 +79,7 @@ class OverwrittenFiles:
         return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
 
     def _home(self, name: str) -> Path:
-        """Return where a file is kept meanwhile, on its own disk: it may be large."""
+        """Return the path at which a file is kept meanwhile, on its own disk: it may be large."""
         path = Path(name)
         return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
 
@@ -102,10 +102,10 @@ class OverwrittenFiles:
             line["was"] = ABSENT
         else:
             line["was"] = _LARGE
-            ours = emptied or relative[0] != os.sep
-            if path.is_symlink() and ours:
+            belongs_to_run = emptied or relative[0] != os.sep
+            if path.is_symlink() and belongs_to_run:
                 line |= {"was": _LINK, "led": str(path.readlink())}
-            elif path.is_file() and self.kept + size <= LIMIT and ours:
+            elif path.is_file() and self.kept + size <= LIMIT and belongs_to_run:
                 self.kept += size
                 line["was"] = f"{len(self.files)}"
                 make_folder(self.folder / "before")
@@ -126,26 +126,26 @@ class OverwrittenFiles:
             append_line(self.folder / FILE, {"format": FORMAT, "read": relative})
 
     def take_away(self, *, data: bool, lived: float = float("inf")) -> set[str]:
-        """Put the files into the state that the run found.
+        """Restore the files to what the run found when it started.
 
-        A file that was written before the first loop and read again, such as a data set that the
-        program fetched for itself, only goes with `data`: to make it anew may take long, and does
-        not matter to a run that goes on from a checkpoint. Neither does one outside the project
-        that was written later than the run has `lived`: it is not the run's alone. Returns the
-        folders that the run had made and that are still there.
+        A file that the program wrote before its first loop and read again, such as a downloaded data
+        set, is removed only with `data`: creating it again may take long, and a run that continues
+        from a checkpoint does not need that. A file outside the project that was written after
+        `lived`, the last sign of life of the run, stays too: another program wrote it. Return the
+        folders that the run created and that still exist.
         """
         for relative, line in self.files.items():
             path, home = Path(self.root, relative), self._home(relative)
-            left = line["was"] == _LARGE and not line.get("emptied")
-            if left or (not data and self._is_data(relative)):
+            kept_in_place = line["was"] == _LARGE and not line.get("emptied")
+            if kept_in_place or (not data and self._is_data(relative)):
                 continue
             if relative[0] == os.sep and path.is_file() and path.stat().st_mtime > lived:
                 self.shared.add(relative)
                 continue
-            there = path.is_file() or path.is_symlink()
-            if there and os.path.lexists(home):
-                path.unlink()  # of a process that did not get as far as the one before it
-            elif there:
+            exists = path.is_file() or path.is_symlink()
+            if exists and os.path.lexists(home):
+                path.unlink()  # written by a process that got less far than the one before it
+            elif exists:
                 home.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, home)
             if line["was"] == _LINK:
@@ -157,8 +157,8 @@ class OverwrittenFiles:
             try:
                 Path(self.root, relative).rmdir()
             except OSError:
-                continue  # not empty, or not there
-        return {one for one in self.folders if Path(self.root, one).is_dir()}
+                continue  # not empty, or absent
+        return {folder for folder in self.folders if Path(self.root, folder).is_dir()}
 
     def data(self) -> list[str]:
         """Return the files that were written before the first loop and read again."""
@@ -168,19 +168,19 @@ class OverwrittenFiles:
         return not self.files[name]["loop"] and name in self.read
 
     def bring_back(self, relatives: Iterable[str]) -> None:
-        """Put back files that are too large for a checkpoint: the checkpoint is reached."""
+        """Restore files that are too large for a checkpoint, when the checkpoint is reached."""
         for relative in relatives:
             home, path = self._home(relative), Path(self.root, relative)
             if home.is_file() or home.is_symlink():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.exists() and not home.is_symlink():
-                    shutil.copyfile(home, path)  # in place: the program may have it open
+                    shutil.copyfile(home, path)  # in place: the program may have the file open
                 else:
                     shutil.move(home, path)
         self._let_go()
 
     def ended(self, *, well: bool) -> None:
-        """Delete what was kept if the run will not begin again; else give back what it lacks."""
+        """Delete the kept files if the run has ended for good; else put back the ones it lacks."""
         if well:
             self._let_go()
             shutil.rmtree(self.folder / "before", ignore_errors=True)
@@ -195,17 +195,17 @@ class OverwrittenFiles:
 
 
 def allow_again(folders: set[str], root: str) -> None:
-    """Let the program make each of these folders once more, though it is there."""
+    """Let the program create each of these folders once more, although it exists."""
 
     def make(real: Any) -> Any:
-        def mkdir(path: Any, *args: Any, **given: Any) -> None:
+        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
             if folders and not isinstance(path, int):
                 full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as spelt
                 name = full.removeprefix(root)
                 if name in folders:
                     folders.discard(name)
                     return
-            real(path, *args, **given)
+            real(path, *args, **kwargs)
 
         return mkdir
 

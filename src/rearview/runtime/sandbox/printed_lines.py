@@ -1,8 +1,8 @@
 """Record the lines that a program prints, with the point at which it prints them.
 
 The streams stay the same objects and get the same bytes; only `write` is patched, as long as that
-takes at most a hundredth of the time. Of a program that prints a million lines in a second, the first
-few thousand are kept, with a remark that there were more.
+takes at most a hundredth of the time. If a program prints a million lines in a second, the first few
+thousand are recorded, with a note that there were more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LARGEST = 8 << 20
 LONGEST = 2000
 """Characters recorded per line at most."""
 _EACH = 1.0
-"""Seconds after which lines are written to the file, when the next one comes."""
+"""Seconds after which the next line causes the recorded lines to be written to the file."""
 _WORTH = 200
 """Lines that must fit before recording resumes."""
 
@@ -72,17 +72,17 @@ class PrintedLines:
             try:
                 self._lines(number)
             except Exception:
-                self.remove()  # the store is gone or full: others say so
+                self.remove()  # the store is removed or full: the recorder reports it
                 self._spent = True
 
     def _lines(self, number: int) -> None:
         """Record complete lines."""
         parts = self._parts[number]
-        *lines, rest = "".join(parts).split("\n")
-        parts[:] = [rest[-LONGEST:]] if rest else []
+        *lines, unfinished = "".join(parts).split("\n")
+        parts[:] = [unfinished[-LONGEST:]] if unfinished else []
         loops, indices = self._place()
         for line in lines:
-            shown = line.rpartition("\r")[2]  # what a progress bar has overwritten is not kept
+            shown = line.rpartition("\r")[2]  # drop what a progress bar has overwritten
             if shown:
                 self._rows.append((loops, indices, number, shown[:LONGEST]))
         self._used += len(lines)
@@ -137,10 +137,10 @@ class PrintedLines:
 
 
 class _Now:
-    """What the functions below speak to.
+    """Holds the current `PrintedLines` for the functions below.
 
-    They have names of their own, so that whoever holds one, as progress bars do, holds the same
-    in every run and replay.
+    These are module functions, so that a program that refers to one, as progress bars do, refers to
+    the same name in every run and replay.
     """
 
     printing: PrintedLines | None = None

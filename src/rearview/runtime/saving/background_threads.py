@@ -18,7 +18,8 @@ THREAD_PREFIX = "rearview-"
 def hide_background_threads() -> None:
     """Leave Rearview's threads out of `threading.enumerate()` and `active_count()`.
 
-    Programs wait until these show no other thread; ours would make them wait for ever.
+    Some programs wait until these functions show no other thread; Rearview's threads would make them
+    wait for ever.
     """
     original = threading.enumerate
 

@@ -1,4 +1,4 @@
-"""Which buffers have changed since they were saved, and copying those that have.
+"""Find the buffers that changed since they were saved, and copy them into staging memory.
 
 Three sound tests, cheapest first: the page tables say that nothing was written (`dirty_pages`); the
 hash of the live buffer equals the hash of the saved bytes; the copy turns out to be the saved
@@ -208,7 +208,11 @@ class Changes:
         late_copies = self._late(large, changed, hints) if late else {}
         began = time.perf_counter()
         late_copy.copy(
-            [part for key, each in large.items() for part in around(each, late_copies.get(key))]
+            [
+                part
+                for key, copy_range in large.items()
+                for part in around(copy_range, late_copies.get(key))
+            ]
         )
         if late and not late_copies:
             self._plan_trial(staged, large, time.perf_counter() - began)
@@ -237,15 +241,20 @@ class Changes:
             watches = self._pages.watch_all([changed[key] for key in keys])
         return {
             key: WatchedCopy(
-                CopyRange(each.to + watch.low - each.source, watch.low, watch.whole), watch
+                CopyRange(copy_range.to + watch.low - copy_range.source, watch.low, watch.whole),
+                watch,
             )
-            for key, each, watch in zip(keys, map(large.__getitem__, keys), watches, strict=True)
+            for key, copy_range, watch in zip(
+                keys, map(large.__getitem__, keys), watches, strict=True
+            )
             if watch is not None
         }
 
     def _plan_trial(self, staged: Staged, large: Mapping[str, CopyRange], seconds: float) -> None:
-        """Have buffers looked at again after the time that a late copy would have taken."""
-        new = {key: each.source for key, each in large.items() if key not in self._history}
+        """Plan a second look at new buffers, after the time that a late copy would have taken."""
+        new = {
+            key: copy_range.source for key, copy_range in large.items() if key not in self._history
+        }
         if sum(large[key].nbytes for key in new) >= ENOUGH and self._pages.available:
             staged.trial, staged.trial_delay = new, LATE_SLOWDOWN * seconds
 
@@ -261,8 +270,8 @@ class Changes:
             time.sleep(staged.trial_delay)
             for key, address in staged.trial.items():
                 view = staged.views[key]
-                now = sample_memory(address, sample_offsets(len(view)), SAMPLE)
-                self._history.add(key, quiet=now == sample(view))
+                current = sample_memory(address, sample_offsets(len(view)), SAMPLE)
+                self._history.add(key, quiet=current == sample(view))
 
     def _watch(self, changed: Mapping[str, memoryview], hints: CopyHints) -> None:
         """Watch the pages of these buffers, beginning before they are copied."""
@@ -305,9 +314,11 @@ class Changes:
 
     def _unregister_copied(self) -> None:
         """Unregister the watches of late copies that have ended."""
-        for late in [each for each in self._late_copies if each.over and not each.keep_watching]:
+        for late in [
+            copying for copying in self._late_copies if copying.over and not copying.keep_watching
+        ]:
             self._late_copies.remove(late)
-            self._pages.strike(*(copy.watch for copy in late.copies.values()))
+            self._pages.end_watches(*(copy.watch for copy in late.copies.values()))
 
     def release(self, staged: Staged) -> None:
         """Release copies that are durable, or failed to be."""

@@ -22,15 +22,15 @@ from dataclasses import dataclass
 import xxhash
 
 Spans = list[tuple[int, int]]
-"""First address and the one after the last, of each stretch."""
+"""Ranges of memory: first address, and the address after the last."""
 PAGE = 4096
 TRACK_FROM = 16 * PAGE
-"""Smaller buffers are cheaper to hash than to ask about."""
+"""Smaller buffers are cheaper to hash than to look up in the page tables."""
 MOST = 4096
-"""Watches at once: each may split a mapping, and a process may have 65530 of those."""
+"""Watches at once: each may split a mapping, and Linux allows 65530 mappings per process."""
 
 NEAR = 32 * PAGE
-"""What lies so close together is protected together: each call interrupts the other cores."""
+"""Ranges at most this far apart are protected by one call: each call interrupts the other cores."""
 
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _USER_MODE_ONLY = 1
@@ -45,7 +45,7 @@ _REQUEST = struct.Struct("12Q").pack
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageWatch:
-    """A buffer under watch: its whole pages, and the hash of the bytes around them."""
+    """A watched buffer: its whole pages, and the hash of its bytes outside them."""
 
     address: int
     nbytes: int
@@ -60,10 +60,9 @@ class PageWatch:
 
 
 class Pages:
-    """Watches over private memory of this process, where the system offers them.
+    """Watches over private memory of this process, if the system offers them.
 
-    No two of them share a page: protecting it anew for one would hide from the other what was
-    written before.
+    No two watches share a page: protecting it again for one would hide earlier writes from the other.
     """
 
     def __init__(self) -> None:
@@ -71,26 +70,26 @@ class Pages:
         self._map = -1
         self._pid = os.getpid()
         self._watched: dict[int, PageWatch] = {}
-        """By the first page."""
+        """Watches by their first page."""
         self._lows: list[int] = []
-        """The first pages, in order."""
+        """The first pages, sorted."""
         self._room = (ctypes.c_uint64 * 3)()
-        self._found = ctypes.addressof(self._room)
-        """Where the system puts a page that was written; only whether there is one is looked at."""
+        self._report_address = ctypes.addressof(self._room)
+        """Address at which the kernel reports a written page; only the number of pages is used."""
         with contextlib.suppress(OSError, AttributeError):
             self._open()
 
     @property
     def available(self) -> bool:
-        """Whether watching works here and now."""
+        """Whether pages can be watched on this system."""
         return self._fd >= 0 and self._pid == os.getpid() and not _device_in_use()
 
     def watch(self, view: memoryview) -> PageWatch | None:
-        """Note every write to `view` from now on; None where that cannot be promised."""
+        """Note every write to `view` from now on; return None if that cannot be guaranteed."""
         return self.watch_all([view])[0]
 
     def watch_all(self, views: Sequence[memoryview]) -> list[PageWatch | None]:
-        """Do that for many at once: the system is asked once for those that lie side by side."""
+        """Watch several buffers; neighbouring ones are protected by one system call."""
         if not self.available:
             return [None] * len(views)
         spans = private_spans()
@@ -105,18 +104,18 @@ class Pages:
             for other in self._between(watch.low, watch.high):
                 self._drop(other)
         fresh = dict(list(fresh.items())[: max(0, MOST - len(self._watched))])
-        for low, high in self._stretches(fresh.values(), spans):
+        for low, high in self._ranges(fresh.values(), spans):
             if not self._protect(low, high):
                 fresh = {k: v for k, v in fresh.items() if not low <= k < high}
         for low, watch in fresh.items():
             if not self._between(low, watch.high):
                 self._watched[low] = watch
                 insort(self._lows, low)
-        known = {watch.address: watch for watch in fresh.values() if self._is_watched(watch)}
-        return [known.get(address_of(view)) for view in views]
+        valid = {watch.address: watch for watch in fresh.values() if self._is_watched(watch)}
+        return [valid.get(address_of(view)) for view in views]
 
     def unwritten(self, watch: PageWatch, view: memoryview) -> bool:
-        """Return True if `view` is the watched memory and holds the bytes it held then."""
+        """Return True if `view` is the watched memory and was not written since."""
         if not self.available or not self._is_watched(watch):
             return False
         if len(view) != watch.nbytes or address_of(view) != watch.address:
@@ -126,28 +125,28 @@ class Pages:
         return _edges(view, watch.address, watch.low, watch.high) == watch.edges
 
     def intact(self, watch: PageWatch) -> bool:
-        """Return True if its whole pages were not written; any thread may ask."""
-        # whoever watches them anew lets go of this one first, so that is looked at last
+        """Return True if the whole pages were not written; may be called on any thread."""
+        # checked last: a new watch over the same pages first ends this one
         return (
             self.available and not self._written(watch.low, watch.high) and self._is_watched(watch)
         )
 
     def forget(self, *watches: PageWatch) -> None:
-        """End these watches: writes to their memory cost nothing again."""
-        ended = self.strike(*watches)
+        """End these watches and remove the write protection."""
+        ended = self.end_watches(*watches)
         if ended and self.available:
-            for low, high in self._stretches(ended):
+            for low, high in self._ranges(ended):
                 self._unprotect(low, high)
 
-    def strike(self, *watches: PageWatch) -> list[PageWatch]:
-        """Strike them off the list, and leave it to others that writes cost nothing again."""
+    def end_watches(self, *watches: PageWatch) -> list[PageWatch]:
+        """End these watches and return them; the caller removes the write protection (`lift`)."""
         ended = [watch for watch in watches if self._is_watched(watch)]
         for watch in ended:
             self._drop(watch)
         return ended
 
-    def lift(self, *watches: PageWatch) -> None:
-        """Let writes cost nothing again; they count as written from now on. Any thread may do that."""
+    def remove_protection(self, *watches: PageWatch) -> None:
+        """Remove the write protection: the pages then count as written. May run on any thread."""
         low = high = 0
         for watch in sorted(watches, key=lambda each: each.low):
             if watch.low != high:
@@ -158,7 +157,7 @@ class Pages:
 
     def _unprotect(self, low: int, high: int) -> None:
         if low < high:
-            with contextlib.suppress(OSError):  # the memory is gone
+            with contextlib.suppress(OSError):  # the memory is no longer mapped
                 self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 0))
 
     def _is_watched(self, watch: PageWatch) -> bool:
@@ -169,29 +168,29 @@ class Pages:
         del self._lows[bisect_left(self._lows, watch.low)]
 
     def _between(self, low: int, high: int) -> list[PageWatch]:
-        """Return the watches that have pages there."""
+        """Return the watches that have pages between two addresses."""
         first = max(0, bisect_right(self._lows, low) - 1)
         last = bisect_left(self._lows, high)
         return [w for w in map(self._watched.__getitem__, self._lows[first:last]) if w.high > low]
 
-    def _stretches(self, watches: Collection[PageWatch], spans: Spans | None = None) -> Spans:
-        """Return the pages of `watches`, and the few between neighbours, as stretches.
+    def _ranges(self, watches: Collection[PageWatch], spans: Spans | None = None) -> Spans:
+        """Return the ranges that cover the pages of `watches`, and small gaps between them.
 
-        Pages of other watches are never among them.
+        They never include pages of other watches.
         """
-        found: Spans = []
+        ranges: Spans = []
         spans = private_spans() if spans is None and len(watches) > 1 else spans or []
         for watch in sorted(watches, key=lambda each: each.low):
-            low = found[-1][1] if found else 0
-            near = found and watch.low - low <= NEAR
+            low = ranges[-1][1] if ranges else 0
+            near = ranges and watch.low - low <= NEAR
             if near and _within(spans, low, watch.high) and not self._between(low, watch.low):
-                found[-1] = (found[-1][0], max(low, watch.high))
+                ranges[-1] = (ranges[-1][0], max(low, watch.high))
             else:
-                found.append((watch.low, watch.high))
-        return found
+                ranges.append((watch.low, watch.high))
+        return ranges
 
     def _protect(self, low: int, high: int) -> bool:
-        """Have the system note writes; memory stays registered, which costs nothing."""
+        """Write-protect a range, so that the kernel notes writes; it stays registered, at no cost."""
         for register in (False, True):
             try:
                 if register:
@@ -226,12 +225,14 @@ class Pages:
             self.close()
 
     def _written(self, low: int, high: int) -> bool:
-        found, written = self._found, _IS_WRITTEN
-        request = _REQUEST(96, _CHECK_TRACKED, low, high, 0, found, 1, 1, 0, written, 0, written)
+        report_address, written = self._report_address, _IS_WRITTEN
+        request = _REQUEST(
+            96, _CHECK_TRACKED, low, high, 0, report_address, 1, 1, 0, written, 0, written
+        )
         try:
             return bool(fcntl.ioctl(self._map, _SCAN, bytearray(request)))
         except OSError:
-            return True  # no longer under watch: unmapped, or mapped anew
+            return True  # no longer watched: unmapped, or mapped again
 
     def _ioctl(self, number: int, argument: bytes) -> None:
         fcntl.ioctl(self._fd, number, bytearray(argument))
@@ -247,7 +248,7 @@ class _Buffer(ctypes.Structure):
 
 
 def address_of(view: memoryview) -> int:
-    """Return where the bytes of `view`, which may be read-only, are."""
+    """Return the address of the bytes of `view`, which may be read-only."""
     buffer = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
     try:
@@ -257,13 +258,13 @@ def address_of(view: memoryview) -> int:
 
 
 def _edges(view: memoryview, address: int, low: int, high: int) -> bytes:
-    """Return the hash of the bytes outside whole pages, which other memory shares pages with."""
+    """Return the hash of the bytes before and after the whole pages."""
     return xxhash.xxh3_128_digest(bytes(view[: low - address]) + bytes(view[high - address :]))
 
 
 def private_spans() -> Spans:
-    """Return the stretches of memory that only this process can reach, in order."""
-    found: Spans = []
+    """Return the ranges of memory that only this process can reach, sorted."""
+    spans: Spans = []
     with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123 - hot
         for line in maps:
             span, mode, _, _, inode = line.split(None, 5)[:5]
@@ -271,15 +272,15 @@ def private_spans() -> Spans:
                 continue
             start, _, end = span.partition("-")
             first, last = int(start, 16), int(end, 16)
-            if found and found[-1][1] == first:
-                found[-1] = (found[-1][0], last)
+            if spans and spans[-1][1] == first:
+                spans[-1] = (spans[-1][0], last)
             else:
-                found.append((first, last))
-    return found
+                spans.append((first, last))
+    return spans
 
 
 def _within(spans: Spans, low: int, high: int) -> bool:
-    """Return True if `low:high` lies in one of the spans.
+    """Return True if `low:high` is inside one of the spans.
 
     >>> _within([(0, 10), (20, 30)], 22, 30), _within([(0, 10), (20, 30)], 8, 12)
     (True, False)
@@ -289,7 +290,7 @@ def _within(spans: Spans, low: int, high: int) -> bool:
 
 
 def _device_in_use() -> bool:
-    """Return True if an accelerator may write into host memory behind the page tables' back."""
+    """Return True if an accelerator may write into host memory unseen by the page tables."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return bool(cuda is not None and cuda.is_initialized())

@@ -153,7 +153,7 @@ class LateCopy:
                 with self._lock:
                     self._copied += [copy.watch for copy in batch.values()]
                     if not self._keep_watching:
-                        self._pages.lift(*self._copied)
+                        self._pages.remove_protection(*self._copied)
                         self._copied = []
         except BaseException:
             self.overtaken.update(self.copies)
@@ -193,11 +193,11 @@ def read(range: CopyRange) -> bool:  # noqa: A002 - the word of this module
     """Copy memory that may be unmapped: return False then, where `memmove` would crash."""
     at = 0
     while at < range.nbytes:
-        left = min(BATCH, range.nbytes - at)
-        got = _fetch(range.to + at, left, [_Vector(range.source + at, left)])
-        if got <= 0:
+        size = min(BATCH, range.nbytes - at)
+        count = _fetch(range.to + at, size, [_Vector(range.source + at, size)])
+        if count <= 0:
             return False
-        at += got
+        at += count
     return True
 
 

@@ -44,11 +44,11 @@ CLEANUP_PAUSE = 30.0
 RECENT_STEPS = 64
 """Steps of each kind that are remembered: machines get busy and states grow."""
 SHORTEST_STEP = 0.001
-"""Seconds; the duration of shorter steps says little."""
+"""Seconds; shorter steps are not measured."""
 PRIOR_STEPS = 3
 """Steps of each kind after which measurements outweigh assumptions."""
 WAIT_SHARE = 0.1
-"""A step of which more than this fraction was waiting for Rearview does not count."""
+"""A step that waited for Rearview for more than this fraction of its time does not count."""
 _RATE_FROM = 0.05
 """Seconds of computing after which the number of busy cores is measured."""
 _RATE_WINDOW = 10.0

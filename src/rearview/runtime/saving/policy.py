@@ -22,7 +22,7 @@ from typing import Any
 RECENT = 0.3
 """Weight of the newest observation: states grow and machines get busy, so old ones fade."""
 PRIOR = 3
-"""Iterations alone and beside a save after which measurements outweigh assumptions."""
+"""Iterations without and during a save after which measurements outweigh assumptions."""
 SHARED = 0.1
 """Seconds assumed lost per background processor second if a core is free: caches are shared."""
 CROWDED = 1.5
@@ -153,7 +153,7 @@ class LoopStats:
 
     @property
     def seen(self) -> int:
-        """Number of pairs of iterations, alone and beside a save, that can be compared."""
+        """Number of pairs of iterations, without and during a save, that can be compared."""
         return min(self.alone_count, self.beside_count)
 
     def contention(self, event: Saved) -> float:
@@ -219,7 +219,7 @@ def _mix(mean: float | None, value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFacts:
-    """What the policy is told about one boundary."""
+    """The facts about one boundary that the policy decides from."""
 
     since: float
     """Computing seconds since the last boundary that a replay could start from."""

@@ -122,7 +122,7 @@ class Writer:
         self._device = Device()
         self._queue: deque[PendingCheckpoint] = deque()
         self._changed = threading.Condition()
-        """Guards what both threads use, and tells of every change of it."""
+        """Lock for the attributes that both threads use; notifies of every change."""
         self._in_flight = 0
         """Checkpoints that were accepted and are not finished."""
         self._preparing: threading.Thread | None = None

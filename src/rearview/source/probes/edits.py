@@ -165,7 +165,7 @@ def _unlike(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
 
 
 def class_refusal(
-    path: str, item: Added, attributes: set[str], methods: set[str]
+    path: str, item: Added, attributes: frozenset[str], methods: frozenset[str]
 ) -> ProbeRefusal | None:
     """Say why a statement may not be added to a recorded class, or None if it may."""
     inner = [node for node in item.parents if isinstance(node, (*FUNCTIONS, ast.ClassDef))]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from rearview.errors import ProbeError, SourceError
 from rearview.source.log_calls import Aliases, calls_in
@@ -11,8 +13,10 @@ from rearview.source.loops import (
     FUNCTIONS,
     LOOPS,
     Chains,
+    FileCalls,
     LoopId,
     called_name,
+    calls_of_file,
     enclosing,
     loopers,
     names_of,
@@ -21,7 +25,7 @@ from rearview.source.loops import (
 )
 from rearview.source.moved_files import FileNames
 from rearview.source.probes.align import Added, StatementComparison, compare
-from rearview.source.probes.bindings import Given, loose
+from rearview.source.probes.bindings import Given, Loose, loose
 from rearview.source.probes.edits import (
     class_refusal,
     given_refusal,
@@ -92,7 +96,7 @@ def check(
         except SourceError:
             if path in edited:
                 raise
-    context = _Context(trees)
+    context = _Context(trees, old)
     work = _Work(context)
     for path in edited:
         work.file(path, compare(trees[path], parse(new[path], path), context.loose))
@@ -112,26 +116,74 @@ def check(
     return probes, tuple(told)
 
 
+@dataclass(frozen=True, slots=True)
+class _FileFacts:
+    """What one recorded file says, without its tree."""
+
+    program: ProgramFacts
+    calls: FileCalls
+    loose: Loose
+    attributes: frozenset[str]
+    methods: frozenset[str]
+
+
+_FILES = 4096
+"""Facts of so many files are kept."""
+_facts_of_files: dict[tuple[str, str], _FileFacts] = {}
+"""By path and text: most files are the same in all versions, and one question looks at each often."""
+
+
+def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
+    known = _facts_of_files.get((path, text))
+    if known is None:
+        if len(_facts_of_files) >= _FILES:
+            _facts_of_files.clear()
+        nodes = list(ast.walk(tree))
+        known = _facts_of_files[path, text] = _FileFacts(
+            facts([tree]),
+            calls_of_file(tree, path),
+            loose([tree]),
+            frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)),
+            frozenset(
+                stmt.name
+                for node in nodes
+                if isinstance(node, ast.ClassDef)
+                for stmt in node.body
+                if isinstance(stmt, FUNCTIONS)
+            ),
+        )
+    return known
+
+
 class _Context:
     """What all recorded files say together."""
 
-    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+    def __init__(self, trees: Mapping[str, ast.Module], texts: Mapping[str, str]) -> None:
         self.trees = trees
-        self.facts: ProgramFacts = facts(list(trees.values()))
-        self.paths: Chains = paths(trees)
-        self.loopers = loopers(trees)
-        self.loose = loose(trees.values())
-        self.functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
-        self.attributes: set[str] = set()
-        self.methods: set[str] = set()
-        for tree in trees.values():
+        files = [_facts_of(path, texts[path], tree) for path, tree in trees.items()]
+        calls = tuple([file.calls for file in files])
+        self.facts = ProgramFacts(
+            frozenset[str]().union(*(file.program.modules for file in files)),
+            frozenset[str]().union(*(file.program.generators for file in files)),
+        )
+        self.loose = Loose(
+            frozenset[str]().union(*(file.loose.names for file in files)),
+            frozenset[str]().union(*(file.loose.attributes for file in files)),
+        )
+        self.paths: Chains = paths(calls)
+        self.loopers = loopers(calls)
+        self.attributes = frozenset[str]().union(*(file.attributes for file in files))
+        self.methods = frozenset[str]().union(*(file.methods for file in files))
+
+    @cached_property
+    def functions(self) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
+        """The functions of all files, by last name."""
+        functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+        for tree in self.trees.values():
             for node in ast.walk(tree):
                 if isinstance(node, FUNCTIONS):
-                    self.functions.setdefault(node.name, []).append(node)
-                elif isinstance(node, ast.Attribute):
-                    self.attributes.add(node.attr)
-                elif isinstance(node, ast.ClassDef):
-                    self.methods |= {s.name for s in node.body if isinstance(s, FUNCTIONS)}
+                    functions.setdefault(node.name, []).append(node)
+        return functions
 
 
 class _Work:

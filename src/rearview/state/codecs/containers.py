@@ -218,7 +218,7 @@ class DefaultDictKind(DictKind):
         return [(plain_copy(dict(o), capturing), o.default_factory) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put back the items and the factory."""
+        """Set the items and the factory."""
         fill_dict(obj, content[0], dict)
         obj.default_factory = content[1]
 

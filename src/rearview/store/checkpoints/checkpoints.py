@@ -1,11 +1,15 @@
 """Save, list, load and delete the checkpoints of a project.
 
 A save writes the parts of a checkpoint first and its manifest last, so a checkpoint exists only when all
-of it does.
+of it does. While it runs, a small file (`save_in_flight`) tells garbage collection to spare objects that no
+manifest names yet. The file holds the identity of the process, so that one left by a killed process is
+recognised; no process ever waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import time
@@ -30,8 +34,8 @@ from rearview.store.checkpoints.manifest import (
     unseal,
 )
 from rearview.store.checkpoints.objects import Batch, HashAhead, Objects, as_bytes, digest
-from rearview.store.checkpoints.saves_in_flight import save_in_flight
-from rearview.store.files import write_error
+from rearview.store.files import make_folder, open_file, write_error
+from rearview.store.machine import is_certainly_dead, process_identity
 from rearview.store.project import Project
 
 READERS = 2
@@ -57,7 +61,7 @@ class Checkpoints:
         """Processor seconds that saves have used to hash."""
         self._compression = compression
         self._read_before: dict[str, dict[tuple[str, int], Checkpoint]] = {}
-        """By run, then by name and inode of the manifest."""
+        """Checkpoints already read: by run, then by name and inode of the manifest."""
 
     def save(self, snapshot: Snapshot, parts: Iterable[Part]) -> Checkpoint:
         """Save `parts` as the checkpoint that `snapshot` describes.
@@ -96,11 +100,11 @@ class Checkpoints:
                 )
         except FileNotFoundError:
             return []
-        known = self._read_before.setdefault(run, {})
+        read_before = self._read_before.setdefault(run, {})
         fresh: dict[tuple[str, int], Checkpoint] = {}
         for name in names:
             try:
-                checkpoint = known.get(name) or self._read(folder / name[0])
+                checkpoint = read_before.get(name) or self._read(folder / name[0])
             except DamagedError as exc:
                 # one damaged checkpoint must not hide the others
                 _log.warning("%s", exc)
@@ -108,7 +112,7 @@ class Checkpoints:
             if checkpoint is not None:
                 fresh[name] = checkpoint
         self._read_before[run] = fresh
-        return sorted(fresh.values(), key=lambda each: each.seq)
+        return sorted(fresh.values(), key=lambda checkpoint: checkpoint.seq)
 
     def runs(self) -> list[str]:
         """Return the runs that have checkpoints."""
@@ -122,7 +126,7 @@ class Checkpoints:
         path = self._path(id)
         checkpoint = self._read(path)
         if checkpoint is None:
-            last = ", ".join(each.id for each in self.of(id.rpartition("/")[0])[-5:])
+            last = ", ".join(checkpoint.id for checkpoint in self.of(id.rpartition("/")[0])[-5:])
             raise UsageError(
                 f"There is no checkpoint {id!r} in {self.project.store}. "
                 + (f"The last ones of this run are: {last}." if last else "The run has none."),
@@ -131,7 +135,7 @@ class Checkpoints:
         return checkpoint
 
     def table(self, checkpoint: Checkpoint) -> ObjectRef | None:
-        """Return where the table of its parts is, if it is not in the manifest itself."""
+        """Return the reference of the table of parts, if it is not in the manifest itself."""
         parts = checkpoint.parts
         return parts.table if isinstance(parts, LazyParts) else None
 
@@ -163,7 +167,7 @@ class Checkpoints:
             body.nbytes = sum(ref.nbytes for ref in refs.values())
         body.stored = batch.stored
         manifest = seal(encode(body))
-        # last in the batch, so that it gets its name last
+        # the manifest comes last in the batch, so that it gets its name last
         with batch.sink(self._path(f"{body.run}/{body.seq}"), size=0) as sink:
             sink.write(memoryview(manifest))
         batch.commit()
@@ -303,13 +307,13 @@ class LoadedCheckpoint(Mapping[str, memoryview]):
 
 
 def check_owner(path: Path, checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint that was read from `path`; raise if the manifest is another's."""
+    """Return `checkpoint`; raise if the manifest at `path` belongs to another checkpoint."""
     run, name = path.parent.name, path.stem
     if checkpoint.run == run and f"{checkpoint.seq:08d}" == name:
         return checkpoint
     raise DamagedError(
-        f"The manifest {path} is that of checkpoint {checkpoint.id}. `rearview verify --repair` sets "
-        "it aside.",
+        f"The manifest {path} belongs to checkpoint {checkpoint.id}. `rearview verify --repair` moves "
+        "it away.",
         slug="manifest-damaged",
     )
 
@@ -322,3 +326,51 @@ def _view(part: Part) -> memoryview:
 
 def _is_manifest(name: str) -> bool:
     return name.endswith(".json") and not name.startswith(".")
+
+
+@contextlib.contextmanager
+def save_in_flight(project: Project) -> Iterator[None]:
+    """Announce that this process puts objects that no manifest names yet."""
+    path = project.writing / f"{os.getpid()}-{os.urandom(8).hex()}"
+    try:
+        fd = _create_announcement(path)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        fd = _create_announcement(path)
+    try:
+        os.write(fd, json.dumps(process_identity()).encode())
+    finally:
+        os.close(fd)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def earliest_start(project: Project, now: float) -> float:
+    """Return when the oldest save in flight began, or `now`; remove the files of dead processes."""
+    first = now
+    try:
+        paths = list(project.writing.iterdir())
+    except FileNotFoundError:
+        return first
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            if _is_abandoned(path):
+                path.unlink()
+            else:
+                first = min(first, path.stat().st_mtime)
+    return first
+
+
+def _create_announcement(path: Path) -> int:
+    return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        identity = json.loads(path.read_bytes())
+    except ValueError:
+        identity = {}  # just created, cut off by a kill, or of an older Rearview: spared for a day
+    return is_certainly_dead(identity, path)

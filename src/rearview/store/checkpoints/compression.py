@@ -42,9 +42,9 @@ TOO_LARGE = 0.7
 """Objects that compress to more than this share are never compressed: trained weights and moments (0.92
 to 0.96, in bfloat16 0.78) would cost processor time and save next to nothing."""
 SAMPLE_PLACES = 16
-"""Places of an object that are sampled: it may be filled from one end."""
+"""Positions at which an object is sampled: it may be filled from one end."""
 SAMPLE_BYTES = 1 << 10
-"""Bytes from each place."""
+"""Bytes sampled at each position."""
 LEAST_TIMED_WRITE = 8 << 20
 """Writes of fewer bytes measure the time of a sync, not the speed of the disk."""
 FIRST_PAUSE, LONGEST_PAUSE = 16, 1024
@@ -61,7 +61,7 @@ def zstd_library() -> ModuleType:
     except ImportError as exc:
         raise StoreError(
             f"Objects of this store are compressed, and {sys.executable} has no zstd to read them: "
-            f"{exc}. Install Rearview with what it needs: `pip install rearview`.",
+            f"{exc}. Install Rearview with its dependencies: `pip install rearview`.",
             slug="zstd-missing",
         ) from exc
     module: ModuleType = zstd
@@ -116,7 +116,7 @@ def decompress(fd: int, nbytes: int) -> Iterator[bytes]:
     decoder = zstd.ZstdDecompressor(
         options={zstd.DecompressionParameter.window_log_max: WINDOW_BITS}
     )
-    at, left = _HEAD.size, nbytes
+    at, remaining = _HEAD.size, nbytes
     while not decoder.eof:
         data = b""
         if decoder.needs_input:
@@ -124,18 +124,18 @@ def decompress(fd: int, nbytes: int) -> Iterator[bytes]:
             at += len(data)
             if not data:
                 raise OSError(
-                    0, f"the file ends after {nbytes - left} of {nbytes} bytes of content"
+                    0, f"the file ends after {nbytes - remaining} of {nbytes} bytes of content"
                 )
         try:
-            piece: bytes = decoder.decompress(data, min(OUTPUT_CHUNK, left + 1))
+            piece: bytes = decoder.decompress(data, min(OUTPUT_CHUNK, remaining + 1))
         except zstd.ZstdError as exc:
             raise OSError(0, str(exc)) from exc
-        left -= len(piece)
-        if left < 0:
+        remaining -= len(piece)
+        if remaining < 0:
             raise OSError(0, f"it holds more than {nbytes} bytes of content")
         yield piece
-    if left:
-        raise OSError(0, f"it holds {nbytes - left} of {nbytes} bytes of content")
+    if remaining:
+        raise OSError(0, f"it holds {nbytes - remaining} of {nbytes} bytes of content")
     if decoder.unused_data or os.pread(fd, 1, at):
         raise OSError(0, "there are more bytes after the end of its content")
 

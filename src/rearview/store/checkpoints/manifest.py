@@ -116,7 +116,7 @@ def unseal(data: bytes, name: str) -> ManifestBody:
         why = str(exc)
     raise DamagedError(
         f"The manifest of checkpoint {name} is damaged: {why}. `rearview verify --repair` rebuilds "
-        "it from the checkpoint's pack, or sets it aside.",
+        "it from the checkpoint's pack, or moves it away.",
         slug="manifest-damaged",
     )
 
@@ -204,7 +204,7 @@ class LazyParts(Mapping[str, ObjectRef]):
             except (msgspec.MsgspecError, ValueError, IndexError) as exc:
                 raise DamagedError(
                     f"The table of parts {self.table.oid[:12]} is damaged: {exc}. `rearview verify "
-                    "--repair` sets its checkpoint aside.",
+                    "--repair` moves its checkpoint away.",
                     slug="manifest-damaged",
                 ) from exc
         return self._parts

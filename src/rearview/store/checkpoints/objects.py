@@ -93,13 +93,15 @@ class Objects:
         """Return the bytes of `ref`, checked against its hash."""
         fd = self._open(ref)
         try:
-            there = os.fstat(fd).st_size - ref.offset if ref.pack is not None else _size(fd)
+            available = os.fstat(fd).st_size - ref.offset if ref.pack is not None else _size(fd)
         except OSError as exc:
             raise self._damaged(ref, exc.strerror or str(exc)) from exc
         finally:
             os.close(fd)
-        if there < ref.nbytes:  # before so much memory is allocated
-            raise self._damaged(ref, f"the file ends after {max(there, 0)} of {ref.nbytes} bytes")
+        if available < ref.nbytes:  # before so much memory is allocated
+            raise self._damaged(
+                ref, f"the file ends after {max(available, 0)} of {ref.nbytes} bytes"
+            )
         try:
             buffer = bytearray(ref.nbytes)
         except (MemoryError, OverflowError) as exc:
@@ -221,7 +223,7 @@ class Objects:
     def _damaged(self, ref: ObjectRef, why: str) -> DamagedError:
         return DamagedError(
             f"Object {ref.oid[:12]} in {self.file(ref)} is damaged: {why}. `rearview verify "
-            "--repair` sets it aside and says which checkpoints are lost with it; replays then "
+            "--repair` moves it away and lists the checkpoints that are lost with it; replays then "
             "start from an earlier one.",
             slug="object-damaged",
         )
@@ -230,7 +232,7 @@ class Objects:
 class Batch:
     """Objects that become durable together: written one by one, synced and named by `commit`.
 
-    With a `policy`, objects are compressed if it says so. Without `commit`, nothing remains.
+    A `policy`, if given, decides which objects to compress. Without `commit`, nothing remains.
     """
 
     def __init__(self, objects: Objects, policy: CompressionPolicy | None = None) -> None:
@@ -268,7 +270,7 @@ class Batch:
     def _put_compressed(self, ref: ObjectRef, view: memoryview, key: str) -> bool:
         """Write `view` compressed; return False if that does not pay and nothing was written."""
         share, most = None, LARGEST_SHARE * len(view)
-        if view[: len(MARK)] == MARK:  # a reader would take plain content for compressed
+        if view[: len(MARK)] == MARK:  # a reader would mistake the plain content for compressed
             share, most = 1.0, math.inf
         elif self._policy is not None:
             share = self._policy.predicted_share(key, view)

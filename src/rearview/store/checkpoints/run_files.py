@@ -44,29 +44,33 @@ def files_of(run: Run, root: Path, runs: Runs, checkpoints: Checkpoints) -> list
             written.setdefault(str(line["path"]), line.get("was") == ABSENT)
     last = checkpoints.of(run.id)[-1:]
     out = []
-    for path, made in written.items():
+    for path, is_new in written.items():
         size, in_place = _in_project(run, root / path)
-        kept = next((_place(each) for each in last if PREFIX + path in each.parts), None)
-        out.append(RunFile(path, made, size, in_place, kept))
+        kept = next(
+            (_place(checkpoint) for checkpoint in last if PREFIX + path in checkpoint.parts), None
+        )
+        out.append(RunFile(path, is_new, size, in_place, kept))
     return out
 
 
 def content_of(
     run: Run, path: str, root: Path, checkpoints: Checkpoints, at: str | None = None
 ) -> tuple[bytes, str]:
-    """Return the content of a file that a run wrote, and in words where it comes from.
+    """Return the content of a file that a run wrote, and a phrase that says where it comes from.
 
     It comes from the project, if the file has not changed since the run; else from the last checkpoint
     that holds it, or with `at` from the checkpoint at that point.
     """
     if at is None and _in_project(run, root / path)[1]:
         return (root / path).read_bytes(), "as the run left it"
-    held = [each for each in checkpoints.of(run.id) if PREFIX + path in each.parts]
-    chosen = [each for each in held if at is None or _place(each) == at]
-    if not chosen:
-        raise UsageError(f"{_missing_message(run, path, at)} {_remedy(held)}", slug="no-file")
-    data = bytes(checkpoints.load(chosen[-1])[PREFIX + path])
-    return data, f"as it was at {_place(chosen[-1])}"
+    holding = [
+        checkpoint for checkpoint in checkpoints.of(run.id) if PREFIX + path in checkpoint.parts
+    ]
+    matching = [checkpoint for checkpoint in holding if at is None or _place(checkpoint) == at]
+    if not matching:
+        raise UsageError(f"{_missing_message(run, path, at)} {_remedy(holding)}", slug="no-file")
+    data = bytes(checkpoints.load(matching[-1])[PREFIX + path])
+    return data, f"as it was at {_place(matching[-1])}"
 
 
 def _missing_message(run: Run, path: str, at: str | None) -> str:
@@ -78,11 +82,11 @@ def _missing_message(run: Run, path: str, at: str | None) -> str:
     )
 
 
-def _remedy(held: Sequence[Checkpoint]) -> str:
-    points = list(dict.fromkeys(map(_place, held)))
+def _remedy(holding: Sequence[Checkpoint]) -> str:
+    points = list(dict.fromkeys(map(_place, holding)))
     if points:
         return f"Checkpoints hold it at {', '.join(points[-6:])}."
-    return "Run it again to have it back: `rearview run`."
+    return "Run the program again to create it: `rearview run`."
 
 
 def _place(checkpoint: Checkpoint) -> str:

@@ -9,7 +9,7 @@ per byte it frees goes first. That is exact for each single removal and needs no
 **Why no lock is needed**, although any number of processes may save meanwhile. In this order:
 
 1. Every file is listed with its modification time.
-2. Saves in flight are looked up (`saves_in_flight`); files they could have put are spared.
+2. Saves in flight are looked up (`earliest_start`); files they could have put are spared.
 3. Manifests are read. A save that ended before step 2 is among them.
 4. A file that no manifest names, older than any save in flight, is renamed out of sight. If a save that began
    since has marked it as in use (its time differs from step 1), it is renamed back; a later save finds it
@@ -37,8 +37,7 @@ from pathlib import Path
 
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model import Checkpoint, Status
-from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.saves_in_flight import earliest_start
+from rearview.store.checkpoints.checkpoints import Checkpoints, earliest_start
 from rearview.store.files import make_folder
 from rearview.store.project import Project
 from rearview.store.runs import Runs
@@ -64,10 +63,10 @@ class KeptCheckpoint:
     frees: int
     """Bytes that only this checkpoint uses, approximately."""
     promised: bool = False
-    """Never to be removed."""
+    """Whether it must never be removed."""
 
 
-def thin(held: Iterable[KeptCheckpoint], *, excess: int) -> list[str]:
+def thin(candidates: Iterable[KeptCheckpoint], *, excess: int) -> list[str]:
     """Return the ids to remove, in order, so that at least `excess` bytes are freed.
 
     The last checkpoint of a run, from which it would resume, and promised ones stay. Fewer bytes are
@@ -80,9 +79,9 @@ def thin(held: Iterable[KeptCheckpoint], *, excess: int) -> list[str]:
     ['1', '0', '2']
     """
     runs: dict[str, list[KeptCheckpoint]] = {}
-    for each in held:
-        runs.setdefault(each.run, []).append(each)
-    chains = [_Chain(sorted(run, key=lambda each: each.at)) for run in runs.values()]
+    for checkpoint in candidates:
+        runs.setdefault(checkpoint.run, []).append(checkpoint)
+    chains = [_Chain(sorted(run, key=lambda checkpoint: checkpoint.at)) for run in runs.values()]
     queue: list[tuple[float, int, int, int]] = []
     for number, chain in enumerate(chains):
         for index in range(len(chain.held)):
@@ -93,9 +92,9 @@ def thin(held: Iterable[KeptCheckpoint], *, excess: int) -> list[str]:
         chain = chains[number]
         if age != chain.ages[index]:
             continue  # its neighbours have changed; the queue has a newer entry
-        each = chain.held[index]
-        gone.append(each.id)
-        excess -= each.frees
+        checkpoint = chain.held[index]
+        gone.append(checkpoint.id)
+        excess -= checkpoint.frees
         for neighbour in chain.remove(index):
             chain.offer(queue, number, neighbour)
     return gone
@@ -127,9 +126,9 @@ class _Chain:
         if before >= 0:
             self.after[before] = after
         self.before[after] = before
-        changed = [each for each in (before, after) if 0 <= each < len(self.held)]
-        for each in changed:
-            self.ages[each] += 1
+        changed = [neighbour for neighbour in (before, after) if 0 <= neighbour < len(self.held)]
+        for neighbour in changed:
+            self.ages[neighbour] += 1
         return changed
 
 
@@ -174,24 +173,24 @@ def gc(
     if not dry:
         restore_renamed(project)
     files = _files(project)
-    now = _clock(project) if not dry else time.time()
-    cutoff = earliest_start(project, now) - (RECORDING if _recording(project, now) else SLACK)
+    clock = _clock(project) if not dry else time.time()
+    cutoff = earliest_start(project, clock) - (RECORDING if _recording(project, clock) else SLACK)
     checkpoints = Checkpoints(project)
     held = [checkpoint for run in checkpoints.runs() for checkpoint in _readable(checkpoints, run)]
     held = [checkpoint for checkpoint in held if checkpoint.run not in without]
-    uses = {each.id: _uses(checkpoints, each) for each in held}
+    uses = {checkpoint.id: _uses(checkpoints, checkpoint) for checkpoint in held}
     recorded = {checkpoints.objects.path(oid) for oid in referenced()}
     gone: list[str] = []
     if budget is not None:
         gone = _choose(held, uses, recorded=recorded, files=files, budget=budget, keep=keep)
         if not dry:
-            for each in gone:
-                checkpoints.delete(each)
+            for checkpoint in gone:
+                checkpoints.delete(checkpoint)
     lost = set(gone)
-    needed = recorded.union(*(used for each, used in uses.items() if each not in lost))
+    in_use = recorded.union(*(used for checkpoint, used in uses.items() if checkpoint not in lost))
     freed = count = spared = 0
     for path, (size, stamp) in files.items():
-        if path in needed:
+        if path in in_use:
             continue
         if stamp / 1e9 >= cutoff:
             spared += size
@@ -227,55 +226,57 @@ def _choose(
         excess = sum(files[path][0] for path in users if path in files) - budget
         if excess <= 0:
             return gone
-        rest = [
+        removable = [
             KeptCheckpoint(
-                id=each.id,
-                run=each.run,
-                at=clock[each.id],
+                id=checkpoint.id,
+                run=checkpoint.run,
+                at=clock[checkpoint.id],
                 frees=sum(
-                    files[path][0] for path in left[each.id] if users[path] == 1 and path in files
+                    files[path][0]
+                    for path in left[checkpoint.id]
+                    if users[path] == 1 and path in files
                 ),
-                promised=each.run in keep or each.id in keep,
+                promised=checkpoint.run in keep or checkpoint.id in keep,
             )
-            for each in held
-            if each.id in left
+            for checkpoint in held
+            if checkpoint.id in left
         ]
-        chosen = thin(rest, excess=excess)
-        if not chosen:
+        removed = thin(removable, excess=excess)
+        if not removed:
             return gone
-        for each in chosen:
-            del left[each]
-        gone += chosen
+        for checkpoint in removed:
+            del left[checkpoint]
+        gone += removed
 
 
 def _times_in_run(held: list[Checkpoint]) -> dict[str, float]:
     """Return the seconds into its run of each checkpoint; a clock set back does not reverse the order."""
     moments: dict[str, float] = {}
-    for run in {each.run for each in held}:
-        chain = [each for each in held if each.run == run]
+    for run in {checkpoint.run for checkpoint in held}:
+        chain = [checkpoint for checkpoint in held if checkpoint.run == run]
         gap = (chain[-1].time - chain[0].time) / max(len(chain) - 1, 1)
         reached = 0.0
-        for each in chain:
-            reached = max(reached, each.time - chain[0].time + max(gap, 0.0))
-            moments[each.id] = reached
+        for checkpoint in chain:
+            reached = max(reached, checkpoint.time - chain[0].time + max(gap, 0.0))
+            moments[checkpoint.id] = reached
     return moments
 
 
 def _readable(checkpoints: Checkpoints, run: str) -> list[Checkpoint]:
     """Return the checkpoints of `run`; raise if one is unreadable, because its files are unknown then."""
-    found = checkpoints.of(run)
+    readable = checkpoints.of(run)
     folder = checkpoints.project.checkpoints / run
     names = [name for name in folder.iterdir() if name.suffix == ".json"]
     names = [name for name in names if not name.name.startswith(".")]
-    known = {f"{each.seq:08d}.json" for each in found}
+    read_names = {f"{checkpoint.seq:08d}.json" for checkpoint in readable}
     for path in names:
-        if path.name not in known and path.exists():
+        if path.name not in read_names and path.exists():
             try:
                 checkpoints.get(f"{run}/{int(path.stem)}")  # raises what is wrong with it
             except UsageError:
                 if path.exists():
                     raise  # else it has just been deleted
-    return found
+    return readable
 
 
 def _uses(checkpoints: Checkpoints, checkpoint: Checkpoint) -> frozenset[Path]:
@@ -288,7 +289,7 @@ def _uses(checkpoints: Checkpoints, checkpoint: Checkpoint) -> frozenset[Path]:
 
 def _files(project: Project) -> dict[Path, tuple[int, int]]:
     """Return size and modification time of every object, pack and leftover of a killed save."""
-    found: dict[Path, tuple[int, int]] = {}
+    files: dict[Path, tuple[int, int]] = {}
     for root in (project.objects, project.packs, project.checkpoints):
         for folder, _, names in os.walk(root):
             for name in names:
@@ -297,8 +298,8 @@ def _files(project: Project) -> dict[Path, tuple[int, int]]:
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     stat = path.stat()
-                    found[path] = (stat.st_size, stat.st_mtime_ns)
-    return found
+                    files[path] = (stat.st_size, stat.st_mtime_ns)
+    return files
 
 
 def _remove(path: Path, stamp: int) -> bool:
@@ -362,14 +363,14 @@ def fit_budget(project: Project, budget: int, run: str) -> Freed:
 
     Other runs that are still recording keep all of theirs: their next saves refer to them.
     """
-    recording = [each.id for each in Runs(project).all() if each.status is Status.RUNNING]
+    recording = [other.id for other in Runs(project).all() if other.status is Status.RUNNING]
     tables = Tables(project)
     try:
         return gc(
             project,
             referenced=lambda: recorded_objects(tables),
             budget=budget,
-            keep=[each for each in recording if each != run],
+            keep=[run_id for run_id in recording if run_id != run],
         )
     finally:
         tables.close()
@@ -381,10 +382,10 @@ def recorded_objects(tables: Tables, without: Collection[str] = ()) -> list[str]
     Records of the runs in `without` do not count.
     """
     tables.refresh()
-    besides = "".join(f" AND run <> {quoted(run)}" for run in without)
+    exclusion = "".join(f" AND run <> {quoted(run)}" for run in without)
     rows = tables.sql(
         "SELECT DISTINCT text FROM records WHERE kind IN ('object', 'json') "
-        f"AND contains(text, '$object'){besides}"
+        f"AND contains(text, '$object'){exclusion}"
     )
     return [oid for row in rows for oid in _oids(json.loads(row["text"]))]
 

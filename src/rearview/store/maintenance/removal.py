@@ -101,7 +101,9 @@ def _refuse_if_used(runs: Runs, run: str, together: Collection[str]) -> None:
                 f"Run {run} is running and is not removed. Wait for its end, or stop it first.",
                 slug="run-in-use",
             )
-    children = [each.id for each in runs.all() if each.parent == run and each.id not in together]
+    children = [
+        child.id for child in runs.all() if child.parent == run and child.id not in together
+    ]
     if children:
         raise UsageError(
             f"Run {run} is not removed: {', '.join(children[:4])} came from it and would lose "
@@ -126,8 +128,8 @@ def _replay_lines(folder: Path) -> Iterator[dict[str, object]]:
 
 def _replays(folder: Path) -> list[str]:
     """Return the replays of a run, without ids that would lead out of the folder of replays."""
-    found = dict.fromkeys(str(line.get("replay", "")) for line in _replay_lines(folder))
-    return [name for name in found if name and name == Path(name).name and name != ".."]
+    ids = dict.fromkeys(str(line.get("replay", "")) for line in _replay_lines(folder))
+    return [name for name in ids if name and name == Path(name).name and name != ".."]
 
 
 def _derived_in_use(project: Project) -> set[str]:

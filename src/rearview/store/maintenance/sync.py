@@ -50,58 +50,58 @@ def command_key(target: str, args: Sequence[str]) -> str:
 
 
 def push(
-    project: Project, run: str, remote: Remote, key: str, known: dict[str, object] | None = None
+    project: Project, run: str, remote: Remote, key: str, pushed: dict[str, object] | None = None
 ) -> int:
     """Send everything that is needed to resume `run` to `remote`; return the bytes that were new.
 
-    May be called repeatedly while the run continues; `known` remembers what the remote has.
+    May be called repeatedly while the run continues; `pushed` remembers what the remote has.
     """
-    known = {} if known is None else known
+    pushed = {} if pushed is None else pushed
     about = Runs(project).get(run)
     version = about.version
     for attempt in range(_ATTEMPTS):
         try:
             files = sorted({*_of_run(project, run), *_of_checkpoints(project, run)})
-            sent = sum(_send(project, path, remote, known) for path in files)
+            sent = sum(_send(project, path, remote, pushed) for path in files)
             break
         except FileNotFoundError:  # a garbage collection removed a checkpoint since it was listed
             if attempt == _ATTEMPTS - 1:
                 raise
-    for source in {version, about.source} - {"", *known}:
+    for source in {version, about.source} - {"", *pushed}:
         if remote.stat(f"versions/{source}") is None:
             packed = msgspec.msgpack.encode(Versions(project, Settings()).packed(source))
             sent += _put(remote, f"versions/{source}", packed)
-        known[source] = True
+        pushed[source] = True
     pointer = Pointer(project.check(), run, version, tuple(files))
     return sent + _put(remote, key, msgspec.json.encode(pointer))
 
 
-def _send(project: Project, path: str, remote: Remote, known: dict[str, object]) -> int:
+def _send(project: Project, path: str, remote: Remote, pushed: dict[str, object]) -> int:
     """Send one file unless the remote has it; return the bytes that were new."""
     local = project.store / path
     if not path.startswith("runs/"):  # objects and manifests never change
-        if path in known:
+        if path in pushed:
             return 0
         size = 0 if remote.stat(path) is not None else remote.put(local, path).size
-        known[path] = True
+        pushed[path] = True
         return size
     facts = local.stat()
-    now = (facts.st_size, facts.st_mtime_ns)
-    if known.get(path) == now:
+    state = (facts.st_size, facts.st_mtime_ns)
+    if pushed.get(path) == state:
         return 0
     # the run may append to it: send a copy, because the remote compares what it received
     size = _put(remote, path, local.read_bytes())
-    known[path] = now
+    pushed[path] = state
     return size
 
 
 def pending_runs(remote: Remote) -> dict[str, str]:
     """Return the runs at a remote with the keys of their pointers, the newest run last."""
-    found = {}
+    runs = {}
     for key in remote.list("commands/"):
         pointer = msgspec.json.decode(_get(remote, key), type=Pointer)
-        found[pointer.run] = key
-    return dict(sorted(found.items()))
+        runs[pointer.run] = key
+    return dict(sorted(runs.items()))
 
 
 def pull(project: Project, remote: Remote, key: str) -> str | None:
@@ -138,10 +138,10 @@ def _adopt(project: Project, remote: Remote, name: str, version: str) -> None:
     packed = msgspec.msgpack.decode(
         _get(remote, f"versions/{version}"), type=dict[str, tuple[str, bytes]]
     )
-    found = Versions(project, Settings()).adopt(name, packed)
-    if found != version:
+    adopted = Versions(project, Settings()).adopt(name, packed)
+    if adopted != version:
         raise DamagedError(
-            f"The source of run {name} came as version {found[:12]}, not {version[:12]}. Push it "
+            f"The source of run {name} came as version {adopted[:12]}, not {version[:12]}. Push it "
             "again from where it ran.",
             slug="damaged",
         )

@@ -284,7 +284,7 @@ class _Check:
             done = self._aside(path)
             if done:
                 recorded_inputs.remove_clock(path)
-            lost = "the times it was told are lost: replays of it may differ"
+            lost = "its clock readings are lost: replays of it may differ"
             self._note(path, str(exc), f"{done}; {lost}" if done else "")
 
     def _without_damage(self, file: Path) -> tuple[str, tuple[str, ...]]:
@@ -300,15 +300,15 @@ class _Check:
 
     def versions(self) -> None:
         try:
-            for found in self.sources.damage():
-                path, done = found.file, ""
-                lost = found.name.removeprefix("runs/")
-                if self.repair and isinstance(found.home, LooseDatabase):
+            for damage in self.sources.damage():
+                path, done = damage.file, ""
+                lost = damage.name.removeprefix("runs/")
+                if self.repair and isinstance(damage.home, LooseDatabase):
                     done = self._aside(path) if path.is_file() else ""
-                    if found.ref.is_file() and path != found.ref:
-                        done += f", {self._aside(found.ref)}"
+                    if damage.ref.is_file() and path != damage.ref:
+                        done += f", {self._aside(damage.ref)}"
                     done += f"; the source of {lost} is lost"
-                what = f"{found.oid[:12]}, part of the source of {lost}, {found.what}"
+                what = f"{damage.oid[:12]}, part of the source of {lost}, {damage.what}"
                 self._note(path, what, done)
         except (VersionError, OSError) as exc:
             self._note(self.project.store / "versions.git", str(exc))

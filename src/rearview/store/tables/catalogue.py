@@ -1,4 +1,4 @@
-"""The records of chosen runs: their names and depths, and the files to read them from."""
+"""The records of selected runs: their names and depths, and the files to read them from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rearview.store.tables.pivot import (
     unify,
     wide,
 )
-from rearview.store.tables.record_files import Depth, RecordPart, Shelf, long, plain, points
+from rearview.store.tables.record_files import Depth, RecordPart, RunRecords, long, plain, points
 from rearview.store.values import convert
 
 Virtual = Sequence[tuple[str, Sequence[str]]]
@@ -41,7 +41,7 @@ class Files:
     ranked: list[RecordPart]
     """Several attempts, replays or log calls have values of one name and point: ranking needed."""
     pivoted: list[dict[str, tuple[Path, Depth]]]
-    """Already pivoted."""
+    """Files of the pivot cache."""
 
 
 class Sources:
@@ -51,7 +51,7 @@ class Sources:
         self,
         project: Project,
         duck: Duck,
-        shelf: Shelf,
+        run_records: RunRecords,
         runs: Sequence[Run],
         virtual: Virtual,
         *,
@@ -63,9 +63,9 @@ class Sources:
         self.captured: dict[str, Origin] = {}
         """Names that none of the runs logged with Rearview, and what their values were taken from."""
         self._withheld = withheld
-        self._parts = {run.id: self._visible_parts(shelf, run.id) for run in runs}
+        self._parts = {run.id: self._visible_parts(run_records, run.id) for run in runs}
         self.catalogue = Catalogue()
-        self._project, self._duck, self._shelf = project, duck, shelf
+        self._project, self._duck, self._run_records = project, duck, run_records
         places = {
             (name, "/".join(loops))
             for name, loops in virtual
@@ -77,9 +77,9 @@ class Sources:
         kinds: dict[str, set[str]] = {}
         for run in runs:
             for part in self._parts[run.id]:
-                for found in part.shown():
-                    if not found.name.startswith("$"):
-                        self.catalogue.add(found.path, found.name, found.kinds)
+                for names in part.shown():
+                    if not names.name.startswith("$"):
+                        self.catalogue.add(names.path, names.name, names.kinds)
                 for path, labels in part.summary.labels.items():
                     self.catalogue.see(path, labels)
             for name, value in run.args.items():
@@ -87,21 +87,23 @@ class Sources:
         for (name, path), lacking in sorted(self._virtual.items()):
             if lacking or name not in self.catalogue.names:
                 self.catalogue.add(path, name, ())
-        self.args = {name: unify(found) for name, found in kinds.items()}
+        self.args = {name: unify(names) for name, names in kinds.items()}
         self.captured = self._captured_only()
 
     def _captured_only(self) -> dict[str, Origin]:
         """Return the names whose values are all captured, each with the strongest origin."""
-        found: dict[str, set[Origin | None]] = {}
+        origins_by_name: dict[str, set[Origin | None]] = {}
         for parts in self._parts.values():
             for part in parts:
-                for one in part.shown():
-                    found.setdefault(one.name, set()).add(captured_origin(part.summary.replay))
+                for logged in part.shown():
+                    origins_by_name.setdefault(logged.name, set()).add(
+                        captured_origin(part.summary.replay)
+                    )
         for name, _ in self._virtual:
-            found.setdefault(name, set()).add(None)
+            origins_by_name.setdefault(name, set()).add(None)
         return {
             name: min((origin for origin in origins if origin), key=CAPTURED.index)
-            for name, origins in found.items()
+            for name, origins in origins_by_name.items()
             if None not in origins
         }
 
@@ -128,14 +130,14 @@ class Sources:
             for part in self._parts[run]
         )
 
-    def _visible_parts(self, shelf: Shelf, run: str) -> list[RecordPart]:
+    def _visible_parts(self, run_records: RunRecords, run: str) -> list[RecordPart]:
         """Return the records of a run that a table may show; note which are unproved.
 
         Only here are values of replays that were not exact withheld.
         """
-        origins = {replay.id: replay.proof.origin for replay in shelf.replays.get(run, [])}
+        origins = {replay.id: replay.proof.origin for replay in run_records.replays.get(run, [])}
         out = []
-        for part in shelf.parts.get(run, []):
+        for part in run_records.parts.get(run, []):
             replay = part.summary.replay
             origin = origins.get(replay, Origin.UNPROVED) if replay else Origin.RECORDED
             origin = captured_origin(replay) or origin
@@ -143,7 +145,7 @@ class Sources:
                 continue
             out.append(part)
             if origin not in TRUSTED:
-                self.unproved.update(found.name for found in part.summary.names)
+                self.unproved.update(logged.name for logged in part.summary.names)
         return _strongest(out)
 
     def _lacking(self, name: str, path: str) -> set[str]:
@@ -159,29 +161,34 @@ class Sources:
                 for part in self._parts[run]
                 if captured_origin(part.summary.replay) not in UNASKED
             ]
-            paths = {one.path for part in parts for one in part.summary.names if one.name == name}
+            paths = {
+                logged.path
+                for part in parts
+                for logged in part.summary.names
+                if logged.name == name
+            }
             if not paths or path in paths:
                 out.add(run)
         return out
 
     def first(self, rows: int, names: Iterable[str]) -> Sources:
         """Return the sources of the first runs that certainly have that many rows together."""
-        wanted, found = set(names), 0
+        name_set, count = set(names), 0
         for n, run in enumerate(self.runs[:-1], 1):
             parts = self._parts[run]
             sure = [0]
             if not any(part.summary.attempt for part in parts):
                 # each value of one name at the deepest path has a row
                 sure += [
-                    sum(one.kinds.values())
+                    sum(logged.kinds.values())
                     for part in parts
-                    for one in part.summary.names
+                    for logged in part.summary.names
                     if part.summary.replay is None
-                    and one.name in wanted
-                    and self._deepest(one.path, wanted)
+                    and logged.name in name_set
+                    and self._deepest(logged.path, name_set)
                 ]
-            found += max(sure)
-            if found >= rows:
+            count += max(sure)
+            if count >= rows:
                 out = copy(self)
                 out.runs, out._files = self.runs[:n], None  # noqa: SLF001
                 return out
@@ -189,30 +196,30 @@ class Sources:
 
     def _deepest(self, path: str, names: set[str]) -> bool:
         return not any(
-            other != path and inside(other, path)
+            other_path != path and inside(other_path, path)
             for name in names
-            for other in self.catalogue.names.get(name, ())
+            for other_path in self.catalogue.names.get(name, ())
         )
 
     @property
     def plain(self) -> bool:
         """Whether these runs logged all values themselves, and each name once per point."""
-        return all(plain(self._shelf.parts.get(run, [])) for run in self.runs)
+        return all(plain(self._run_records.parts.get(run, [])) for run in self.runs)
 
     def until(self, path: str, rows: int, names: dict[str, str]) -> Sources:
         """Return the sources up to the outermost iteration at which `path` has that many rows.
 
         Only if that is cheap to find out: for one run that is already pivoted.
         """
-        held = self._opened()
-        if len(self.runs) != 1 or not held.pivoted or self._upto is not None or not path:
+        opened = self._opened()
+        if len(self.runs) != 1 or not opened.pivoted or self._upto is not None or not path:
             return self
         for stored in self._stored(path, names, origins=()):
             sql = f"SELECT i1 FROM ({stored}) ORDER BY i1 LIMIT 1 OFFSET {max(0, rows - 1)}"
-            found = self._duck.execute(sql).fetchone()
-            if found is not None:
+            row = self._duck.execute(sql).fetchone()
+            if row is not None:
                 out = copy(self)
-                out._upto = int(found[0])  # noqa: SLF001
+                out._upto = int(row[0])  # noqa: SLF001
                 return out
         return self
 
@@ -221,11 +228,11 @@ class Sources:
             self._files = Files([], [], [])
             for run in self.runs:
                 parts, which = self._parts[run], (run, self._withheld)
-                if which not in self._shelf.pivoted:
-                    replays = self._shelf.replays.get(run, [])
+                if which not in self._run_records.pivoted:
+                    replays = self._run_records.replays.get(run, [])
                     made = points(self._project, self._duck, run, parts, replays)
-                    self._shelf.pivoted[which] = made
-                pivoted = self._shelf.pivoted[which]
+                    self._run_records.pivoted[which] = made
+                pivoted = self._run_records.pivoted[which]
                 if pivoted is not None:
                     self._files.pivoted.append(pivoted)
                 else:
@@ -245,11 +252,11 @@ class Sources:
                 source = form.format(source=long(parts))
                 out.append(wide(source, path, names, origins))
         out += self._stored(path, names, origins=origins)
-        found = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
+        values = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
         lacking = set().union(*(self._virtual.get((name, path), ()) for name in names))
         lacking = lacking & set(self.runs) if path or names else set(self.runs)
         if not lacking:
-            return found
+            return values
         keys = [f"i{k}" for k in range(1, depth(path) + 1)]
         labels = [f"x{k}" for k in range(1, depth(path) + 1)]
         columns = [key("n", name) for name in names]
@@ -260,7 +267,7 @@ class Sources:
         )
         on = " AND ".join(f"u.{key} = w.{key}" for key in ("run", *keys))
         rows = f"u.run IN ({', '.join(map(quoted, sorted(lacking)))}) OR w.run IS NOT NULL"
-        return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({found}) w ON {on} WHERE {rows}"
+        return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({values}) w ON {on} WHERE {rows}"
 
     def _stored(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> list[str]:
         """Return scans of runs that are already pivoted, with equal columns in one scan."""
@@ -295,8 +302,8 @@ class Sources:
     def _known(self, path: str) -> str:
         """Return every known point at `path`: one that has records, or contains points that have."""
         if not path:
-            chosen = ", ".join(map(quoted, self.runs)) or "NULL"
-            return f"SELECT run FROM own.runs WHERE run IN ({chosen})"
+            run_list = ", ".join(map(quoted, self.runs)) or "NULL"
+            return f"SELECT run FROM own.runs WHERE run IN ({run_list})"
         n = range(1, depth(path) + 1)
         texts = []
         parts = [*self._opened().simple, *self._opened().ranked]
@@ -311,15 +318,15 @@ class Sources:
         for run in self._opened().pivoted:
             texts += [
                 f"SELECT DISTINCT run{keys} FROM read_parquet({quoted(file)})"
-                for other, (file, _) in run.items()
-                if inside(other, path)
+                for other_path, (file, _) in run.items()
+                if inside(other_path, path)
             ]
         if not texts:
             return self._nothing(path, {}, origins=())
         merged = " UNION ALL ".join(texts)
         by = "run" + "".join(f", i{k}" for k in n)
-        some = "".join(f", any_value(x{k}) AS x{k}" for k in n)
-        return f"SELECT {by}{some} FROM ({merged}) GROUP BY {by}"
+        any_labels = "".join(f", any_value(x{k}) AS x{k}" for k in n)
+        return f"SELECT {by}{any_labels} FROM ({merged}) GROUP BY {by}"
 
     @staticmethod
     def _nothing(path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
@@ -346,22 +353,22 @@ def _strongest(parts: list[RecordPart]) -> list[RecordPart]:
     best: dict[str, int] = {}
     for part in parts:
         source = sources[id(part)]
-        for found in part.summary.names:
+        for summary in part.summary.names:
             if source is None:
-                logged.setdefault(found.name, set()).add(found.path)
+                logged.setdefault(summary.name, set()).add(summary.path)
             else:
                 rank = CAPTURED.index(source)
-                best[found.name] = min(rank, best.get(found.name, rank))
+                best[summary.name] = min(rank, best.get(summary.name, rank))
     out = []
     for part in parts:
         source = sources[id(part)]
         hidden = frozenset(
-            (found.path, found.name)
-            for found in (part.summary.names if source is not None else ())
+            (summary.path, summary.name)
+            for summary in (part.summary.names if source is not None else ())
             if source is not None
             and (
-                best[found.name] != CAPTURED.index(source)
-                or (found.name in logged and found.path not in logged[found.name])
+                best[summary.name] != CAPTURED.index(source)
+                or (summary.name in logged and summary.path not in logged[summary.name])
             )
         )
         out.append(replace(part, hidden=hidden) if hidden else part)

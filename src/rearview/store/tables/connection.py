@@ -126,7 +126,7 @@ def fold(name: str) -> str:
     >>> fold("Loss"), fold("loss")
     ('^loss', 'loss')
     """
-    return re.sub("[A-Z^]", lambda found: "^" + found[0].lower(), name)
+    return re.sub("[A-Z^]", lambda match: "^" + match[0].lower(), name)
 
 
 def key(letter: str, name: str) -> str:

@@ -36,19 +36,19 @@ def unify(kinds: Iterable[str]) -> str:
     >>> unify(["float", "int", "null"]), unify(["str", "float"]), unify([])
     ('float', 'mixed', 'float')
     """
-    found = set(kinds) - {"null"}
+    present = set(kinds) - {"null"}
     for kind, fits in (
         ("float", {"float", "int"}),
         ("str", {"str", "repr"}),
         ("bigint", {"int", "long", "bigint"}),
     ):
-        if found <= fits and found & ({kind} if kind != "str" else fits):
+        if present <= fits and present & ({kind} if kind != "str" else fits):
             return kind
-    if found and found <= {"int", "long"}:
+    if present and present <= {"int", "long"}:
         return "int"
-    if len(found) == 1 and next(iter(found)) in TYPES:
-        return found.pop()
-    return "mixed" if found else "float"
+    if len(present) == 1 and next(iter(present)) in TYPES:
+        return present.pop()
+    return "mixed" if present else "float"
 
 
 _JSON = {
@@ -69,8 +69,8 @@ def cell(kind: str) -> str:
     """Return the SQL that reads a value of the table of records as a column of that kind."""
     if kind == "mixed":
         as_json = " ".join(
-            f"WHEN '{one}' THEN {_JSON[key].format(column)}"
-            for one, key, column in (
+            f"WHEN '{stored_kind}' THEN {_JSON[key].format(column)}"
+            for stored_kind, key, column in (
                 ("float", "float", "number"),
                 ("int", "int", "whole"),
                 ("long", "int", "whole"),
@@ -237,8 +237,8 @@ def loop_columns(path: str) -> list[str]:
     """
     out: list[str] = []
     for loop in path.split("/") if path else ():
-        seen = sum(other == loop or other.rpartition("_")[0] == loop for other in out)
-        out.append(f"{loop}_{seen + 1}" if seen else loop)
+        same = sum(column == loop or column.rpartition("_")[0] == loop for column in out)
+        out.append(f"{loop}_{same + 1}" if same else loop)
     return out
 
 
@@ -307,13 +307,13 @@ def rows_of(
     of its names is logged deeper as well, because then its value cannot be repeated there. A
     name that is `virtual` at a path has no value there to keep.
     """
-    paths = sorted({path for found in names.values() for path in found})
+    paths = sorted({path for name_paths in names.values() for path in name_paths})
     kept = {
         path
-        for name, found in names.items()
-        for path in found
+        for name, name_paths in names.items()
+        for path in name_paths
         if (name, path) not in virtual
-        and any(other != path and inside(other, path) for other in found)
+        and any(other != path and inside(other, path) for other in name_paths)
     }
     leaves = {path for path in paths if not any(p != path and inside(p, path) for p in paths)}
     return RowPaths(tuple(paths), frozenset(kept | leaves))

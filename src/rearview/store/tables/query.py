@@ -41,11 +41,11 @@ _NEVER = frozenset(
 ) | {"then", "else", "end"}
 
 
-class Ask:
+class TableQuery:
     """The columns of a table, and the SQL that selects them.
 
-    With `level`, only values that were logged that many loops deep. With `every`, a question without names
-    is one for all names, also for captured ones that a table leaves out. With `interpolate`, missing
+    With `level`, only values that were logged that many loops deep. With `every`, a query without names
+    means all names, also captured ones that a table leaves out by default. With `interpolate`, missing
     numbers between known ones are filled.
     """
 
@@ -66,11 +66,11 @@ class Ask:
         self._all_loops = self._cat.loops(self._cat.rank)
         self._logged: list[str] = []
         self._facts: list[str] = []
-        wanted = list(names)
-        if not wanted:
+        name_list = list(names)
+        if not name_list:
             self._logged = list(self._cat.names) if every else sources.names_by_default()
             self._facts = [f"a:{name}" for name in sources.args]
-        for text in wanted:
+        for text in name_list:
             # a name means the logged value rather than a loop of the same name
             self._add(f"n:{text}" if text in self._cat.names else self.column_of(text))
         self.mark = ""
@@ -107,12 +107,12 @@ class Ask:
 
     def column_of(self, text: str) -> str:
         """Return the column that a text names: `n:` logged, `a:` argument, `l:` loop, `r:` fact."""
-        found = self._find(text)
-        if found is None:
+        column = self._find(text)
+        if column is None:
             raise UsageError(
                 f"Nothing is known by the name {text!r}. {self._nearest(text)}", slug="unknown-name"
             )
-        return found
+        return column
 
     def _find(self, text: str) -> str | None:
         names, args = self._cat.names, self._sources.args
@@ -140,17 +140,17 @@ class Ask:
             near += [lower[n] for n in difflib.get_close_matches(word, lower, n=3, cutoff=cutoff)]
         if near:
             return f"Did you mean {' or '.join(list(dict.fromkeys(near))[:5])}?"
-        known = ", ".join(columns[:8])
-        return f"Known are: {known}. To have it, log it: `rearview.log({text!r}, ...)`."
+        shown = ", ".join(columns[:8])
+        return f"Known are: {shown}. To have it, log it: `rearview.log({text!r}, ...)`."
 
     def explain(self, message: str) -> UsageError | None:
         """Return a better error for a column that DuckDB did not find."""
-        found = re.search(r'[Cc]olumn "([^"]+)" (?:not found|does not exist)', message)
-        if found is None:
+        match = re.search(r'[Cc]olumn "([^"]+)" (?:not found|does not exist)', message)
+        if match is None:
             return None
         return UsageError(
-            f"Nothing is known by the name {found[1]!r}. {self._nearest(found[1])} If it is a text, put it "
-            f"in single quotes inside the condition: \"name = '{found[1]}'\".",
+            f"Nothing is known by the name {match[1]!r}. {self._nearest(match[1])} If it is a text, put it "
+            f"in single quotes inside the condition: \"name = '{match[1]}'\".",
             slug="unknown-name",
         )
 
@@ -247,7 +247,7 @@ class Ask:
         names: Iterable[str],
         facts: Iterable[str],
     ) -> list[str]:
-        """Return the SQL terms of the order that was asked for."""
+        """Return the SQL terms of the requested order."""
         loops = self._cat.loops(rows.paths)
         labels = _distinct(self._available(rows, names, facts))
         out: list[str] = []
@@ -287,9 +287,11 @@ class Ask:
         return sources.until(leaf, limit, here)
 
     def _rows(self, names: Iterable[str]) -> RowPaths:
-        found = {name: self._cat.names[name] for name in names}
-        virtual = {(n, path) for n, at in found.items() for path, kinds in at.items() if not kinds}
-        rows = rows_of(found, virtual)
+        paths_by_name = {name: self._cat.names[name] for name in names}
+        virtual = {
+            (n, path) for n, at in paths_by_name.items() for path, kinds in at.items() if not kinds
+        }
+        rows = rows_of(paths_by_name, virtual)
         if not rows.paths:
             return RowPaths(("",), frozenset({""}))
         if virtual and "" not in rows.paths:  # runs without a known point still have a row
@@ -320,12 +322,12 @@ class Ask:
     def _marks(self, loops: Iterable[str]) -> str:
         """Return the SQL of the names of the unproved values of a row; null if it has none."""
         trusted = ", ".join(map(quoted, sorted(TRUSTED)))
-        found = [
+        marks = [
             f"CASE WHEN b.{key('o', name)} NOT IN ({trusted}) "
             f"THEN {quoted(self._label(name, loops))} END"
             for name in self.unproved
         ]
-        return _listed(found)
+        return _listed(marks)
 
     def _fill_marks(self, loops: Iterable[str]) -> str:
         """Return the SQL of the names of the interpolated values of a row; null if it has none."""
@@ -349,8 +351,8 @@ class Ask:
         for name in names:
             out.setdefault(self._label(name, loops), (f"b.{key('n', name)}", ""))
         for column in facts:
-            label, found = self._fact(column, loops)
-            out.setdefault(label, found)
+            label, fact = self._fact(column, loops)
+            out.setdefault(label, fact)
         return out
 
     def _label(self, name: str, loops: Iterable[str]) -> str:
@@ -403,8 +405,8 @@ class Ask:
         )
         keys = [ident("run"), *(ident(f"${c}{k}") for k in range(1, shared + 1) for c in "ri")]
         on = " AND ".join(f"o.{key} = s.{key}" for key in keys)
-        chosen = f"SELECT {', '.join(keys)} FROM ({inner}) WHERE (\n{where}\n)"
-        return f"SELECT o.* FROM ({text}) o SEMI JOIN ({chosen}) s ON {on}"
+        matching = f"SELECT {', '.join(keys)} FROM ({inner}) WHERE (\n{where}\n)"
+        return f"SELECT o.* FROM ({text}) o SEMI JOIN ({matching}) s ON {on}"
 
     def _mentioned(self, where: str) -> Iterator[str]:
         """Yield the columns that a condition mentions."""
@@ -413,9 +415,9 @@ class Ask:
             if word and not (match[2] and word.lower() in _NEVER):
                 every = (*self._cat.names, *self._sources.args)
                 same = [word, *(name for name in every if name.lower() == word.lower())]
-                found = next(filter(None, map(self._find, same)), None)
-                if found is not None:
-                    yield found
+                column = next(filter(None, map(self._find, same)), None)
+                if column is not None:
+                    yield column
 
 
 def _listed(marks: Iterable[str]) -> str:
@@ -478,10 +480,10 @@ def _distinct(labels: Iterable[str]) -> dict[str, str]:
 
 
 def _common(a: str, b: str) -> int:
-    one, two = loop_columns(a), loop_columns(b)
+    columns_a, columns_b = loop_columns(a), loop_columns(b)
     return next(
-        (k for k, (x, y) in enumerate(zip(one, two, strict=False)) if x != y),
-        min(len(one), len(two)),
+        (k for k, (x, y) in enumerate(zip(columns_a, columns_b, strict=False)) if x != y),
+        min(len(columns_a), len(columns_b)),
     )
 
 
@@ -522,7 +524,7 @@ def check_condition(con: Any, where: str) -> None:
     """Raise if a condition is not valid SQL, with a message about the condition alone."""
     import duckdb
 
-    said = "it is more than one"
+    reason = "it is more than one"
     try:
         for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
             if len(con.extract_statements(text)) != 1:
@@ -530,9 +532,9 @@ def check_condition(con: Any, where: str) -> None:
         else:
             return
     except duckdb.Error as exc:
-        said = str(exc).strip().partition("\n")[0]
+        reason = str(exc).strip().partition("\n")[0]
     raise UsageError(
-        f"The condition {where!r} cannot be read: {said}. Write SQL over names, loops and "
+        f"The condition {where!r} cannot be read: {reason}. Write SQL over names, loops and "
         "arguments, such as 'acc < 0.9 and epoch > 10'.",
         slug="sql",
     )

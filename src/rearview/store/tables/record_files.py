@@ -2,7 +2,7 @@
 
 `gather` finds the records of all runs, seals files that are complete and loads the others into memory.
 `points` pivots a long run once, into one Parquet file per depth, so that a table of it is a scan without
-grouping. That is a cache: it is made when a run is first asked about, and may be removed at any time.
+grouping. That is a cache: it is created when a run is first queried, and may be removed at any time.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class RecordPart:
     """(path, name) of captured records that tables leave out, as the run has better ones."""
 
     def shown(self) -> Iterator[NameSummary]:
-        """Yield what tables show of it."""
-        for found in self.summary.names:
-            if (found.path, found.name) not in self.hidden:
-                yield found
+        """Yield the summaries of the names that tables show."""
+        for logged in self.summary.names:
+            if (logged.path, logged.name) not in self.hidden:
+                yield logged
 
 
 @dataclass(slots=True)
-class Shelf:
+class RunRecords:
     """All runs with their replays and record files. The table `own.live` holds files still written to."""
 
     runs: list[Run] = field(default_factory=list)
@@ -76,41 +76,41 @@ class Shelf:
     """Files that could not be read, one sentence each."""
 
 
-def gather(project: Project, con: Duck) -> Shelf:
+def gather(project: Project, con: Duck) -> RunRecords:
     """Find all records; seal complete files, load the others into the table `own.live`."""
-    shelf = Shelf(Runs(project).all())
-    shelf.problems += [run.damaged for run in shelf.runs if run.damaged]
+    run_records = RunRecords(Runs(project).all())
+    run_records.problems += [run.damaged for run in run_records.runs if run.damaged]
     con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
-    gather_records(project, con, shelf, [run.id for run in shelf.runs])
-    return shelf
+    gather_records(project, con, run_records, [run.id for run in run_records.runs])
+    return run_records
 
 
 def gather_records(
     project: Project,
     con: Duck,
-    shelf: Shelf,
+    run_records: RunRecords,
     chosen: Sequence[str],
     known: Callable[[Path], Summary | None] | None = None,
 ) -> None:
-    """Find the records of the chosen runs anew, and put them on the shelf.
+    """Find the records of the chosen runs again, and add them to `run_records`.
 
     `known` may return the summary of a sealed file that was checked before, which is not read then.
     """
     runs = Runs(project)
-    by_id = {run.id: run for run in shelf.runs}
+    by_id = {run.id: run for run in run_records.runs}
     reads_lines = Settings.read(project.store).captures("printed")
     sealed: list[Path] = []
     complete: list[Path] = []
     growing: list[Path] = []
     for run in chosen:
         folder = runs.folder(run)
-        shelf.replays[run] = runs.replays(run) if (folder / "replays.jsonl").exists() else []
-        shelf.parts[run] = []
-        found = {file.name: file for file in folder.glob("records-*")}
-        for file in found.values():
+        run_records.replays[run] = runs.replays(run) if (folder / "replays.jsonl").exists() else []
+        run_records.parts[run] = []
+        files_by_name = {file.name: file for file in folder.glob("records-*")}
+        for file in files_by_name.values():
             if file.suffix == ".parquet":
                 sealed.append(file)
-            elif file.suffix == ".jsonl" and f"{file.stem}.parquet" in found:
+            elif file.suffix == ".jsonl" and f"{file.stem}.parquet" in files_by_name:
                 # a reader died between sealing and removing the lines
                 _remove_sealed(file, complete)
             elif file.suffix == ".jsonl":
@@ -123,20 +123,22 @@ def gather_records(
         if numbers is not None:
             (sealed if numbers.suffix == ".parquet" else complete).append(numbers)
     for batch in _batches(complete):
-        sealed += _load_batch(con, shelf, batch, growing=False)
+        sealed += _load_batch(con, run_records, batch, growing=False)
     for batch in _batches(growing):
-        sealed += _load_batch(con, shelf, batch, growing=True)
+        sealed += _load_batch(con, run_records, batch, growing=True)
     unknown: list[Path] = []
     for file in dict.fromkeys(sealed):
         summary = known(file) if known is not None else None
         if summary is None:
             unknown.append(file)
         else:
-            shelf.parts[file.parent.name].append(RecordPart(file, summary, file.stat().st_size))
-    for file, summary in _summaries(con, shelf, unknown):
-        shelf.parts[file.parent.name].append(RecordPart(file, summary, file.stat().st_size))
+            run_records.parts[file.parent.name].append(
+                RecordPart(file, summary, file.stat().st_size)
+            )
+    for file, summary in _summaries(con, run_records, unknown):
+        run_records.parts[file.parent.name].append(RecordPart(file, summary, file.stat().st_size))
     for run in chosen:
-        shelf.parts[run].sort(key=lambda part: (part.summary.process, str(part.file)))
+        run_records.parts[run].sort(key=lambda part: (part.summary.process, str(part.file)))
 
 
 def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
@@ -154,49 +156,51 @@ def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
         yield batch
 
 
-def _load_batch(con: Duck, shelf: Shelf, batch: list[Path], *, growing: bool) -> list[Path]:
+def _load_batch(
+    con: Duck, run_records: RunRecords, batch: list[Path], *, growing: bool
+) -> list[Path]:
     """Seal a batch of files, or load into memory what cannot be sealed; return the sealed files."""
     try:
-        return _seal_or_keep(con, shelf, load(con, batch, growing=growing), growing=growing)
+        return _seal_or_keep(con, run_records, load(con, batch, growing=growing), growing=growing)
     except (RearviewError, OSError):
         pass  # one is damaged, or another reader has just sealed it: load them one by one
     out: list[Path] = []
     for file in batch:
         try:
             out += _seal_or_keep(
-                con, shelf, load(con, [file], growing=growing, clean=True), growing=growing
+                con, run_records, load(con, [file], growing=growing, clean=True), growing=growing
             )
         except FileNotFoundError:
             out += [target] if (target := file.with_suffix(".parquet")).exists() else []
         except RearviewError as exc:
             if exc.slug == "store-newer":
                 raise  # a partial table would mislead: fail instead
-            shelf.problems.append(str(exc))
+            run_records.problems.append(str(exc))
     return out
 
 
 def _seal_or_keep(
-    con: Duck, shelf: Shelf, loaded: list[LoadedRecords], *, growing: bool
+    con: Duck, run_records: RunRecords, loaded: list[LoadedRecords], *, growing: bool
 ) -> list[Path]:
     # damaged files are not sealed, so that they can be repaired
-    whole = [one for one in loaded if not growing and not one.lost]
-    shelf.problems += [
-        f"{one.file} has lost at least {one.lost} of its records: they are damaged. The others are "
-        "shown; `rearview verify` tells more."
-        for one in loaded
-        if one.lost
+    whole = [records for records in loaded if not growing and not records.lost]
+    run_records.problems += [
+        f"{records.file} has lost at least {records.lost} of its records: they are damaged. The others are "
+        "shown; `rearview verify` lists all damage."
+        for records in loaded
+        if records.lost
     ]
     sealed: list[Path] = []
     try:
         sealed = seal(con, whole) if whole else []
     except Exception as exc:  # a store that cannot be written to can still be read
-        shelf.problems.append(f"Records could not be sealed: {exc}")
+        run_records.problems.append(f"Records could not be sealed: {exc}")
         whole = []
-    for one in loaded:
-        if one not in whole:
-            live = f"SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {one.number}"
+    for records in loaded:
+        if records not in whole:
+            live = f"SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {records.number}"
             con.execute(f"INSERT INTO own.live {live}")
-            shelf.parts[one.file.parent.name].append(RecordPart(None, one.summary))
+            run_records.parts[records.file.parent.name].append(RecordPart(None, records.summary))
     return sealed
 
 
@@ -225,7 +229,9 @@ def _complete(file: Path) -> bool:
     return is_certainly_dead(writer, file.with_name("heartbeat"))
 
 
-def _summaries(con: Duck, shelf: Shelf, sealed: Iterable[Path]) -> list[tuple[Path, Summary]]:
+def _summaries(
+    con: Duck, run_records: RunRecords, sealed: Iterable[Path]
+) -> list[tuple[Path, Summary]]:
     """Return the intact sealed files; note a problem for each of the others."""
     out = []
     for file in sealed:
@@ -234,7 +240,7 @@ def _summaries(con: Duck, shelf: Shelf, sealed: Iterable[Path]) -> list[tuple[Pa
         except FileNotFoundError:
             continue  # a repair has just moved it aside
         except DamagedError as exc:
-            shelf.problems.append(str(exc))
+            run_records.problems.append(str(exc))
     return out
 
 
@@ -242,10 +248,10 @@ def summary_of(con: Duck, file: Path) -> Summary:
     """Return the summary of a sealed file; raise if any byte of the file is damaged."""
     import duckdb
 
-    found = checked_summary(file)
-    check_format(found, FORMAT, file)
+    facts = checked_summary(file)
+    check_format(facts, FORMAT, file)
     try:
-        summary = msgspec.convert({"check": "", **found}, Summary)
+        summary = msgspec.convert({"check": "", **facts}, Summary)
         if not summary.check:  # without a checksum, only reading it shows damage
             whole = f"SELECT count(*), bit_xor(hash(COLUMNS(*))) FROM read_parquet({quoted(file)})"
             rows = con.execute(whole).fetchone()[0]
@@ -258,7 +264,7 @@ def summary_of(con: Duck, file: Path) -> Summary:
 
 def _unreadable(file: Path, why: str) -> DamagedError:
     return DamagedError(
-        f"{file} cannot be read: {why}. `rearview verify --repair` sets it aside and says what is "
+        f"{file} cannot be read: {why}. `rearview verify --repair` moves it away and lists what is "
         "lost.",
         slug="records-damaged",
     )
@@ -293,7 +299,7 @@ class PivotCacheIndex(msgspec.Struct, frozen=True):
 def points(
     project: Project, con: Duck, run: str, parts: Sequence[RecordPart], replays: Sequence[Replay]
 ) -> dict[str, tuple[Path, Depth]] | None:
-    """Return the pivot cache of a run, made now if needed; None if the run is too short.
+    """Return the pivot cache of a run, created if needed; None if the run is too short.
 
     A run that is still recording or being replayed is not pivoted.
     """
@@ -303,29 +309,29 @@ def points(
         return None
     folder = project.cache / "points" / run / _fingerprint(parts, replays)
     try:
-        found = _opened(folder)
-        if found is None:
+        index = _opened(folder)
+        if index is None:
             shutil.rmtree(folder, ignore_errors=True)  # damaged: it is made again
             _make(folder, con, parts)
-            found = _opened(folder)
+            index = _opened(folder)
     except OSError:  # a read-only or full store: pivot in the query
         return None
-    if found is None:
+    if index is None:
         return None
-    return {one.path: (folder / Path(one.file).name, one) for one in found.depths}
+    return {depth.path: (folder / Path(depth.file).name, depth) for depth in index.depths}
 
 
 def _opened(folder: Path) -> PivotCacheIndex | None:
     """Return the pivot cache in a folder; None if there is none or it is damaged."""
     try:
         text = (folder / "points.json").read_bytes()
-        found = msgspec.json.decode(text, type=PivotCacheIndex) if is_intact(text) else None
-        if found is None or found.format != POINTS_FORMAT:
+        index = msgspec.json.decode(text, type=PivotCacheIndex) if is_intact(text) else None
+        if index is None or index.format != POINTS_FORMAT:
             return None
-        same = all(_hash(folder / Path(one.file).name) == one.check for one in found.depths)
+        same = all(_hash(folder / Path(depth.file).name) == depth.check for depth in index.depths)
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return found if same else None
+    return index if same else None
 
 
 def _hash(file: Path) -> str:
@@ -386,10 +392,10 @@ def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
             source = PLAIN.format(source=long(parts))
     names: dict[str, dict[str, set[str]]] = {}
     for part in parts:
-        for found in part.shown():
-            if not found.name.startswith("$"):
-                kinds = names.setdefault(found.path, {}).setdefault(found.name, set())
-                kinds.update(found.kinds)
+        for logged in part.shown():
+            if not logged.name.startswith("$"):
+                kinds = names.setdefault(logged.path, {}).setdefault(logged.name, set())
+                kinds.update(logged.kinds)
     replayed = any(part.summary.replay is not None for part in parts)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.{os.urandom(4).hex()}")
     make_folder(aside)

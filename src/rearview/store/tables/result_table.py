@@ -60,7 +60,7 @@ class Table:
         self.mark = mark
         """The column that names the unproved values of each row; empty if there is none."""
         self.interpolated = interpolated
-        """The column that names the interpolated values of each row; empty if none were asked for."""
+        """The column that names the interpolated values of each row; empty if there is none."""
         self.unproved = list(unproved)
         """Names that may have unproved values in the rows."""
         described = self._run(f"SELECT * FROM ({sql}\n) LIMIT 0").description
@@ -101,12 +101,14 @@ class Table:
     def _value(self, cell: Any, kind: str, stored: Stored | None) -> Any:
         if kind != _TEXT:
             return decode(cell, kind, stored)
-        found = value_in_text(cell, self._get)
-        return cell if found is None or stored is None else stored(dict(found.facts))
+        stored_in_text = value_in_text(cell, self._get)
+        return (
+            cell if stored_in_text is None or stored is None else stored(dict(stored_in_text.facts))
+        )
 
     def _describe(self, facts: dict[str, Any]) -> Any:
-        found = stored_value(facts, self._get)
-        return facts if found is None else found
+        value = stored_value(facts, self._get)
+        return facts if value is None else value
 
     def _loading(self) -> Stored | None:
         """Return a function that loads stored values, with a cache for one pass over the rows."""
@@ -157,7 +159,7 @@ class Table:
         return int(self._run(f"SELECT count(*) FROM ({self.sql}\n)").fetchone()[0])
 
     def pandas(self) -> Any:
-        """Return a pandas DataFrame; what no type of pandas holds comes as Python objects."""
+        """Return a pandas DataFrame; values without a pandas type are Python objects."""
         _needs("pandas")
         import pandas as pd
 
@@ -192,7 +194,7 @@ class Table:
         return self._fetch("to_arrow_table").rename_columns(self.columns)
 
     def _decoded(self, cells: Iterable[Any], kind: str, load: Stored | None) -> list[Any]:
-        """Return the Python values of a column, whatever stands for null in it."""
+        """Return the Python values of a column, whatever its null value is."""
         held = (str, bytes, bytearray)
         return [self._value(c, kind, load) if isinstance(c, held) else None for c in cells]
 

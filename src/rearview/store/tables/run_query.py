@@ -9,7 +9,7 @@ from rearview.errors import UsageError
 from rearview.store.tables import schema
 from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import ident, key
-from rearview.store.tables.query import WORD, Ask
+from rearview.store.tables.query import WORD, TableQuery
 from rearview.store.tables.row_order import order_keys, order_sql
 
 _FACTS = [column for column in schema.TABLES["runs"][1] if column != "tags"]
@@ -21,13 +21,13 @@ def last_value_sql(sources: Sources, name: str) -> tuple[str, str]:
 
     Last in the order of execution; values of replays that were not exact do not count.
     """
-    ask = Ask(sources, [name], origins=False)
-    text = ask.sql(None)
-    at = len(ask.labels) - (2 if ask.mark else 1)  # after the run and its loops
-    columns = ", ".join(f"c{k}" for k in range(len(ask.labels)))
+    table_query = TableQuery(sources, [name], origins=False)
+    text = table_query.sql(None)
+    at = len(table_query.labels) - (2 if table_query.mark else 1)  # after the run and its loops
+    columns = ", ".join(f"c{k}" for k in range(len(table_query.labels)))
     numbered = f"SELECT *, row_number() OVER () AS n FROM ({text}) AS q({columns})"
     last = f"SELECT c0 AS run, arg_max(c{at}, n) AS v FROM ({numbered}) GROUP BY c0"
-    return last, ask.kinds.get(ask.labels[at], "")
+    return last, table_query.kinds.get(table_query.labels[at], "")
 
 
 def matching_sql(

@@ -8,7 +8,7 @@ from rearview.model import Checkpoint
 from rearview.model.proof import ORIGINS
 from rearview.store.tables.connection import Duck, fold
 from rearview.store.tables.pivot import ORIGIN, TYPES, encode, unify
-from rearview.store.tables.record_files import Shelf, long
+from rearview.store.tables.record_files import RunRecords, long
 from rearview.store.values import convert
 from rearview.store.versions.versions import Versions
 
@@ -260,22 +260,22 @@ if __name__ == "__main__":
     sys.stdout.write(markdown())
 
 
-def load_runs(duck: Duck, shelf: Shelf) -> None:
+def load_runs(duck: Duck, run_records: RunRecords) -> None:
     """Create the tables that every question needs: `own.runs`, `own.args`, `own.replays`."""
     runs = [
         {"ord": k, "run": run.id, **{c: getattr(run, c) for c in _columns("runs") if c != "run"}}
-        for k, run in enumerate(shelf.runs)
+        for k, run in enumerate(run_records.runs)
     ]
     duck.load("own.runs", {"ord": "BIGINT", **_columns("runs")}, runs)
-    values = _arguments(shelf)
+    values = _arguments(run_records)
     kinds: dict[str, set[str]] = {}
-    for found in values.values():
-        for name, (kind, _) in found.items():
+    for run_args in values.values():
+        for name, (kind, _) in run_args.items():
             kinds.setdefault(name, set()).add(kind)
-    columns = {fold(f"a:{name}"): TYPES[unify(found)] for name, found in kinds.items()}
+    columns = {fold(f"a:{name}"): TYPES[unify(arg_kinds)] for name, arg_kinds in kinds.items()}
     rows = (
-        {"run": run, **{fold(f"a:{name}"): text for name, (_, text) in found.items()}}
-        for run, found in values.items()
+        {"run": run, **{fold(f"a:{name}"): text for name, (_, text) in run_args.items()}}
+        for run, run_args in values.items()
     )
     duck.load("own.args", {"run": "VARCHAR", **columns}, rows)
     ranks = {verdict: k for k, verdict in enumerate(ORIGINS)}
@@ -284,23 +284,23 @@ def load_runs(duck: Duck, shelf: Shelf) -> None:
          "ended": r.ended, "proved": r.proved, "names": list(r.names), "ord": k,
          "verdict": r.proof.verdict, "why": r.proof.why, "redoes": r.redoes or None,
          "origin": r.proof.origin, "rank": ranks[r.proof.verdict]}
-        for found in shelf.replays.values()
-        for k, r in enumerate(found)
+        for run_replays in run_records.replays.values()
+        for k, r in enumerate(run_replays)
     ]  # fmt: skip
     own = {"ord": "BIGINT", "origin": "VARCHAR", "rank": "BIGINT"}
     duck.load("own.replays", {**own, **_columns("replays")}, replays)
 
 
-def load_views(duck: Duck, shelf: Shelf) -> None:
+def load_views(duck: Duck, run_records: RunRecords) -> None:
     """Create the tables of docs/schema.md; expensive ones stay empty until a question needs them."""
     numeric = {"float", "int", "long", "bool"}
-    origins = {run.id: run.arg_origins for run in shelf.runs}
+    origins = {run.id: run.arg_origins for run in run_records.runs}
     rows = (
         {"run": run, "name": name, "kind": kind, "text": text,
          "origin": origins[run].get(name, ""),
          "number": _number(text) if kind in numeric else None}
-        for run, found in _arguments(shelf).items()
-        for name, (kind, text) in found.items()
+        for run, run_args in _arguments(run_records).items()
+        for name, (kind, text) in run_args.items()
     )  # fmt: skip
     duck.load("arguments", _columns("arguments"), rows)
     for name in ("versions", "files", "checkpoints"):
@@ -308,7 +308,7 @@ def load_views(duck: Duck, shelf: Shelf) -> None:
     shown = ", ".join(_columns("runs"))
     duck.execute(f"CREATE VIEW runs AS SELECT {shown} FROM own.runs ORDER BY ord")
     duck.execute(f"CREATE VIEW replays AS SELECT {', '.join(_columns('replays'))} FROM own.replays")
-    parts = [part for found in shelf.parts.values() for part in found]
+    parts = [part for run_parts in run_records.parts.values() for part in run_parts]
     made = {
         "origin": "",
         "replay": "CASE WHEN NOT starts_with(l.replay, '$') THEN l.replay END AS replay",
@@ -333,10 +333,10 @@ def load_views(duck: Duck, shelf: Shelf) -> None:
     )
 
 
-def _arguments(shelf: Shelf) -> dict[str, dict[str, tuple[str, str | None]]]:
+def _arguments(run_records: RunRecords) -> dict[str, dict[str, tuple[str, str | None]]]:
     return {
         run.id: {name: encode(convert(value)) for name, value in run.args.items()}
-        for run in shelf.runs
+        for run in run_records.runs
     }
 
 
@@ -348,12 +348,12 @@ def load_versions(duck: Duck, versions: Versions | None, *, with_files: bool) ->
         for name, tree in names.items()
     ]
     duck.load("versions", _columns("versions"), rows)
-    found = []
+    file_rows = []
     if with_files and versions is not None:
         for tree in sorted(set(names.values())):
             for path, oid in versions.hashes(tree).items():
-                found.append({"version": tree, "path": path, "hash": oid})
-    duck.load("files", _columns("files"), found)
+                file_rows.append({"version": tree, "path": path, "hash": oid})
+    duck.load("files", _columns("files"), file_rows)
 
 
 def load_checkpoints(duck: Duck, checkpoints: Callable[[], Iterable[Checkpoint]] | None) -> None:

@@ -95,10 +95,10 @@ def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
       SELECT file, path, labels, unnest(range(len(indices))) AS k FROM own.loaded
       WHERE labels IS NOT NULL) GROUP BY ALL ORDER BY k"""
     for file, path, _, types in con.execute(sql).fetchall():
-        found = set(types) - {None, "NULL"}
-        whole = found <= {"UBIGINT", "BIGINT"}
-        number = found <= {"UBIGINT", "BIGINT", "DOUBLE"}
-        kind = ("int" if whole else "float" if number else "str") if found else ""
+        present = set(types) - {None, "NULL"}
+        whole = present <= {"UBIGINT", "BIGINT"}
+        number = present <= {"UBIGINT", "BIGINT", "DOUBLE"}
+        kind = ("int" if whole else "float" if number else "str") if present else ""
         out.setdefault(file, {}).setdefault(path, []).append(kind)
     return out
 
@@ -115,7 +115,7 @@ _HEADERS = {
     "replay": "VARCHAR",
 }
 
-# what stands in a line, as DuckDB reads it
+# the fields of a line, with their types in DuckDB
 _LINE = (
     "{'l': 'VARCHAR[]', 'i': 'BIGINT[]', 'x': 'JSON[]', 's': 'BIGINT', 't': 'DOUBLE', "
     "'n': 'VARCHAR[]', 'v': 'JSON[]'}"
@@ -178,8 +178,8 @@ def load(
     headers, rows, damaged, lost, since, longest = [], [], [], [], [], 0
     with tempfile.TemporaryDirectory(dir=con.folder) as folder:
         for k, path in enumerate(paths):
-            found = scan(path)
-            header, data, bad = found.header, found.lines, found.repaired
+            scanned = scan(path)
+            header, data, bad = scanned.header, scanned.lines, scanned.repaired
             old = header.format < CHECKED
             if clean and old:
                 data, bad = _clean(data)
@@ -191,7 +191,7 @@ def load(
                 longest = max(longest, *map(len, data.split(b"\n")))
             rows.append(_expected(data) if old and not clean else _count(data))
             damaged.append(bad)
-            lost.append(found.lost)
+            lost.append(scanned.lost)
             origin = None if header.origin == "recorded" else header.origin
             headers.append({"filename": str(source), "k": k, "run": header.run, "replay": origin,
                             "process": header.process, "attempt": header.attempt})  # fmt: skip
@@ -219,8 +219,8 @@ def load(
 
 def _unsound(paths: Sequence[Path], why: str) -> DamagedError:
     return DamagedError(
-        f"The records in {', '.join(map(str, paths[:3]))} cannot be read as they stand: {why}. They "
-        "are untouched; `rearview verify` says more.",
+        f"The records in {', '.join(map(str, paths[:3]))} cannot be read: {why}. They are unchanged; "
+        "`rearview verify` lists all damage.",
         slug="records-damaged",
     )
 
@@ -233,36 +233,40 @@ def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
     aside: dict[Path, Path] = {}
     check = "count(*), bit_xor(hash(COLUMNS(* EXCLUDE ({0})))) FROM {1} GROUP BY {0}"
     try:
-        for one in loaded:
-            new = one.file.with_name(
-                f".{one.file.stem}.{os.getpid()}.{os.urandom(4).hex()}.parquet"
+        for records in loaded:
+            new = records.file.with_name(
+                f".{records.file.stem}.{os.getpid()}.{os.urandom(4).hex()}.parquet"
             )
-            aside[one.file] = new
-            about = quoted(msgspec.json.encode(one.summary).decode())
+            aside[records.file] = new
+            about = quoted(msgspec.json.encode(records.summary).decode())
             con.execute(
-                f"COPY (SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {one.number} ORDER BY "
+                f"COPY (SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {records.number} ORDER BY "
                 f"path, name, seq) TO {quoted(new)} (FORMAT parquet, COMPRESSION zstd, "
                 f"PARQUET_VERSION v2, KV_METADATA {{{MARK}: {about}}})"
             )
             write_check(new)
-        wanted = con.execute("SELECT file, " + check.format("file", "own.loaded")).fetchall()
+        expected_hashes = con.execute(
+            "SELECT file, " + check.format("file", "own.loaded")
+        ).fetchall()
         source = f"read_parquet({files(aside.values())}, filename = true)"
         read = con.execute("SELECT filename, " + check.format("filename", source)).fetchall()
-        found = {row[0]: row[1:] for row in read}
-        expected = {row[0]: row[1:] for row in wanted}
-        for one in loaded:
-            name = str(aside[one.file])
-            if one.summary.rows and found.get(name) != expected.get(one.number):
-                raise _unsound([one.file], f"{name} does not hold what was written; check the disk")
-            close_to_others(aside[one.file])
-            publish_file(aside[one.file], one.file.with_suffix(".parquet"))
-            if one.summary.damaged:
-                shutil.copy(one.file, one.file.with_suffix(".damaged"))
-            one.file.unlink(missing_ok=True)
+        read_back = {row[0]: row[1:] for row in read}
+        expected = {row[0]: row[1:] for row in expected_hashes}
+        for records in loaded:
+            name = str(aside[records.file])
+            if records.summary.rows and read_back.get(name) != expected.get(records.number):
+                raise _unsound(
+                    [records.file], f"{name} does not hold what was written; check the disk"
+                )
+            close_to_others(aside[records.file])
+            publish_file(aside[records.file], records.file.with_suffix(".parquet"))
+            if records.summary.damaged:
+                shutil.copy(records.file, records.file.with_suffix(".damaged"))
+            records.file.unlink(missing_ok=True)
     finally:
         for new in aside.values():
             new.unlink(missing_ok=True)
-    return [one.file.with_suffix(".parquet") for one in loaded]
+    return [records.file.with_suffix(".parquet") for records in loaded]
 
 
 def _whole(file: Path) -> bool:

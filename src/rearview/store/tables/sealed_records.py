@@ -47,13 +47,13 @@ def checked_summary(file: Path) -> dict[str, Any]:
     """
     with _mapped(file) as data:
         text, at = _summary(file, data)
-        found = _decoded(file, text)
+        facts = _decoded(file, text)
         place = text.rfind(_KEY)
-        if place >= 0 and _hash(data, at + place + len(_KEY)) != found.get("check"):
+        if place >= 0 and _hash(data, at + place + len(_KEY)) != facts.get("check"):
             raise _damaged(file, "its checksum does not match")
-    if place < 0 and found.get("format") != 1:
+    if place < 0 and facts.get("format") != 1:
         raise _damaged(file, "it has no checksum")
-    return found
+    return facts
 
 
 def write_check(file: Path) -> None:
@@ -101,17 +101,16 @@ def _summary(file: Path, data: Any) -> tuple[bytes, int]:
 
 def _decoded(file: Path, text: bytes) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(text)
+        facts = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise _damaged(file, str(exc)) from exc
-    if not isinstance(found, dict):
+    if not isinstance(facts, dict):
         raise _damaged(file, "its summary is not one")
-    return found
+    return facts
 
 
 def _damaged(file: Path, why: str) -> DamagedError:
     return DamagedError(
-        f"{file} does not hold the records that were written to it: {why}. `rearview verify "
-        "--repair` sets it aside and says what is lost.",
+        f"{file} is damaged: {why}. `rearview verify --repair` moves it away and lists what is lost.",
         slug="records-damaged",
     )

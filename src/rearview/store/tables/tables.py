@@ -15,12 +15,12 @@ from rearview.store.tables.connection import Duck
 from rearview.store.tables.pivot import depth
 from rearview.store.tables.query import (
     WORD,
-    Ask,
+    TableQuery,
     check_condition,
     explain,
     parse_question,
 )
-from rearview.store.tables.record_files import Shelf, gather
+from rearview.store.tables.record_files import RunRecords, gather
 from rearview.store.tables.result_table import Table, refused
 from rearview.store.tables.run_query import known_columns, last_value_sql, matching_sql
 from rearview.store.tables.schema import load_checkpoints, load_runs, load_versions, load_views
@@ -65,14 +65,14 @@ class Tables:
         self._versions = versions
         self._opened: Duck | None = None
         self._described = False
-        self._shelf = Shelf()
+        self._run_records = RunRecords()
 
     def refresh(self) -> None:
         """Read the current state of the runs; tables returned before can no longer be fetched."""
         self.close()
         self._opened = Duck(self._project.store)
-        self._shelf = gather(self._project, self._opened)
-        load_runs(self._opened, self._shelf)
+        self._run_records = gather(self._project, self._opened)
+        load_runs(self._opened, self._run_records)
 
     def close(self) -> None:
         """Free memory and temporary files."""
@@ -84,18 +84,18 @@ class Tables:
     def problems(self) -> list[str]:
         """Sentences about records files that could not be read."""
         self._duck()
-        return list(self._shelf.problems)
+        return list(self._run_records.problems)
 
     def names(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
         """Return the loops at which each name was logged; printed lines are not among them."""
-        found = self._sources(runs, ()).catalogue.names
+        paths_by_name = self._sources(runs, ()).catalogue.names
         return {
             name: {tuple(path.split("/")) if path else () for path in paths}
-            for name, paths in found.items()
+            for name, paths in paths_by_name.items()
         }
 
     def captured(self, runs: Iterable[str] | None = None) -> dict[str, Origin]:
-        """Return the names of which all values are captured, and what they were taken from."""
+        """Return the names whose values are all captured, each with the source of its values."""
         return self._sources(runs, ()).captured
 
     def table(
@@ -123,9 +123,9 @@ class Tables:
         """
         self._condition(where)
         sources = self._sources(runs, virtual, withheld=unproved)
-        ask = Ask(sources, names, origins=origins, interpolate=interpolate)
-        sql = ask.sql(where, order, limit)
-        return self._answer(ask, sql, ask.labels, marked=True)
+        table_query = TableQuery(sources, names, origins=origins, interpolate=interpolate)
+        sql = table_query.sql(where, order, limit)
+        return self._answer(table_query, sql, table_query.labels, marked=True)
 
     def matching(self, where: str | None, order: str | Iterable[str] | None = None) -> list[str]:
         """Return the runs for which a condition over runs holds, as `order` says or as they started."""
@@ -136,14 +136,14 @@ class Tables:
         try:
             return [row["run"] for row in Table(self._duck(), sql)]
         except UsageError as exc:
-            said = (
+            reason = (
                 str(exc)
                 .removeprefix("The question cannot be answered: ")
                 .partition("\n")[0]
                 .rstrip("!.")
             )
             raise UsageError(
-                f"The condition {where!r} cannot be used: {said}. It may speak of "
+                f"The condition {where!r} cannot be used: {reason}. It may use "
                 f"{known_columns(sources)}.",
                 slug="sql",
             ) from exc
@@ -169,16 +169,17 @@ class Tables:
         known of iterations in which nothing was recorded.
         """
         self._condition(where)
-        ask = Ask(self._sources(runs, ()), (), origins=False)
+        table_query = TableQuery(self._sources(runs, ()), (), origins=False)
         holds, not_so = (
-            ask.sql(text, keys=True) for text in (where, f"NOT coalesce((\n{where}\n), false)")
+            table_query.sql(text, keys=True)
+            for text in (where, f"NOT coalesce((\n{where}\n), false)")
         )
-        columns = set(self._answer(ask, holds).columns)
+        columns = set(self._answer(table_query, holds).columns)
         names = (f"i{1 + skip}", f"i{2 + skip}")
         outer, inner = (f'"${name}"' if f"${name}" in columns else "NULL" for name in names)
         key = f'run, "$path" AS path, {outer} AS k, {inner} AS i'
         rows = self._answer(
-            ask,
+            table_query,
             f"WITH yes AS (SELECT {key} FROM ({holds})), no AS (SELECT {key} FROM ({not_so})), "
             "found AS (SELECT run, path, k, min(i) AS low, max(i) AS high FROM yes GROUP BY ALL) "
             "SELECT found.run AS run, found.path AS path, found.k AS k, "
@@ -201,14 +202,14 @@ class Tables:
         The pivoted views hold values of replays that were not exact only if `unproved` asks for
         them; the table `records` holds all.
         Nothing can be written, and no file outside the store can be read. `EXPLAIN` of a question
-        is one, too, and so are `DESCRIBE`, `SHOW`, `SUMMARIZE` and pragmas that only tell.
+        is a question too, and so are `DESCRIBE`, `SHOW`, `SUMMARIZE` and pragmas that only read.
         """
         how, query = parse_question(query)
         self._question(query)
         words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(query)}
         duck = self._duck()
         if not self._described:
-            load_views(duck, self._shelf)
+            load_views(duck, self._run_records)
             self._described = True
         if words & {"versions", "files"}:
             load_versions(duck, self._versions, with_files="files" in words)
@@ -224,34 +225,38 @@ class Tables:
                 level = int(word[6:])
             if level is not None or word == "full_pivot":
                 sources = self._sources(None, (), withheld=unproved)
-                ask = Ask(sources, (), origins=False, level=level, every=True)
-                doubtful += ask.unproved
-                text = ask.sql(None)
-                if level and ask.bare:  # nothing is logged that deep: there are no such points
+                table_query = TableQuery(sources, (), origins=False, level=level, every=True)
+                doubtful += table_query.unproved
+                text = table_query.sql(None)
+                if (
+                    level and table_query.bare
+                ):  # nothing is logged that deep: there are no such points
                     text = f"SELECT * FROM ({text}) WHERE false"
                 duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
         question = query.strip().rstrip(";")
         if how:
             return explain(duck, how, question)
         spoken = "*" in question or {word.lower() for word in doubtful} & words
-        told = sorted(set(doubtful)) if spoken else ()
-        return Table(duck, question, unproved=told, get=self._objects.get if values else None)
+        unproved_names = sorted(set(doubtful)) if spoken else ()
+        return Table(
+            duck, question, unproved=unproved_names, get=self._objects.get if values else None
+        )
 
     def _answer(
-        self, ask: Ask, sql: str, labels: Sequence[str] = (), *, marked: bool = False
+        self, table_query: TableQuery, sql: str, labels: Sequence[str] = (), *, marked: bool = False
     ) -> Table:
         self._question(sql)
-        mark = ask.mark if marked else ""
+        mark = table_query.mark if marked else ""
         try:
             return Table(
-                *(self._duck(), sql, ask.kinds, labels),
+                *(self._duck(), sql, table_query.kinds, labels),
                 mark=mark,
-                interpolated=ask.interpolated if marked else "",
-                unproved=ask.unproved,
+                interpolated=table_query.interpolated if marked else "",
+                unproved=table_query.unproved,
                 get=self._objects.get,
             )
         except UsageError as exc:
-            raise ask.explain(str(exc)) or exc from exc
+            raise table_query.explain(str(exc)) or exc from exc
 
     def _condition(self, where: str | None) -> None:
         """Raise if a condition is not valid SQL, with a message about the condition alone."""
@@ -283,14 +288,14 @@ class Tables:
         self, runs: Iterable[str] | None, virtual: Virtual, *, withheld: bool = False
     ) -> Sources:
         duck = self._duck()
-        chosen = self._shelf.runs
+        selected = self._run_records.runs
         if runs is not None:
-            wanted, known = set(runs), {run.id for run in chosen}
-            for run in sorted(wanted - known):
-                near = difflib.get_close_matches(run, known, n=3, cutoff=0.5)
+            requested, existing = set(runs), {run.id for run in selected}
+            for run in sorted(requested - existing):
+                near = difflib.get_close_matches(run, existing, n=3, cutoff=0.5)
                 hint = f"The nearest are {', '.join(near)}. " if near else ""
                 raise UsageError(
                     f"There is no run {run!r}. {hint}`rearview runs` lists them all.", slug="no-run"
                 )
-            chosen = [run for run in chosen if run.id in wanted]
-        return Sources(self._project, duck, self._shelf, chosen, virtual, withheld=withheld)
+            selected = [run for run in selected if run.id in requested]
+        return Sources(self._project, duck, self._run_records, selected, virtual, withheld=withheld)

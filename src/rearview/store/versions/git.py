@@ -190,11 +190,11 @@ class GitDatabase:
         """
         env = {"GIT_INDEX_FILE": str(self._scratch / "none")} if self.own else {}
         out = self._git("ls-files", "-z", "-t", "-c", "-o", "--exclude-standard", env=env)
-        seen = set()
+        listed_paths = set()
         for line in out.split(b"\0"):
             path = line[2:]
-            if path and path not in seen:
-                seen.add(path)  # an unmerged file is listed once per stage
+            if path and path not in listed_paths:
+                listed_paths.add(path)  # an unmerged file is listed once per stage
                 yield line[:1] != b"?", path
 
     def ignores_all(self) -> bool:
@@ -217,9 +217,9 @@ class GitDatabase:
         umask = _umask_of(self.git_dir) if self.own else -1
         done = run_git(list(args), cwd=self.work_tree, stdin=stdin, env=extra, umask=umask)
         if check and done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip()
+            message = done.stderr.decode("utf-8", "replace").strip()
             raise VersionError(
-                f"`git {args[0]}` failed in {self.place}: {said or f'code {done.returncode}'}. "
+                f"`git {args[0]}` failed in {self.place}: {message or f'code {done.returncode}'}. "
                 "`git fsck` there says more; the run is recorded without its source.",
                 slug="version-git",
             )
@@ -299,14 +299,14 @@ def repository(root: Path) -> Path | None:
     Also None if git is missing, refuses the folder, or its database is read-only.
     """
     with contextlib.suppress(VersionError, OSError):
-        asked = ["--is-inside-work-tree", "--git-common-dir", "--show-toplevel"]
-        done = run_git(["rev-parse", *asked], cwd=root)
+        options = ["--is-inside-work-tree", "--git-common-dir", "--show-toplevel"]
+        done = run_git(["rev-parse", *options], cwd=root)
         lines = done.stdout.split(b"\n")
         if done.returncode == 0 and lines[0] == b"true":
             common = Path(root, os.fsdecode(lines[1])).resolve()
             # a repository may be configured with another work tree, which is not the project
-            top, here = Path(os.fsdecode(lines[2])).resolve(), root.resolve()
-            if top != here and top not in here.parents:
+            top, project_root = Path(os.fsdecode(lines[2])).resolve(), root.resolve()
+            if top != project_root and top not in project_root.parents:
                 return None
             if os.access(common, os.W_OK) and os.access(common / "objects", os.W_OK):
                 return common

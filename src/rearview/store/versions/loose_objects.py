@@ -1,7 +1,7 @@
 """Git objects and refs in the store, written and read without git.
 
 The folder is a bare git repository of loose objects, which git could read. Rearview does not let it: a store
-may come from a stranger, and git obeys the configuration beside the objects. Every object is checked against
+may come from a stranger, and git would follow the configuration next to the objects. Every object is checked against
 its name when it is read.
 """
 
@@ -70,9 +70,9 @@ class LooseDatabase:
         inner: dict[bytes, dict[bytes, Entry]] = {}
         lines: list[tuple[bytes, bytes]] = []
         for path, (mode, name) in files.items():
-            head, slash, rest = path.partition(b"/")
+            head, slash, inner_path = path.partition(b"/")
             if slash:
-                inner.setdefault(head, {})[rest] = (mode, name)
+                inner.setdefault(head, {})[inner_path] = (mode, name)
             else:
                 lines.append((head, b"%b %b\0%b" % (mode.encode(), head, bytes.fromhex(name))))
         for head, below in inner.items():
@@ -186,9 +186,9 @@ class LooseDatabase:
     def raw(self, names: Iterable[str]) -> Iterator[tuple[str, bytes] | None]:
         """Yield kind and bytes of each object in order, None for one that cannot be read."""
         for name in names:
-            found = self._whole(name) if _NAME.fullmatch(name) else None
-            found = self._packed(name) if found is None else found
-            kind, _, data = found.partition(b"\0") if found else (b"", b"", b"")
+            whole = self._whole(name) if _NAME.fullmatch(name) else None
+            whole = self._packed(name) if whole is None else whole
+            kind, _, data = whole.partition(b"\0") if whole else (b"", b"", b"")
             yield (kind.split()[0].decode("ascii", "replace"), data) if kind.strip() else None
 
     def _read(self, name: str, kind: bytes) -> bytes:
@@ -201,8 +201,8 @@ class LooseDatabase:
         if _name_of(whole) != name or head.split()[:1] != [kind]:
             raise VersionError(
                 f"{kind.decode().capitalize()} {name[:12]} in {self.place} is damaged: its content "
-                "has another hash. `rearview verify --repair` sets it aside and says which versions "
-                "are lost with it.",
+                "has another hash. `rearview verify --repair` moves it away and lists the versions "
+                "that are lost with it.",
                 slug="version-damaged",
             )
         return data
@@ -225,9 +225,11 @@ class LooseDatabase:
             folder.mkdir()
             for pack in packs:
                 (folder / pack.name).symlink_to(pack.resolve())
-            found = next(git.raw([name]))
+            object_data = next(git.raw([name]))
         return (
-            None if found is None else b"%b %d\0%b" % (found[0].encode(), len(found[1]), found[1])
+            None
+            if object_data is None
+            else b"%b %d\0%b" % (object_data[0].encode(), len(object_data[1]), object_data[1])
         )
 
     def _missing(self, name: str, kind: bytes) -> VersionError:

@@ -135,10 +135,10 @@ def scan_source(database: Database, cache: Cache) -> SourceScan:
     return out
 
 
-def _store(database: Database, found: SourceScan, limit: int) -> None:
+def _store(database: Database, scan: SourceScan, limit: int) -> None:
     root, texts = os.fsencode(database.work_tree), []
-    for path in found.changed:
-        seen, whole = found.files[path], root + b"/" + path
+    for path in scan.changed:
+        seen, whole = scan.files[path], root + b"/" + path
         try:
             if stat.S_ISLNK(seen.mode):
                 seen.oid = _put_link(database, whole)
@@ -147,13 +147,13 @@ def _store(database: Database, found: SourceScan, limit: int) -> None:
             elif _is_text(path, whole) and not _is_secret(path, whole):
                 texts.append(path)
         except OSError:  # gone or unreadable since it was listed: not part of this version
-            del found.files[path]
+            del scan.files[path]
     try:
         names = database.put_files(texts)
     except Exception:  # a file that was just removed must not lose the others
         names = [_put_one(database, root + b"/" + path) for path in texts]
     for path, name in zip(texts, names, strict=True):
-        found.files[path].oid = name
+        scan.files[path].oid = name
 
 
 def _put_one(database: Database, whole: bytes) -> str:

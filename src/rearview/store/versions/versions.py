@@ -30,7 +30,7 @@ _MODULE = "160000"
 """Mode of a submodule, whose commit is not stored here."""
 _NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 WORKTREE = "worktree"
-"""Stands for the source as it is now, where a version or run is expected."""
+"""Names the source as it is now, where a version or run is expected."""
 MOST_SEEN = 64
 """Most versions whose lists of files are cached."""
 
@@ -65,10 +65,10 @@ def _first_bad(home: Database, top: str, sound: set[str]) -> tuple[str, str] | N
     while todo:
         names = [name for name in dict.fromkeys(todo) if name not in sound | seen]
         todo = []
-        for name, found in zip(names, home.raw(names), strict=True):
-            if found is None:
+        for name, content in zip(names, home.raw(names), strict=True):
+            if content is None:
                 return name, "is missing, or cannot be read"
-            kind, data = found
+            kind, data = content
             if _hash(kind, data, len(name)) != name:
                 return name, "is damaged: its content has another hash"
             seen.add(name)
@@ -90,9 +90,9 @@ def _hash(kind: str, data: bytes, length: int) -> str:
 class Versions:
     """The versions of a project's source; a version is named by the hash of its tree.
 
-    In a git repository they stand in the repository's own object database under
-    `refs/rearview/runs/<run>` and `refs/rearview/derived/<version>`, and nothing else of the
-    repository is written. Anywhere else they stand in `.rearview/versions.git`.
+    In a git repository they are in the repository's own object database, under
+    `refs/rearview/runs/<run>` and `refs/rearview/derived/<version>`; nothing else in the repository
+    is written. Anywhere else they are in `.rearview/versions.git`.
     """
 
     def __init__(self, project: Project, settings: Settings) -> None:
@@ -134,16 +134,16 @@ class Versions:
         file = self._scratch / "seen"
         cache = source_files.Cache.read(file, home.place, self._limit)
         asof = _clock(self._scratch)
-        found = source_files.scan_source(home, cache)
-        if not found.files and home.ignores_all():
+        scan = source_files.scan_source(home, cache)
+        if not scan.files and home.ignores_all():
             self._home = self._begin_own()
             return self._save(self._home, run)
-        entries = found.entries()
+        entries = scan.entries()
         tree = self._tree(home, cache, entries)
         home.keep(f"runs/{run}", tree, f"run {run}\n")
-        if found.changed or found.files.keys() != cache.files.keys():
+        if scan.changed or scan.files.keys() != cache.files.keys():
             new = source_files.Cache(
-                place=home.place, tree=tree, asof=asof, limit=self._limit, files=found.files
+                place=home.place, tree=tree, asof=asof, limit=self._limit, files=scan.files
             )
             new.write(file)
         return tree
@@ -174,10 +174,10 @@ class Versions:
 
     def files(self, version: str) -> dict[str, bytes]:
         """Return content by path of every file of a version; links are left out."""
-        home, found = self._look(version)
-        entries = {p: name for p, (mode, name) in found.items() if mode != _LINK}
-        blobs = home.blobs(entries.values())
-        return {os.fsdecode(path): data for path, data in zip(entries, blobs, strict=True)}
+        home, entries = self._look(version)
+        names = {p: name for p, (mode, name) in entries.items() if mode != _LINK}
+        blobs = home.blobs(names.values())
+        return {os.fsdecode(path): data for path, data in zip(names, blobs, strict=True)}
 
     def packed(self, version: str) -> dict[str, tuple[str, bytes]]:
         """Return mode and content by path of everything in a version, links included."""
@@ -223,11 +223,11 @@ class Versions:
 
     def export(self, version: str, folder: Path) -> None:
         """Write all files of a version below `folder`, which is created if needed."""
-        home, found = self._look(version)
+        home, entries = self._look(version)
         # links last, so that no file is written through one
-        entries = sorted(found.items(), key=lambda item: item[1][0] == _LINK)
-        blobs = home.blobs(name for _, (_, name) in entries)
-        for (path, (mode, _)), data in zip(entries, blobs, strict=True):
+        ordered = sorted(entries.items(), key=lambda item: item[1][0] == _LINK)
+        blobs = home.blobs(name for _, (_, name) in ordered)
+        for (path, (mode, _)), data in zip(ordered, blobs, strict=True):
             file = folder / os.fsdecode(path)
             make_folder(file.parent)
             file.unlink(missing_ok=True)
@@ -246,22 +246,22 @@ class Versions:
 
     def diff(self, a: str, b: str) -> str:
         """Return the unified diff from version `a` to version `b`."""
-        one, two = self._holding(a), self._holding(b)
-        if isinstance(one, GitDatabase) and one is two:
-            return one.diff(a, b)
+        home_a, home_b = self._holding(a), self._holding(b)
+        if isinstance(home_a, GitDatabase) and home_a is home_b:
+            return home_a.diff(a, b)
         with empty_repository(self._project.root) as git:
-            both = LooseDatabase(git.git_dir, self._project.root)
+            shared = LooseDatabase(git.git_dir, self._project.root)
             first, second = (
-                both.tree(
+                shared.tree(
                     None,
                     {
-                        os.fsencode(path): (mode, both.put(data))
+                        os.fsencode(path): (mode, shared.put(data))
                         for path, (mode, data) in self.packed(version).items()
                     },
                 )
                 for version in (a, b)
             )
-            return (git if has_git(self._project.root) else both).diff(first, second)
+            return (git if has_git(self._project.root) else shared).diff(first, second)
 
     def names(self) -> dict[str, str]:
         """Return the versions by name: `runs/<run>` or `derived/<version>`."""
@@ -324,11 +324,11 @@ class Versions:
 
     def _database(self) -> Database:
         if self._home is None:
-            found = repository(self._project.root)
-            if found is None:
+            git_dir = repository(self._project.root)
+            if git_dir is None:
                 self._home = self._begin_own()
             else:
-                self._home = GitDatabase(found, self._project.root, self._scratch, own=False)
+                self._home = GitDatabase(git_dir, self._project.root, self._scratch, own=False)
         return self._home
 
     def _begin_own(self) -> Database:

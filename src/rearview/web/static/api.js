@@ -81,20 +81,23 @@ export async function chart(q, signal) {
   return head;
 }
 
-const pictures = new Map();
-export function picture(oid) {
+// Images and sounds as addresses of their bytes; the oldest are let go.
+const loaded = new Map();
+function address(path, kept) {
   const still = snapshot();
-  if (still) return Promise.resolve(still.picture(oid));
-  if (!pictures.has(oid)) {
-    pictures.set(oid, ask(`/api/image/${oid}`).then((a) => a.blob()).then((b) => URL.createObjectURL(b)));
-    if (pictures.size > 600) {
-      const [old, url] = pictures.entries().next().value;
-      pictures.delete(old);
+  if (still) return Promise.resolve(kept(still));
+  if (!loaded.has(path)) {
+    loaded.set(path, ask(path).then((a) => a.blob()).then((b) => URL.createObjectURL(b)));
+    if (loaded.size > 600) {
+      const [old, url] = loaded.entries().next().value;
+      loaded.delete(old);
       url.then((u) => URL.revokeObjectURL(u), () => {});
     }
   }
-  return pictures.get(oid);
+  return loaded.get(path);
 }
+export const picture = (oid) => address(`/api/image/${oid}`, (still) => still.picture(oid));
+export const sound = (oid) => address(`/api/sound/${oid}`, (still) => still.sound(oid));
 
 export async function download(path, params, name) {
   const blob = await (await ask(query(path, params))).blob();

@@ -2,14 +2,15 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { draw, toPng, toSvg } from "./plot.js";
-import { Heat, Parallel, Pictures, Scatter } from "./pictures.js";
+import { MediaList } from "./media.js";
+import { Parallel, Scatter } from "./pictures.js";
 import { PlanPanel } from "./plan.js";
 import { SqlBox, baseQuery, filterError, planning } from "./runs.js";
 import { go, link, picked, pinned, revision, route, server, setParams } from "./state.js";
 import { Button, Code, Empty, Icon, Menu, Popover, Select, Toggle, colorOf, dark, failed, html, many, num, short, useData, useSize } from "./ui.js";
 
 const NUMERIC = new Set(["float", "int", "long", "bool"]);
-const VIEWS = [["lines", "Lines"], ["scatter", "Scatter"], ["parallel", "Parallel"], ["media", "Images, histograms, texts"]];
+const VIEWS = [["lines", "Lines"], ["scatter", "Scatter"], ["parallel", "Parallel"], ["media", "Images, sounds, tables"]];
 
 export function Charts() {
   const s = server.value, p = route.value.params;
@@ -165,8 +166,6 @@ function showTip(node, u, alone, labels) {
 }
 
 function Media({ runs }) {
-  const s = server.value, p = route.value.params;
-  const things = Object.entries(s.names).filter(([, a]) => !NUMERIC.has(a.kind) && a.runs > 0);
-  if (!things.length) return html`<${Empty} title="No images, histograms or texts were logged"><p>Log one: <code>rearview.log("confusion", figure)</code>, <code>rearview.log("weights", numpy.histogram(w))</code></p></${Empty}>`;
-  return html`<div class="scroll charts-scroll" tabindex="0" role="region" aria-label="Images, histograms and texts">${things.map(([n, a]) => (a.kind === "histogram" ? html`<${Heat} key=${n} name=${n} runs=${runs.slice(0, 6)} />` : html`<${Pictures} key=${n} name=${n} runs=${runs.slice(0, 12)} kind=${a.kind} />`))}</div>`;
+  const names = Object.entries(server.value.names).filter(([, a]) => !NUMERIC.has(a.kind) && a.runs > 0).map(([n, a]) => [n, a.kind]);
+  return html`<div class="scroll charts-scroll" tabindex="0" role="region" aria-label="Images, sounds, tables, histograms and texts"><${MediaList} names=${names} runs=${runs} /></div>`;
 }

@@ -1,4 +1,4 @@
-// Scatter, parallel coordinates and heat maps on a canvas; images and texts as they are.
+// Scatter, parallel coordinates and heat maps on a canvas.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { go, link, revision, route, server, setParams } from "./state.js";
@@ -140,20 +140,4 @@ function HeatOne({ name, run }) {
     for (const s of [0, 0.5, 1]) ctx.fillText(num(data.x[Math.round(s * (n - 1))]), left + w * (0.02 + 0.96 * s), height - 8);
   }, [data, width, dark.value]);
   return html`<figure class="chart" ref=${box} style=${{ minHeight: "238px" }}><figcaption><a class="title" href=${link(`/run/${run}`)}>${short(run)}</a></figcaption><canvas ref=${node} style=${{ width: "100%", height: `${height}px` }} role="img" aria-label=${`Histograms of ${name} in run ${run}`}></canvas>${data && !data.x.length ? html`<p class="nothing">none in this run</p>` : ""}</figure>`;
-}
-
-export function Pictures({ name, runs, kind }) {
-  const { data } = useData(`${name}/${runs}/${revision.value}`, (signal) => api.get("/api/media", { name, runs: runs.join(",") }, signal));
-  const all = data || [], points = [...new Set(all.map((m) => m.point))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-  const [at, setAt] = useState(null);
-  const point = at !== null && points[at] !== undefined ? points[at] : points[points.length - 1];
-  const shown = runs.map((r) => all.find((m) => m.run === r && m.point === point)).filter(Boolean);
-  return html`<section class="mediasection"><h2 class="section">${name}<small>${kind}</small></h2>
-    ${points.length > 1 && html`<label class="slider wide"><span>${point}</span><input type="range" min="0" max=${points.length - 1} value=${at ?? points.length - 1} aria-label=${`Point of ${name}`} onInput=${(e) => setAt(Number(e.currentTarget.value))} /></label>`}
-    <div class="gallery">${shown.map((m) => html`<figure key=${m.run}>${m.oid && m.kind === "image" ? html`<${Picture} oid=${m.oid} alt=${`${name} of run ${m.run} at ${m.point}`} />` : html`<pre class="text">${m.text}</pre>`}<figcaption><a href=${link(`/run/${m.run}`)}>${short(m.run)}</a></figcaption></figure>`)}</div></section>`;
-}
-function Picture({ oid, alt }) {
-  const [url, setUrl] = useState(null);
-  useEffect(() => { let on = true; api.picture(oid).then((u) => on && setUrl(u), () => {}); return () => { on = false; }; }, [oid]);
-  return url ? html`<img src=${url} alt=${alt} />` : html`<span class="ghost picture"></span>`;
 }

@@ -3,10 +3,11 @@ import { useEffect, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { Edit, Thing, later } from "./runs.js";
 import { ChartCard } from "./charts.js";
+import { MediaList } from "./media.js";
 import { go, link, revision, route, server, setParams } from "./state.js";
 import { Button, Code, Empty, Icon, Loading, Status, failed, html, many, moment, num, short, size, span, useData } from "./ui.js";
 
-const TABS = [["overview", "Overview"], ["values", "Values"], ["printed", "Printed"], ["checkpoints", "Checkpoints"], ["environment", "Environment"]];
+const TABS = [["overview", "Overview"], ["values", "Values"], ["media", "Media"], ["printed", "Printed"], ["checkpoints", "Checkpoints"], ["environment", "Environment"]];
 
 export function Run() {
   const id = route.value.path.split("/")[2];
@@ -27,11 +28,13 @@ export function Run() {
     <p class="command"><code>${d.command}</code></p>
     <div class="tabs" role="tablist" aria-label="Parts of the run" onKeyDown=${arrow}>${TABS.map(([k, text]) => html`<button type="button" role="tab" id=${`tab-${k}`} aria-selected=${tab === k} aria-controls="tabpanel" tabindex=${tab === k ? 0 : -1} onClick=${() => setParams({ tab: k })}>${text}</button>`)}</div>
     <div id="tabpanel" role="tabpanel" tabindex="0" aria-labelledby=${`tab-${tab}`}>
-      ${tab === "overview" && html`<${Overview} d=${d} />`}${tab === "values" && html`<${Values} d=${d} />`}${tab === "printed" && html`<${Printed} id=${d.run} />`}${tab === "checkpoints" && html`<${Checkpoints} d=${d} />`}${tab === "environment" && html`<${Environment} d=${d} />`}
+      ${tab === "overview" && html`<${Overview} d=${d} />`}${tab === "values" && html`<${Values} d=${d} />`}${tab === "media" && html`<${MediaList} alone names=${media(d)} runs=${[d.run]} />`}${tab === "printed" && html`<${Printed} id=${d.run} />`}${tab === "checkpoints" && html`<${Checkpoints} d=${d} />`}${tab === "environment" && html`<${Environment} d=${d} />`}
     </div>
     ${edit && html`<${Edit} what=${edit} close=${() => setEdit(null)} />`}
   </section>`;
 }
+// Names of a run that are no numbers, with the kind of what is stored.
+const media = (d) => d.names.filter((n) => !["float", "int", "long", "bool"].includes(n.kind)).map((n) => [n.name, server.value.names[n.name]?.kind || n.kind]);
 const Pairs = ({ pairs }) => html`<dl class="pairs">${pairs.filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`;
 
 function Overview({ d }) {

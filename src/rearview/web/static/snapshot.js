@@ -47,6 +47,7 @@ export function open(data) {
   return {
     icon: data.icon,
     picture: (oid) => data.images[oid] || "",
+    sound: (oid) => data.sounds[oid] || "",
     async get(path, params = {}) {
       const q = typeof params.q === "object" ? params.q : {};
       if (path === "/api/state") return data.state;
@@ -59,8 +60,10 @@ export function open(data) {
       if (path === "/api/complete") return [];
       if (path === "/api/price") return {};
       if (path === "/api/propagate") return data.propagated[[].concat(params.name)[0]] || missing("This probe");
+      if (path === "/api/tree") return data.tree || missing("The execution tree");
       if (path === "/api/heat") return data.heat[`${params.name}/${params.run}`] || { x: [], edges: [], counts: [] };
       if (path === "/api/media") { const some = params.runs.split(","); return (data.media[params.name] || []).filter((m) => some.includes(m.run)); }
+      if (path.startsWith("/api/content/")) return data.contents[path.slice(13)] || missing("This value");
       if (path.startsWith("/api/run/")) return data.details[path.slice(9)] || missing("This run");
       if (path.startsWith("/api/printed/")) {
         const all = data.printed[path.slice(13)] || [], low = (params.search || "").toLowerCase();

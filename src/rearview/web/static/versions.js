@@ -1,7 +1,8 @@
 // Versions of the source: when each was run, what changed, and where a probe goes in each.
 import { useEffect, useMemo, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
-import { link, revision, route, server, setParams } from "./state.js";
+import { link, picked, revision, route, server, setParams } from "./state.js";
+import { Tree } from "./tree.js";
 import { Button, Code, Empty, Icon, Loading, Select, failed, html, many, moment, short, useData } from "./ui.js";
 
 export function Versions() {
@@ -12,7 +13,7 @@ export function Versions() {
   if (!all.length) return html`<${Empty} title="No version has been kept yet"><p>Every recorded run keeps its source, with git or without:</p><${Code}>rearview run train.py</${Code}></${Empty}>`;
   const of = (run) => all.find((v) => v.runs.some((r) => r.run === run));
   const chosen = of(p.a) || all[all.length - 1], at = all.indexOf(chosen);
-  const probe = p.probe || "";
+  const probe = p.probe || "", tree = p.show === "tree";
   const a = p.a || chosen.runs[chosen.runs.length - 1].run;
   const b = p.b || "worktree";
   const empties = data.logged.filter((n) => (server.value.names[n]?.runs || 0) < server.value.runs);
@@ -24,11 +25,12 @@ export function Versions() {
           <span class="dots" title=${many(v.count, "run")}>${v.runs.slice(-14).map((r) => html`<i key=${r.run} class=${r.status}></i>`)}</span><small>${many(v.count, "run")}</small></a></div>`; })}
     </div>
     <div class="versionmain">
-      <div class="subbar"><${Select} label="What is shown" value=${probe ? "probe" : "diff"} set=${(v) => setParams({ probe: v === "probe" ? empties[0] || data.logged[0] || "" : "" })} options=${[["diff", "What changed"], ["probe", "Where a probe goes"]]} />
-        ${!probe && html`<span>from <code>${chosen.version.slice(0, 8)}</code> to</span><${Select} label="Compare with" value=${b} set=${(v) => setParams({ a, b: v })} options=${[["worktree", "the work tree"], ...[...all].reverse().filter((v) => v !== chosen).map((v) => [v.runs[v.runs.length - 1].run, `${v.version.slice(0, 8)}, ${moment(v.started)}`])]} />
+      <div class="subbar"><${Select} label="What is shown" value=${tree ? "tree" : probe ? "probe" : "diff"} set=${(v) => setParams({ show: v === "tree" ? "tree" : "", probe: v === "probe" ? empties[0] || data.logged[0] || "" : "" })} options=${[["diff", "What changed"], ["probe", "Where a probe goes"], ["tree", "What versions share"]]} />
+        ${tree && html`<span class="muted">${p.runs ? "the chosen runs" : picked.value.size ? many(picked.value.size, "chosen run") : "the newest runs, as one execution tree"}</span>`}
+        ${!tree && !probe && html`<span>from <code>${chosen.version.slice(0, 8)}</code> to</span><${Select} label="Compare with" value=${b} set=${(v) => setParams({ a, b: v })} options=${[["worktree", "the work tree"], ...[...all].reverse().filter((v) => v !== chosen).map((v) => [v.runs[v.runs.length - 1].run, `${v.version.slice(0, 8)}, ${moment(v.started)}`])]} />
           ${at > 0 && html`<${Button} kind="quiet" onClick=${() => setParams({ a: all[at - 1].runs[all[at - 1].runs.length - 1].run, b: a })}>Against the one before</${Button}>`}`}
-        ${probe && html`<${Select} label="Probe" value=${probe} set=${(v) => setParams({ probe: v })} options=${data.logged.map((n) => [n, empties.includes(n) ? `${n} (can be filled)` : n])} />`}</div>
-      ${probe ? html`<${Probe} name=${probe} chosen=${chosen} />` : html`<${Sides} a=${a} b=${b} empties=${empties} />`}
+        ${!tree && probe && html`<${Select} label="Probe" value=${probe} set=${(v) => setParams({ probe: v })} options=${data.logged.map((n) => [n, empties.includes(n) ? `${n} (can be filled)` : n])} />`}</div>
+      ${tree ? html`<${Tree} />` : probe ? html`<${Probe} name=${probe} chosen=${chosen} />` : html`<${Sides} a=${a} b=${b} empties=${empties} />`}
     </div>
   </section>`;
 }

@@ -1,0 +1,184 @@
+"""Values that are no numbers, for charts and runs: images, sounds, tables, texts, histograms over time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from rearview.errors import RearviewError, UsageError
+from rearview.media import ConfusionMatrix, DataTable, Text
+from rearview.store.checkpoints.objects import Objects
+from rearview.store.media import StoredValue, is_png, value_in_text
+from rearview.store.tables.connection import quoted
+from rearview.web.index import Index
+from rearview.web.rows import plain
+from rearview.web.series import records
+
+HEAT_COLUMNS = 400
+"""Histograms of one heat map; of more, every k-th is drawn."""
+HEAT_BINS = 48
+MOST_MEDIA = 400
+"""Values of one name in one answer."""
+MOST_TABLE = 500
+"""Rows of a logged table that are shown."""
+MOST_TEXT = 20_000
+"""Characters of a logged text that are shown."""
+
+
+class Media:
+    """Logged values that are no numbers. Reads bytes only of what some run logged."""
+
+    def __init__(self, index: Index, objects: Objects) -> None:
+        self._index, self._objects = index, objects
+        self._listed: OrderedDict[str, StoredValue] = OrderedDict()
+
+    def listed(self, name: str, runs: Sequence[str]) -> list[dict[str, Any]]:
+        """Return where some runs logged a name: run, point, and text or description."""
+        known = [run for run in runs if run in self._index.entries][:50]
+        source = records(self._index, name, known)
+        if source is None:
+            return []
+        found = self._index.ask(
+            f"SELECT run, path, indices, labels, kind, text, number, origin FROM ({source}) "
+            f"ORDER BY run, indices, process, seq LIMIT {MOST_MEDIA}"
+        )
+        out = []
+        for run, path, indices, labels, kind, text, number, origin in found.fetchall():
+            one: dict[str, Any] = {"run": run, "point": _point(path, indices, labels), "kind": kind}
+            one["origin"] = origin
+            value = value_in_text(text, self._objects.get) if kind == "object" else None
+            if value is not None:
+                one |= {"kind": value.kind, "oid": value.oid, "text": str(value)}
+                self._keep(value)
+            else:
+                one["text"] = text[:4000] if text is not None else str(number)
+            out.append(one)
+        return out
+
+    def _keep(self, value: StoredValue) -> None:
+        self._listed[value.oid] = value
+        while len(self._listed) > 20 * MOST_MEDIA:
+            self._listed.popitem(last=False)
+
+    def _value(self, oid: str, kinds: Sequence[str]) -> StoredValue:
+        """Return a value that some run logged; anything else in the store is refused."""
+        value = self._listed.get(oid)
+        if value is None:
+            found = self._index.ask(
+                "SELECT text FROM page.summaries WHERE kind = 'object' AND "
+                f"contains(text, {quoted(oid)}) LIMIT 1"
+            ).fetchone()
+            value = value_in_text(found[0], self._objects.get) if found else None
+        if value is None or value.oid != oid or value.kind not in kinds:
+            what = " or ".join(kinds)
+            raise UsageError(f"No run logged the {what} {oid[:12]!r}.", slug="page-question")
+        return value
+
+    def _bytes(self, oid: str, kind: str) -> bytes:
+        value = self._value(oid, [kind])
+        try:
+            return value.raw()
+        except OSError as exc:
+            raise UsageError(
+                f"The {kind} {oid[:12]!r} is gone: {exc}.", slug="page-question"
+            ) from exc
+
+    def image(self, oid: str) -> bytes:
+        """Return a logged image; anything in the store that is no PNG is refused."""
+        data = self._bytes(oid, "image")
+        if not is_png(data):
+            raise UsageError(f"{oid[:12]} is no PNG image.", slug="page-question")
+        return data
+
+    def sound(self, oid: str) -> bytes:
+        """Return logged audio; anything in the store that is no WAV file is refused."""
+        data = self._bytes(oid, "audio")
+        if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+            raise UsageError(f"{oid[:12]} is no WAV file.", slug="page-question")
+        return data
+
+    def content(self, oid: str) -> dict[str, Any]:
+        """Return a logged table, confusion matrix or text as plain data."""
+        value = self._value(oid, ["table", "confusion", "text"])
+        try:
+            found = value.load()
+        except OSError as exc:
+            raise UsageError(
+                f"The {value.kind} {oid[:12]!r} is gone: {exc}.", slug="page-question"
+            ) from exc
+        if isinstance(found, DataTable):
+            rows = list(found.rows)
+            return {
+                "kind": "table",
+                "columns": list(found.columns),
+                "rows": [[plain(cell) for cell in row] for row in rows[:MOST_TABLE]],
+                "total": len(rows),
+            }
+        if isinstance(found, ConfusionMatrix):
+            return {
+                "kind": "confusion",
+                "columns": list(found.labels),
+                "rows": [list(row) for row in found.counts],
+                "total": len(found.counts),
+            }
+        text = found.text if isinstance(found, Text) else str(found)
+        return {"kind": "text", "text": text[:MOST_TEXT], "total": len(text)}
+
+    def heat(self, name: str, run: str) -> dict[str, Any]:
+        """Return the histograms of a name over a run as one matrix with common bins."""
+        source = records(self._index, name, [run]) if run in self._index.entries else None
+        rows = []
+        if source is not None:
+            rows = self._index.ask(
+                "SELECT coalesce(TRY_CAST(json_extract_string(labels, '$[0]') AS DOUBLE), indices[1], "
+                f"0), text FROM ({source}) WHERE kind = 'object' ORDER BY indices, process, seq"
+            ).fetchall()
+        skip = -(-len(rows) // HEAT_COLUMNS) or 1
+        columns: list[tuple[float, list[float], list[float]]] = []
+        for x, text in rows[::skip]:
+            value = value_in_text(text, self._objects.get)
+            if value is not None and value.kind == "histogram":
+                with contextlib.suppress(RearviewError, OSError):
+                    columns.append((x, *value.histogram()))
+        if not columns:
+            return {"x": [], "edges": [], "counts": []}
+        low = min(edges[0] for _, _, edges in columns)
+        high = max(edges[-1] for _, _, edges in columns)
+        width = (high - low) / HEAT_BINS or 1.0
+        return {
+            "x": [x for x, _, _ in columns],
+            "edges": [low + k * width for k in range(HEAT_BINS + 1)],
+            "counts": [_rebinned(counts, edges, low, width) for _, counts, edges in columns],
+        }
+
+
+def _point(path: str, indices: Sequence[int], labels: str | None) -> str:
+    shown = json.loads(labels) if labels else []
+    values = [
+        shown[k] if k < len(shown) and shown[k] is not None else index
+        for k, index in enumerate(indices)
+    ]
+    loops = path.split("/") if path else []
+    return "/".join(f"{loop}={value}" for loop, value in zip(loops, values, strict=False))
+
+
+def _rebinned(
+    counts: Sequence[float], edges: Sequence[float], low: float, width: float
+) -> list[float]:
+    """Return counts over common bins; each bin is spread evenly over those that it covers.
+
+    >>> _rebinned([4.0], [0.0, 2.0], 0.0, 1.0)[:3]
+    [2.0, 2.0, 0.0]
+    """
+    out = [0.0] * HEAT_BINS
+    for count, a, b in zip(counts, edges, edges[1:], strict=False):
+        first, last = (a - low) / width, (b - low) / width
+        k = max(0, int(first))
+        while k < HEAT_BINS and k < last:
+            share = (min(last, k + 1) - max(first, k)) / (last - first) if last > first else 1.0
+            out[k] += count * max(0.0, share)
+            k += 1
+    return out
