@@ -389,11 +389,14 @@ def test_a_backfill_that_is_interrupted_says_that_the_same_command_goes_on(proje
 SAVING = """\
 import numpy as np, os
 from pathlib import Path
+def write(data):
+    number = os.open("model.bin", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(number, data)
+    os.close(number)
 scale = float(np.load("data.npy").sum())
 for epoch in range(3):
     weights = np.full(4, epoch * scale)
-    os.write(number := os.open("model.bin", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), weights.tobytes())
-    os.close(number)
+    write(weights.tobytes())
     np.save("new.npy", weights)
     Path("new.npy").replace("best.npy")
 print(np.load("best.npy").sum(), len(Path("model.bin").read_bytes()))
@@ -415,5 +418,5 @@ def test_files_that_the_run_writes_itself_are_not_inputs_that_changed(tmp_path, 
     code, text = ask("backfill", "w", "--yes", "--workers", "1", folder=folder)
     assert code == 1
     assert len(re.findall("changed since: .*data.npy is not what run .* read", text)) == 1
-    assert text.count("data.npy is not what the run read") == 1  # said of all three runs at once
+    assert text.count("data.npy has changed since the run read it") == 1  # said of all three runs at once
     assert "not exact: 3 of 3 segments" in text
