@@ -1,53 +1,65 @@
 """Measure the page in a real browser: first paint, questions to the table, charts, brush, idle traffic.
 
-python benchmarks/ui/store.py /tmp/big          # once; takes minutes
-python benchmarks/ui/run.py /tmp/big
+python benchmarks/ui/store.py /tmp/big            # once; takes minutes
+python benchmarks/ui/run.py /tmp/big              # less than five minutes
+python benchmarks/ui/run.py --peer tensorboard    # both pages on the same 1,000 runs, in turn
 
 Times are taken in the page: from the moment something is asked for until the new rows or the new curve are
-there. The server runs in a process of its own on the same machine.
+there. The server runs in a process of its own on the same machine. Each question is asked once, so that no
+answer is one that was kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-CHANGE = """
-const done = arguments[arguments.length - 1], hash = arguments[0];
-const sign = () => { const g = document.querySelector('.grid');
-  return g && document.querySelector('.grid .row .runlink, .grid .row .groupname') ?
-    g.getAttribute('aria-label') + g.getAttribute('aria-rowcount') + document.querySelector('.grid-body').innerText.slice(0, 400) : ''; };
-const before = sign(), begun = performance.now();
+LIMIT = 20_000
+"""Milliseconds after which an answer counts as missing."""
+ANSWERED = """
+const done = arguments[arguments.length - 1], [hash, part] = arguments, begun = performance.now();
 location.hash = hash;
-const look = () => { const now = sign();
-  if (now && now !== before) done(performance.now() - begun);
-  else if (performance.now() - begun > 20000) done(null); else requestAnimationFrame(look); };
+const look = () => { const g = document.querySelector('.grid');
+  if (g && g.getAttribute('aria-busy') === 'false' && (g.dataset.answered || '').includes(part)) done(performance.now() - begun);
+  else if (performance.now() - begun > LIMIT) done(null); else requestAnimationFrame(look); };
 requestAnimationFrame(look);
-"""
+""".replace("LIMIT", str(LIMIT))
 DRAWN = """
-const done = arguments[arguments.length - 1], [hash, name] = arguments;
-const begun = performance.now();
+const done = arguments[arguments.length - 1], [hash, name] = arguments, begun = performance.now();
 for (const c of document.querySelectorAll('.chart')) delete c.dataset.drawn;
 location.hash = hash;
 const look = () => { const c = document.querySelector(`.chart[data-name="${name}"][data-drawn]`);
   if (c) done([performance.now() - begun, Number(c.dataset.drawn), Number(c.dataset.points)]);
-  else if (performance.now() - begun > 60000) done(null); else requestAnimationFrame(look); };
+  else if (performance.now() - begun > LIMIT) done(null); else requestAnimationFrame(look); };
 requestAnimationFrame(look);
+""".replace("LIMIT", str(LIMIT))
+WAIT = """
+const done = arguments[arguments.length - 1], selector = arguments[0];
+const look = () => document.querySelector(selector) ? done([performance.now(),
+    performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null])
+  : performance.now() > 120000 ? done(null) : requestAnimationFrame(look);
+look();
 """
 
 
-def opened():
+def opened() -> Any:
     """Start a browser with an empty profile."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
@@ -58,97 +70,281 @@ def opened():
     for flag in (*FLAGS, f"--user-data-dir={folder}", "--window-size=1440,900"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL"})
-    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    browser.set_script_timeout(150)
+    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+    return browser
 
 
-def measure(link: str, token: str) -> dict:
-    """Return what was measured on the page at `link`."""
+class Computing:
+    """CPU time of the server and of the page's main thread: what a loaded machine does not distort."""
+
+    def __init__(self, browser: Any, server: int | None) -> None:
+        self._browser, self._server = browser, server
+
+    def _now(self) -> tuple[float, float]:
+        metrics = self._browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        page = next(one["value"] for one in metrics if one["name"] == "TaskDuration")
+        if self._server is None:
+            return page, 0.0
+        fields = Path(f"/proc/{self._server}/stat").read_text().rpartition(")")[2].split()
+        return page, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @contextlib.contextmanager
+    def each(self, out: dict[str, Any], times: int) -> Iterator[None]:
+        """Add the milliseconds of one of `times` questions to `out`."""
+        before = self._now()
+        yield
+        page, server = (1000 * (b - a) / times for a, b in zip(before, self._now(), strict=True))
+        out["cpu of the page"], out["cpu of the server"] = round(page, 1), round(server, 1)
+
+
+def spread(times: Sequence[float | None]) -> dict[str, Any]:
+    """Return median and 95th percentile; an answer that did not come is infinitely late."""
+    found = sorted(t if t is not None else float("inf") for t in times)
+    return {
+        "median": round(statistics.median(found), 1),
+        "p95": round(found[max(0, -(-95 * len(found) // 100) - 1)], 1),
+        "n": len(found),
+    }
+
+
+def encoded(text: str) -> str:
+    """Return a column key as the page's links have it: encoded twice."""
+    return quote(quote(text, safe=""), safe="")
+
+
+QUESTIONS = {
+    "filter": [
+        (f"where={quote(text)}", text)
+        for text in (f"lr < {rate} and acc > 0.{k}" for k in range(1, 6) for rate in (0.0005, 0.002, 0.005, 0.05))
+    ],
+    "sort": [
+        (f"sort={'-' if k % 2 else ''}{encoded(f'{form}:metric_{k:02d}')}", f"{form}:metric_{k:02d}")
+        for form in ("last", "max")
+        for k in range(10)
+    ],
+    "group": [
+        (f"group={encoded(f'arg:{a}')}%2C{encoded(f'arg:{b}')}{more}", f'"group":["arg:{a}","arg:{b}"]')
+        for more in ("", "&where=acc+%3C+0.9")
+        for a in ("lr", "width", "optimizer", "seed")
+        for b in ("lr", "width", "optimizer", "seed")
+        if a != b
+    ][:20],
+    "search": [
+        (f"search={quote(text)}", text)
+        for text in (f"seed={k % 5} width={w}" for k in range(5) for w in (64, 128, 256, 512))
+    ],
+}  # fmt: skip
+"""What is asked of the table, and a part of the question by which its answer is known."""
+
+
+def paints(browser: Any, link: str, ready: str, times: int = 5) -> dict[str, Any]:
+    """Return when the page first painted, and when `ready` was there, each time from nothing."""
+    found = []
+    for _ in range(times):
+        browser.get("about:blank")
+        browser.get(link)
+        found.append(browser.execute_async_script(WAIT, ready))
+    seen = [one for one in found if one is not None]
+    return {
+        "first paint": spread([one[1] for one in seen if one[1] is not None]),
+        "content": spread([one and one[0] for one in found]),
+    }
+
+
+def measure(link: str, token: str, server: int | None = None) -> dict[str, Any]:
+    """Return what was measured on the page at `link`, served by the process `server`."""
     browser = opened()
-    browser.set_script_timeout(90)
-    out: dict = {}
+    computing = Computing(browser, server)
+    out: dict[str, Any] = {}
     try:
-        paints = []
-        for _ in range(5):
-            browser.get("about:blank")
-            browser.get(f"{link}#token={token}")
-            shown = browser.execute_async_script(
-                "const done = arguments[0]; const look = () => document.querySelector('.grid .row .runlink')"
-                " ? done(performance.now()) : requestAnimationFrame(look); look()"
-            )
-            first = browser.execute_script(
-                "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-            )
-            paints.append((first, shown))
-        out["first paint"] = statistics.median(p[0] for p in paints)
-        out["first rows"] = statistics.median(p[1] for p in paints)
-        questions = {
-            "filter": [f"#/runs?where=lr+%3C+{r}+and+acc+%3E+0.{k}" for k, r in enumerate(("0.001", "0.01", "0.1", "0.0003") * 5)],
-            "sort": [f"#/runs?sort={'-' * (k % 2)}last%253Ametric_{k:02d}" for k in range(18)],
-            "group": [f"#/runs?group=arg%253A{a}%2Carg%253A{b}" for a, b in (("lr", "width"), ("lr", "seed"), ("width", "optimizer"), ("optimizer", "seed"), ("lr", "optimizer")) * 4],
-            "search": [f"#/runs?search=seed%3D{k % 5}+lr%3D0.00{k % 3}" for k in range(1, 16)],
-        }  # fmt: skip
-        for kind, hashes in questions.items():
-            browser.execute_async_script(CHANGE, "#/runs")
-            took = []
-            for hash_ in hashes:
-                found = browser.execute_async_script(CHANGE, hash_)
-                if found is not None:
-                    took.append(found)
-            took.sort()
-            out[kind] = {
-                "median": statistics.median(took),
-                "p95": took[max(0, int(0.95 * len(took)) - 1)],
-                "n": len(took),
-            }
-        charts = []
-        for name in ("loss", "acc", "metric_03", "metric_07"):
-            hash_ = f"#/charts?most=200&names={name}&sort=fact%253Astarted"
-            charts.append(browser.execute_async_script(DRAWN, hash_, name))
-            again = browser.execute_async_script(DRAWN, hash_ + "&logy=1", name)
-            charts.append(again)
-        out["200 runs"] = {"first": charts[::2], "again": charts[1::2]}
-        browser.execute_async_script(CHANGE, "#/runs?where=%22signal%22+is+not+null")
-        run = browser.execute_script(
-            "return document.querySelector('.grid .row .runlink')?.getAttribute('href')"
-        ).split("/")[-1]
-        hash_ = f"#/charts?runs={run}&names=signal"
-        out["10^7 points"] = {"first": browser.execute_async_script(DRAWN, hash_, "signal")}
-        brushes = []
-        for k in range(20):
-            lo = 400_000 * k + 1000
-            hi = lo + (4_000_000 if k % 2 else 30_000)
-            zoomed = f"{hash_}&zoom={lo}%3A{hi}"
-            brushes.append(browser.execute_async_script(DRAWN, zoomed, "signal")[1])
-        out["10^7 points"]["brush"] = brushes
-        browser.get(f"{link}#/runs")
-        time.sleep(3)
-        browser.get_log("performance")
-        time.sleep(30)
-        received = 0
-        for entry in browser.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.dataReceived":
-                received += message["params"]["dataLength"]
-        out["idle bytes per second"] = received / 30
+        out.update(paints(browser, f"{link}#token={token}", ".grid .row .runlink"))
+        for kind, questions in QUESTIONS.items():
+            took, cpu = [], {}
+            with computing.each(cpu, len(questions)):
+                for number, (question, part) in enumerate(questions):
+                    sign = json.dumps(part)[1:-1] if kind != "group" else part
+                    hash_ = f"#/runs?{question}&turn={number}"
+                    took.append(browser.execute_async_script(ANSWERED, hash_, sign))
+            out[kind] = {**spread(took), **cpu}
+        browser.execute_async_script(ANSWERED, "#/runs", '"where":""')
+        cpu = {}
+        with computing.each(cpu, 16):
+            first, again = charts(browser)
+        out["200 runs"] = {
+            "read first": spread([one and one[0] for one in first]),
+            "again": spread([one and one[0] for one in again]),
+            **cpu,
+        }
+        out["10^7 points"] = brushed(browser)
+        out["idle bytes per second"] = idle(browser, link)
     finally:
         browser.quit()
     return out
 
 
-if __name__ == "__main__":
-    if sys.argv[1].startswith("http"):
-        address, _, secret = sys.argv[1].partition("#token=")
-        print(json.dumps(measure(address, secret), indent=1))
-        raise SystemExit
+def charts(browser: Any) -> tuple[list[Any], list[Any]]:
+    """Return the times of charts of 200 runs: names read for the first time, and drawn another way."""
+    first, again = [], []
+    for name in ("loss", "acc", *(f"metric_{k:02d}" for k in range(3, 9))):
+        hash_ = f"#/charts?most=200&names={name}&sort={encoded('fact:started')}"
+        first.append(browser.execute_async_script(DRAWN, hash_, name))
+        again.append(browser.execute_async_script(DRAWN, hash_ + "&logy=1", name))
+    return first, again
+
+
+def brushed(browser: Any) -> dict[str, Any]:
+    """Return the times of zooming into a curve of ten million points."""
+    browser.execute_async_script(ANSWERED, "#/runs?where=%22signal%22+is+not+null", "signal")
+    run = browser.execute_script(
+        "return document.querySelector('.grid .row .runlink')?.getAttribute('href')"
+    ).split("/")[-1]
+    hash_ = f"#/charts?runs={run}&names=signal"
+    first = browser.execute_async_script(DRAWN, hash_, "signal")
+    took = []
+    for k in range(20):
+        lo = 400_000 * k + 1000
+        hi = lo + (4_000_000 if k % 2 else 30_000)
+        took.append(browser.execute_async_script(DRAWN, f"{hash_}&zoom={lo}%3A{hi}", "signal"))
+    return {
+        "first": first and first[0],
+        "points": first and first[2],
+        "brush": spread([one and one[0] for one in took]),
+    }
+
+
+def idle(browser: Any, link: str, seconds: float = 20.0) -> float:
+    """Return the bytes that an untouched page receives in a second."""
+    browser.get(f"{link}#/runs")
+    browser.execute_async_script(WAIT, ".grid .row .runlink")
+    time.sleep(3)
+    browser.get_log("performance")
+    time.sleep(seconds)
+    received = 0
+    for entry in browser.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.dataReceived":
+            received += message["params"]["dataLength"]
+    return received / seconds
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[tuple[str, str, int]]:
+    """Serve the page of a project; yield address, token and process once it has read every run."""
     command = [sys.executable, "-m", "rearview", "ui", "--no-browser", "--port", "0"]
     server = subprocess.Popen(
-        command, cwd=Path(sys.argv[1]), stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+        command, cwd=folder, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
     )
     assert server.stdout is not None
-    address, _, secret = server.stdout.readline().strip().partition("#token=")
-    print(platform.platform(), address)
+    begun = time.monotonic()
     try:
-        print(json.dumps(measure(address, secret), indent=1))
+        address, _, secret = server.stdout.readline().strip().partition("#token=")
+        while _state(address, secret).get("pending", 1):
+            time.sleep(0.1)
+        print(f"server ready after {time.monotonic() - begun:.1f} s", flush=True)
+        yield address, secret, server.pid
     finally:
         server.terminate()
         server.wait()
+
+
+def _state(address: str, token: str) -> dict[str, Any]:
+    from urllib.request import Request, urlopen
+
+    request = Request(f"{address}api/state", headers={"Authorization": f"Bearer {token}"})
+    with urlopen(request) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def peers(runs: int = 1000) -> dict[str, Any]:
+    """Return how long both pages take to open the same runs: TensorBoard's, and ours."""
+    from store import make
+
+    out: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="rearview-peer-") as scratch:
+        project, events = Path(scratch, "project"), Path(scratch, "events")
+        project.mkdir()
+        make(project, runs, wide=0, long=0)
+        write_events(project, events)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        begun = time.monotonic()
+        board = subprocess.Popen(
+            [sys.executable, "-m", "tensorboard.main", "--logdir", str(events), "--port", str(port), "--bind_all"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        address = f"http://127.0.0.1:{port}/"
+        try:
+            while _tags(address) < runs:
+                time.sleep(0.2)
+            out["tensorboard read all runs, s"] = round(time.monotonic() - begun, 1)
+            with serving(project) as (link, token, _):
+                browser = opened()
+                try:
+                    for turn in range(3):
+                        ours = paints(browser, f"{link}#token={token}", ".grid .row .runlink", 1)
+                        curve = browser.execute_async_script(
+                            DRAWN, f"#/charts?most=200&names=loss&turn={turn}", "loss"
+                        )
+                        theirs = paints(
+                            browser,
+                            f"{address}#timeseries",
+                            "line-chart canvas, line-chart svg path",
+                            1,
+                        )
+                        for name, one in (("rearview", ours), ("tensorboard", theirs)):
+                            for what, times in one.items():
+                                out.setdefault(f"{name} {what}", []).append(times["median"])
+                        out.setdefault("rearview curves of 200 runs", []).append(curve and curve[0])
+                finally:
+                    browser.quit()
+        finally:
+            board.terminate()
+            board.wait()
+    return out
+
+
+def write_events(project: Path, events: Path) -> None:
+    """Write the values of every run as event files, with TensorBoard's own classes."""
+    import pyarrow.parquet as pq
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    for folder in sorted((project / ".rearview" / "runs").iterdir()):
+        writer = EventFileWriter(str(events / folder.name))
+        table = pq.read_table(next(folder.glob("records-*.parquet")))
+        columns = (table[name].to_pylist() for name in ("name", "indices", "time", "number"))
+        for name, indices, when, number in zip(*columns, strict=True):
+            value = Summary.Value(tag=name, simple_value=number)
+            summary = Summary(value=[value])
+            writer.add_event(Event(wall_time=when, step=indices[0], summary=summary))
+        writer.close()
+
+
+def _tags(address: str) -> int:
+    """Return how many runs TensorBoard has read so far."""
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(f"{address}data/runs") as answer:
+            return len(json.load(answer))
+    except (URLError, OSError):
+        return 0
+
+
+if __name__ == "__main__":
+    print(platform.platform(), "load", os.getloadavg(), flush=True)
+    if sys.argv[1] == "--peer":
+        print(json.dumps(peers(int(sys.argv[3]) if len(sys.argv) > 3 else 1000), indent=1))
+    elif sys.argv[1].startswith("http"):
+        place, _, secret_ = sys.argv[1].partition("#token=")
+        print(json.dumps(measure(place, secret_), indent=1))
+    else:
+        with serving(Path(sys.argv[1])) as (place, secret_, process):
+            print(json.dumps(measure(place, secret_, process), indent=1))
+    print("load", os.getloadavg())

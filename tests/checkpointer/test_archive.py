@@ -111,7 +111,7 @@ def test_a_damaged_copy_away_is_reported_and_the_one_before_comes_back(make, tmp
     newest = one._archive.folder.saves()[0]
     (tmp_path / "far/x.saves" / newest.id / "a b.pt").write_text("9")
     other_node(tmp_path)
-    with pytest.warns(CheckpointerWarning, match="not what was saved"):
+    with pytest.warns(CheckpointerWarning, match="is damaged"):
         assert make(**options).restore(0) == 1
 
 

@@ -418,5 +418,7 @@ def test_files_that_the_run_writes_itself_are_not_inputs_that_changed(tmp_path, 
     code, text = ask("backfill", "w", "--yes", "--workers", "1", folder=folder)
     assert code == 1
     assert len(re.findall("changed since: .*data.npy is not what run .* read", text)) == 1
-    assert text.count("data.npy has changed since the run read it") == 1  # said of all three runs at once
+    assert (
+        text.count("data.npy has changed since the run read it") == 1
+    )  # said of all three runs at once
     assert "not exact: 3 of 3 segments" in text

@@ -39,7 +39,7 @@ def test_what_names_no_remote_is_refused_with_the_choices(target, mode):
 
 def test_outside_htcondor_its_transfer_is_refused(monkeypatch):
     monkeypatch.delenv("_CONDOR_JOB_AD", raising=False)
-    with pytest.raises(UsageError, match="no HTCondor job"):
+    with pytest.raises(UsageError, match="not an HTCondor job"):
         open_remote("htcondor:")
 
 

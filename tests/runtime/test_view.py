@@ -263,3 +263,75 @@ def test_an_environment_of_python_in_the_project_is_used_as_it_is():
     assert view.real("/proj/.venvs/a.py") == "/scratch/.venvs/a.py"
     assert not view.guards(inside)
     assert view.guards("/proj/a.py")
+
+
+FOLDED = """
+photos = pathlib.Path(home, "proj/photos/old")
+photos.mkdir(parents=True)
+for k in range(3):
+    photos.joinpath(f"{k}.png").write_text(str(k))
+os.symlink(home + "/proj/photos", home + "/proj/.rearview/tree/photos")
+view.folded.add(home + "/proj/.rearview/tree/photos")
+def listed():
+    return sorted(p.relative_to(home + "/proj").as_posix() for p in pathlib.Path(home, "proj/photos").rglob("*"))
+"""
+
+
+def folded(folder, text):
+    """Run a text as a replay in whose tree the folder `photos` is a link; return what it printed."""
+    before, after = HEAD.split("file_patches.install(view)")
+    (folder / "program.py").write_text(
+        before + FOLDED + "file_patches.install(view)" + after + textwrap.dedent(text)
+    )
+    env = {**os.environ, "PYTHONPATH": SOURCE}
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kept = {p.name: p.read_text() for p in (folder / "proj/photos").rglob("*") if p.is_file()}
+    assert kept == {"0.png": "0", "1.png": "1", "2.png": "2"}
+    return done.stdout.split()
+
+
+def test_a_folder_that_is_a_link_for_us_is_none_for_the_program(tmp_path):
+    assert folded(
+        tmp_path,
+        """
+        print(sum(len(files) for _, _, files in os.walk("photos")))
+        print(sum(len(files) for _, _, files in os.walk(".")))
+        print(len(list(pathlib.Path(".").rglob("*.png"))), len(glob.glob("**/*.png", recursive=True)))
+        print(os.path.islink("photos"), pathlib.Path("photos").is_symlink(), os.path.isdir("photos"))
+        (entry,) = [one for one in os.scandir(".") if one.name == "photos"]
+        print(entry.is_symlink(), entry.is_dir(follow_symlinks=False), entry.is_file())
+        try:
+            os.readlink("photos")
+        except OSError as exc:
+            print(exc.errno)
+        print(open("photos/old/1.png").read(), os.path.realpath("photos/old") == home + "/proj/photos/old")
+        """,
+    ) == ["3", "3", "3", "3", "False", "False", "True", "False", "True", "False", "22", "1", "True"]
+
+
+@pytest.mark.parametrize(
+    ("write", "found"),
+    [
+        ('open("photos/old/1.png", "w").write("new")', "new"),
+        ('open("photos/old/1.png", "a").write("new")', "1new"),
+        ('open(home + "/proj/photos/old/1.png", "r+").write("new")', "new"),
+        ('open(next(e.path for e in os.scandir("photos/old") if e.name == "1.png"), "w").write("new")', "new"),
+        ('os.chdir("photos"); open("old/1.png", "w").write("new"); os.chdir("..")', "new"),
+        ('os.remove("photos/old/1.png"); open("photos/old/1.png", "x").write("new")', "new"),
+        ('os.rename("photos/old/2.png", "photos/old/1.png")', "2"),
+        ('shutil.rmtree("photos"); os.makedirs("photos/old"); open("photos/old/1.png", "w").write("new")', "new"),
+        ('os.rename("photos", "moved"); shutil.copytree("moved", "photos")', "1"),
+        ('shutil.copy("photos/old/2.png", "photos/old/1.png")', "2"),
+    ],
+)  # fmt: skip
+def test_what_is_written_in_such_a_folder_is_the_replays_own(tmp_path, write, found):
+    text = f"""
+        {write}
+        print(open("photos/old/1.png").read())
+        open("photos/new.txt", "w").write("made")
+        os.mkdir("photos/more")
+        print(sorted(os.listdir("photos")) in (["more", "new.txt", "old"],))
+        """
+    assert folded(tmp_path, text) == [found, "True"]

@@ -99,6 +99,22 @@ def test_what_was_read_is_there_at_once_the_next_time(made, monkeypatch):
     second.close()
 
 
+def test_numbers_in_printed_lines_are_found_again_in_the_cache(tmp_path):
+    from plainly import recorded, write
+    from rearview.store.project import Project
+    from rearview.web.series import Chart, Series
+
+    write(tmp_path, train="for epoch in range(3):\n    print(f'epoch {epoch} loss {epoch / 4}')\n")
+    assert recorded(tmp_path, "train.py", capture="printed").code == 0
+    for _ in range(2):  # the second index knows the runs from its cache
+        index = Index(Project.find(tmp_path))
+        index.refresh()
+        [run] = index.entries
+        assert stats(index)[run] == (3, 0.5)
+        assert b'"points": 3' in Series(index).chart(Chart("loss", [run]))
+        index.close()
+
+
 def test_a_damaged_cache_is_made_again(made):
     run = made.run((at(epoch=0), {"loss": 1.0}))
     first = Index(made.project)

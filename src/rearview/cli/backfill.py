@@ -19,6 +19,7 @@ from rearview.cli.options import (
     some_names,
     some_runs,
     span,
+    sure_option,
     without_mark,
 )
 from rearview.cli.studies import replay_programs, study_options
@@ -72,6 +73,7 @@ _REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replay
 )
 @click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
 @click.option("--again", is_flag=True, help="Also run what is there and could not be proved.")
+@sure_option
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
 @quiet_option
@@ -87,6 +89,7 @@ def backfill(
     gpus: float | None,
     budget: float | None,
     again: bool,
+    sure: float | None,
     explain: bool,
     yes: bool,
     quiet: bool,
@@ -94,7 +97,8 @@ def backfill(
 ) -> int:
     """Fill columns for past runs from log statements added since.
 
-    Write the log statement into the newest source, then name what it logs. Only what must run
+    Write the log statement into the newest source, then name what it logs. A name that only a past
+    version logs is filled too, from the newest statement that logged it. Only what must run
     again does, from checkpoints, and each replay is proved against what was recorded. With --json
     each event is a line (docs/backfill.md). `rearview workers` adds and takes away workers while
     it runs. Exit code 0: filled and proved (or nothing was missing); 1: something was refused or
@@ -115,6 +119,7 @@ def backfill(
         on=on,
         gpus=gpus,
         again=again,
+        sure=sure,
     )
     with waiting("planning", quiet=quiet):
         plan = past.plan(question)
@@ -228,6 +233,7 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
         "unproved": [
             _outcome_as_json(outcome) for outcome in report.outcomes if not outcome.proved
         ],
+        "moved": list(report.replaced),
         "refusals": _refusals_as_json(report.refusals),
         "environment_differences": report.environment_differences,
     }
@@ -244,6 +250,8 @@ def finish(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = 
         output.out(text)
     for text in _doubts(report.outcomes, report.redone):
         output.out(text)
+    for sentence in report.replaced:
+        output.out(f"{output.paint('moved:', output.YELLOW)} {sentence}")
     if report.outcomes:
         output.out(
             f"{plural(report.written, 'record')} written in {duration(report.seconds)}"

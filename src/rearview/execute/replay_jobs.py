@@ -113,6 +113,8 @@ class ReplayJobs:
     versions: Versions
     runs: Runs
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    fold: bool = False
+    """Whether large folders of inputs may be one link each: only a process of this machine can follow it."""
 
     def run_folder(self, run: str) -> Path:
         """Return the folder with the records of a run and of its replays."""
@@ -146,9 +148,11 @@ class ReplayJobs:
         self.runs.start_replay(run.id, segment_file.replay, facts)
         folder = self.project.replays / segment_file.replay
         tree = folder / "tree"
-        self._make_tree(run, version, tree)
         segment_file = msgspec.structs.replace(
-            segment_file, tree=str(tree), report=str(folder / "report.json")
+            segment_file,
+            tree=str(tree),
+            folded=self._make_tree(run, version, tree),
+            report=str(folder / "report.json"),
         )
         file = folder / "segment.json"
         publish(file, msgspec.json.encode(segment_file), durable=False)
@@ -184,13 +188,25 @@ class ReplayJobs:
             beside=command.folder if control.module else (tree / script_of(run, home)).parent,
         )
 
-    def _make_tree(self, run: Run, version: str, tree: Path) -> None:
-        written = self.runs.created_paths(run.id)
-        root = os.path.realpath(self.project.root)
-        read = [run.now(path, root) for path in run.end.inputs]
-        inputs = {os.path.relpath(path, root) for path in read}
-        make_tree(self.project.root, self.versions, version, run.started, tree, written, inputs)
+    def _make_tree(self, run: Run, version: str, tree: Path) -> tuple[str, ...]:
+        """Lay out the scratch tree; return the folders in it that are links."""
+        root, written = self.project.root, self.runs.created_paths(run.id)
+        here = os.path.realpath(root)
+        # a program that believes its project elsewhere would follow such a link out of it
+        fold = self.fold and run.home(here) == here
+        folded = make_tree(
+            root,
+            self.versions,
+            version,
+            run.started,
+            tree,
+            written,
+            fold=fold,
+            working_folder=os.path.relpath(run.cwd or here, here),
+            inputs={os.path.relpath(run.now(path, here), here) for path in run.end.inputs},
+        )
         keep_recorded_texts(self.versions, run.version, version, tree)
+        return folded
 
     def from_the_start(self, run: Run, task: Task, because: str) -> Task:
         """Return a task that repeats a replay from the start of the run, without any checkpoint.
@@ -206,11 +222,11 @@ class ReplayJobs:
         facts |= {"redoes": task.id, "because": because}
         self.runs.start_replay(run.id, folder.name, facts)
         tree = folder / "tree"  # a new one: the first tree holds what the first replay wrote
-        self._make_tree(run, first.version, tree)
         segment_file = msgspec.structs.replace(
             segment_file,
             replay=folder.name,
             tree=str(tree),
+            folded=self._make_tree(run, first.version, tree),
             report=str(folder / "report.json"),
             jump=False,
             thorough=True,
@@ -263,7 +279,7 @@ class ReplayJobs:
             self._try_disk()
         if report.failure is ReplayFailure.DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.project.store))
-        explained = report.failure is ReplayFailure.PROBE_RAISED
+        explained = report.failure in {ReplayFailure.PROBE_RAISED, ReplayFailure.WRONG_PLACE}
         if report.error and not explained and task.log.is_file():
             report.error = _explain(report.error, task.log.read_text("utf-8", "replace"))
         report.written = max(report.written, self._count_records(run, task))

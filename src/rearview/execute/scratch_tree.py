@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rearview.model.plan import TEXTS
@@ -16,6 +17,8 @@ from rearview.store.files import close_to_others, make_folder
 from rearview.store.project import FOLDER
 from rearview.store.versions.versions import Versions
 
+FOLD_FROM = 100
+"""A folder with at least so many files is linked as one: to make a link can take a millisecond."""
 _NOT_INPUTS = {FOLDER, ".git", ".hg", "__pycache__", "node_modules", ".venv", ".tox"}
 
 
@@ -26,33 +29,133 @@ def make_tree(
     before: float,
     tree: Path,
     written_by_run: tuple[Collection[str], Collection[str]] = ((), ()),
+    *,
+    fold: bool = False,
+    working_folder: str = "",
     inputs: Collection[str] = (),
-) -> None:
+) -> tuple[str, ...]:
     """Make `tree` look like the project at `root` when a run started at time `before`.
 
     A file that has not changed since then is linked. `written_by_run` names the files and the folders
     that the run created: they are left out whatever their time is, because files from an archive carry
     the time at which the archive was made. `inputs` are files that the run read and did not write: they
     are linked even if they were changed since, and the proof of the replay says so.
+
+    With `fold`, a folder of many files that nothing has touched since then is one link. Return these
+    folders, relative to the tree: a replay must show them as folders (`FileView.folded`). The
+    `working_folder`, relative to the project, is none of them.
     """
     files, folders = written_by_run
     make_folder(tree)
     versions.export(version, tree)
-    exported = {relative for _, entries in _folders(tree) for relative, _ in entries}
-    home = os.path.realpath(root)
-    for prefix, entries in _folders(root):
-        targets = [
-            (relative, _link_target(entry, home, tree))
-            for relative, entry in entries
-            if relative not in exported
-            and relative not in files
-            and not _is_below(relative, folders)
-            and (_is_older(entry, before) or relative in inputs)
-        ]
-        if targets:
-            make_folder(tree / prefix)
-        for relative, target in targets:
-            os.symlink(target, f"{tree}{os.sep}{relative}")  # noqa: PTH211 - one of many thousands
+    layout = _Layout(
+        before,
+        frozenset(files).union(_files_below(str(tree))),
+        frozenset(folders),
+        os.path.realpath(root),
+        tree,
+        os.path.join(working_folder, ""),  # noqa: PTH118 - with a separator at its end
+        inputs=frozenset(inputs),
+    )
+    project = layout.read(str(root))
+    if project is not None:
+        layout.link(project, fold=fold)
+    return tuple(layout.folded)
+
+
+@dataclass(slots=True)
+class _Folder:
+    """A folder of the project, with what a replay may read in it."""
+
+    path: str
+    prefix: str
+    """Relative to the project: empty, or with a separator at its end."""
+    whole: bool = True
+    """Whether a link to it would show just what it held when the run started."""
+    count: int = 0
+    """Files in it and below."""
+    files: list[tuple[str, os.DirEntry[str]]] = field(default_factory=list)
+    """Paths relative to the project, and entries."""
+    folders: list[_Folder] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Reads a project and links its inputs into a scratch tree."""
+
+    before: float
+    taken: frozenset[str]
+    """Files that are not linked: source, and what the run wrote."""
+    written: frozenset[str]
+    """Folders that the run created."""
+    home: str
+    tree: Path
+    working_folder: str = ""
+    inputs: frozenset[str] = frozenset()
+    """Files that the run read and did not write."""
+    folded: list[str] = field(default_factory=list)
+    changing: set[str] = field(init=False)
+    """Folders with something in them, or below, that is not linked."""
+
+    def __post_init__(self) -> None:
+        paths = self.taken | self.written
+        self.changing = {str(above) for path in paths for above in Path(path).parents}
+        self.changing |= self.written
+
+    def read(self, path: str, prefix: str = "") -> _Folder | None:
+        """Return the inputs in a folder and below it; None if it holds none by what it is."""
+        try:
+            entries = list(os.scandir(path))
+        except OSError:
+            return None
+        if any(entry.name == "pyvenv.cfg" for entry in entries):
+            return None
+        found = _Folder(path, prefix, whole=prefix.removesuffix(os.sep) not in self.changing)
+        found.whole = found.whole and not self.working_folder.startswith(prefix)
+        for entry in entries:
+            relative = f"{prefix}{entry.name}"
+            if not entry.is_dir(follow_symlinks=False):
+                if self._is_input(relative, entry):
+                    found.files.append((relative, entry))
+                    found.whole = found.whole and entry.is_file(follow_symlinks=False)
+                else:
+                    found.whole = False
+                continue
+            below = None
+            if entry.name not in _NOT_INPUTS:
+                below = self.read(entry.path, relative + os.sep)
+            if below is not None:
+                found.folders.append(below)
+                found.count += below.count
+            # a folder whose own time is later has lost a file, or got one
+            still = entry.stat(follow_symlinks=False).st_mtime <= self.before
+            found.whole = found.whole and below is not None and below.whole and still
+        found.count += len(found.files)
+        return found
+
+    def _is_input(self, relative: str, entry: os.DirEntry[str]) -> bool:
+        return (
+            relative not in self.taken
+            and not _is_below(relative, self.written)
+            and (relative in self.inputs or _is_older(entry, self.before))
+        )
+
+    def link(self, folder: _Folder, *, fold: bool) -> None:
+        """Link the files of a folder, and fold the folders in it that may be."""
+        if folder.files:
+            make_folder(self.tree / folder.prefix)
+        for relative, entry in folder.files:
+            target = _link_target(entry, self.home, self.tree)
+            os.symlink(target, f"{self.tree}{os.sep}{relative}")  # noqa: PTH211 - one of many
+        for below in folder.folders:
+            name = below.prefix.removesuffix(os.sep)
+            still = os.stat(below.path).st_mtime <= self.before  # noqa: PTH116
+            if fold and below.whole and still and below.count >= FOLD_FROM:
+                make_folder(self.tree / folder.prefix)
+                os.symlink(below.path, f"{self.tree}{os.sep}{name}")  # noqa: PTH211
+                self.folded.append(name)
+            else:
+                self.link(below, fold=fold)
 
 
 def keep_recorded_texts(versions: Versions, recorded: str, version: str, tree: Path) -> None:
@@ -126,22 +229,11 @@ def _link_target(entry: os.DirEntry[str], home: str, tree: Path) -> str:
     return entry.path
 
 
-def _folders(root: Path) -> Iterator[tuple[str, list[tuple[str, os.DirEntry[str]]]]]:
-    """Yield each folder below `root`, relative to it, with its files: their paths and entries."""
-    remaining = [(str(root), "")]
-    while remaining:
-        folder, prefix = remaining.pop()
-        try:
-            entries = list(os.scandir(folder))
-        except OSError:
-            continue
-        if any(entry.name == "pyvenv.cfg" for entry in entries):
-            continue
-        files = []
+def _files_below(folder: str, prefix: str = "") -> Iterator[str]:
+    """Yield the files below a folder, relative to it."""
+    with os.scandir(folder) as entries:
         for entry in entries:
-            relative = f"{prefix}{entry.name}"
-            if not entry.is_dir(follow_symlinks=False):
-                files.append((relative, entry))
-            elif entry.name not in _NOT_INPUTS:
-                remaining.append((entry.path, relative + os.sep))
-        yield prefix, files
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path, f"{prefix}{entry.name}{os.sep}")
+            else:
+                yield f"{prefix}{entry.name}"

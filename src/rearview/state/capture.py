@@ -19,6 +19,7 @@ from typing import Any
 from rearview.errors import StateError
 from rearview.model import MissingPart
 from rearview.state.anchors import Anchors, find_path
+from rearview.state.builders import BUILDERS
 from rearview.state.codecs.containers import set_recipe
 from rearview.state.codecs.python_objects import CellKind
 from rearview.state.codecs.rng import read_global
@@ -27,7 +28,6 @@ from rearview.state.kinds import Kind
 from rearview.state.memory import SMALL, Blocks, extent
 from rearview.state.object_ids import MarkedContents, possible_ids, with_marked_ids
 from rearview.state.pickling import Unpicklable, reducer_for
-from rearview.state.rebuild import BUILDERS
 
 _SET = b"\x8f\x94("
 """Opcodes at the start of a pickled set that is not empty."""

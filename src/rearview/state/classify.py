@@ -23,6 +23,7 @@ import uuid
 import weakref
 from typing import Any
 
+from rearview.state.code_lookup import PatchedBuiltin, importable
 from rearview.state.codecs.arrays import ArrayKind
 from rearview.state.codecs.containers import (
     CONTAINERS,
@@ -32,7 +33,6 @@ from rearview.state.codecs.containers import (
 )
 from rearview.state.codecs.context import hidden_kind
 from rearview.state.codecs.data_loaders import LOADER, is_loader_iterator
-from rearview.state.codecs.functions import PatchedBuiltin, importable
 from rearview.state.codecs.iterators import GENERATOR, LOOP_ITERATOR, LoopIterator
 from rearview.state.codecs.open_files import CSV_WRITER, HDF5, OUTSIDE, THREAD, stream_kind
 from rearview.state.codecs.python_objects import (

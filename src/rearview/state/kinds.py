@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from rearview.errors import StateError
-from rearview.state.codecs.functions import importable
+from rearview.state.code_lookup import importable
 from rearview.state.memory import Blocks, RestoredMemory
 
 _HEAP_TYPE = 1 << 9

@@ -1,6 +1,6 @@
 """Reducers: pickle objects created after the walk into the skeleton, one function per type.
 
-`capture` calls `reducer_for` once per type. A reducer returns a builder (see `rebuild`), its
+`capture` calls `reducer_for` once per type. A reducer returns a builder (see `builders`), its
 arguments and the content, as `__reduce_ex__` does.
 """
 
@@ -16,7 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from rearview.state.codecs import arrays, data_loaders, functions, iterators, tensors
+from rearview.state import code_lookup
+from rearview.state.builders import BUILDERS, LOST_CLASS, Lost, reason_of
+from rearview.state.codecs import arrays, data_loaders, iterators, tensors
 from rearview.state.codecs.containers import READ_ONLY, WEAK_CONTAINERS, ObjectId
 from rearview.state.codecs.context import CHILD, is_running
 from rearview.state.codecs.open_files import (
@@ -31,7 +33,6 @@ from rearview.state.codecs.open_files import stream_kind as stream
 from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 from rearview.state.kinds import REF, Capturing, layout_of
 from rearview.state.memory import SMALL, is_array, is_tensor, root_of
-from rearview.state.rebuild import BUILDERS, LOST_CLASS, Lost, reason_of
 
 Reducer = Callable[[Any, Capturing], Any]
 
@@ -139,7 +140,7 @@ def _own_pickling(obj: Any, capturing: Capturing) -> Any:
 
 def _by_name(obj: Any, capturing: Capturing) -> Any:
     module = type(obj).__module__
-    name = functions.name_in_module(obj, module)
+    name = code_lookup.name_in_module(obj, module)
     return _own_pickling(obj, capturing) if name is None else (BUILDERS["named"], (module, name))
 
 
@@ -244,12 +245,12 @@ def _anchor_by_address(array: Any, capturing: Capturing) -> int:
 
 
 def _function(obj: Any, capturing: Capturing) -> Any:
-    is_importable = functions.importable(obj)
+    is_importable = code_lookup.importable(obj)
     if is_importable and not capturing.anchors.rules.project(obj.__module__ or ""):
         return NotImplemented
     # a project function that is no anchor was created in a loop of its module: after set-up its name
     # does not exist yet, so it is described by the location of its code
-    place = functions.locate(obj)
+    place = code_lookup.locate(obj)
     if place is None:
         return (
             NotImplemented
@@ -265,7 +266,7 @@ def _function(obj: Any, capturing: Capturing) -> Any:
 
 
 def _class(obj: Any, capturing: Capturing) -> Any:
-    if functions.importable(obj):
+    if code_lookup.importable(obj):
         return NotImplemented
     for module in ("types", "_collections_abc"):
         for label, value in vars(sys.modules[module]).items():
@@ -273,7 +274,7 @@ def _class(obj: Any, capturing: Capturing) -> Any:
                 return BUILDERS["named"], (module, label)
     if obj.__module__ == "builtins":
         return NotImplemented
-    name = functions.name_in_module(obj, obj.__module__)
+    name = code_lookup.name_in_module(obj, obj.__module__)
     if name is not None:
         return BUILDERS["named"], (obj.__module__, name)
     return mark_lost(obj, capturing, LOST_CLASS)
@@ -281,7 +282,7 @@ def _class(obj: Any, capturing: Capturing) -> Any:
 
 def _builtin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     owner = obj.__self__
-    if isinstance(owner, types.ModuleType) and not functions.importable(obj):
+    if isinstance(owner, types.ModuleType) and not code_lookup.importable(obj):
         # the library imported it before Rearview or another library replaced it in its module
         return BUILDERS["named"], (owner.__name__, obj.__name__)
     return NotImplemented
@@ -407,7 +408,7 @@ _BY_TYPE: dict[type, Reducer] = {
     Lost: _lost,
     types.FunctionType: _function,
     types.BuiltinFunctionType: _builtin,
-    functions.PatchedBuiltin: _patched_builtin,
+    code_lookup.PatchedBuiltin: _patched_builtin,
     type: _class,
     types.CellType: _cell,
     types.MethodType: _method,

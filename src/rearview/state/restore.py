@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
+from rearview.state import code_lookup
 from rearview.state.anchors import Anchors
+from rearview.state.builders import NAMES, Lost, prelude
 from rearview.state.capture import split
-from rearview.state.codecs import arrays, data_loaders, functions, iterators, open_files, tensors
+from rearview.state.codecs import arrays, data_loaders, iterators, open_files, tensors
 from rearview.state.codecs.containers import (
     CONTAINERS,
     READ_ONLY,
@@ -31,7 +33,6 @@ from rearview.state.codecs.tensors import plain_access
 from rearview.state.kinds import layout_of
 from rearview.state.memory import Block, RestoredMemory
 from rearview.state.object_ids import set_content
-from rearview.state.rebuild import NAMES, Lost, prelude
 
 
 class Restoration:
@@ -120,11 +121,11 @@ class Restoration:
         return arrays.small_array(*form)
 
     def build_function(
-        self, place: functions.CodeLocation, names: Sequence[str], cells: Sequence[Any], *own: Any
+        self, place: code_lookup.CodeLocation, names: Sequence[str], cells: Sequence[Any], *own: Any
     ) -> Any:
         """Return a nested function: code of the live program with the recorded closure."""
         defaults, kwdefaults, attrs = own
-        code = functions.code_at(place)
+        code = code_lookup.code_at(place)
         by_name = dict(zip(names, cells, strict=True))
         closure = tuple(by_name.get(name) or types.CellType() for name in code.co_freevars)
         module = vars(importlib.import_module(place[0]))

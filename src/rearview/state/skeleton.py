@@ -1,6 +1,6 @@
 """Read a skeleton as a tree of nodes, without running any of the program's code.
 
-`compare` and `variables` use it. The functions at the end are rules of comparison: which identities
+`compare` and `checkpoint_variables` use it. The functions at the end are rules of comparison: which identities
 count, which values are equal, which parts are left out.
 """
 
@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Self
 
 from rearview.model.environment import SET_IN_REPLAYS, is_restored
 from rearview.state.anchors import Anchors, bare
+from rearview.state.builders import LOST_CLASS, NAMES, prelude
 from rearview.state.capture import split
 from rearview.state.codecs.containers import SAME
 from rearview.state.exclusions import class_named
 from rearview.state.memory import Block
 from rearview.state.object_ids import set_content
-from rearview.state.rebuild import LOST_CLASS, NAMES, prelude
 
 
 class Ref:

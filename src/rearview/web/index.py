@@ -291,7 +291,11 @@ class Index:
             # of tens of thousands of runs only those that are asked for keep their records
             self.run_records.runs = [fresh[run].run for run in group]
             gather_records(
-                self.project, self.duck, self.run_records, group, lambda file: _known(fresh, file)
+                self.project,
+                self.duck,
+                self.run_records,
+                group,
+                lambda file: self._known(fresh, file),
             )
             for run in group:
                 self._look_again(run, fresh[run])
@@ -327,8 +331,25 @@ class Index:
         for part in parts:
             if part.file is not None:
                 about = part.file.stat()
-                sealed[part.file.name] = (about.st_size, about.st_mtime_ns, part.summary)
+                place = self._place(part.file)
+                sealed[place] = (about.st_size, about.st_mtime_ns, part.summary)
         entry.summaries = sealed
+
+    def _place(self, file: Path) -> str:
+        """Return where a file of records is: its name, or its path in the store if it is elsewhere there.
+
+        Numbers that were read from printed lines are in the cache.
+        """
+        inside = file.parent.parent == self.project.runs
+        return file.name if inside else str(file.relative_to(self.project.store))
+
+    def _known(self, fresh: dict[str, Entry], file: Path) -> Summary | None:
+        """Return the summary of a sealed file that has not changed since it was read."""
+        found = fresh[file.parent.name].sealed().get(self._place(file))
+        if found is None:
+            return None
+        about = file.stat()
+        return found[2] if tuple(found[:2]) == (about.st_size, about.st_mtime_ns) else None
 
     def _read(self, run: str) -> Run:
         try:
@@ -451,10 +472,10 @@ class Index:
     def parts(self, run: str) -> list[RecordPart]:
         """Return the files of a run's records."""
         if run not in self.run_records.parts and run in self.entries:
-            folder = self._runs.folder(run)
+            folder, store = self._runs.folder(run), self.project.store
             self.run_records.parts[run] = [
-                RecordPart(folder / name, summary, size)
-                for name, (size, _, summary) in self.entries[run].sealed().items()
+                RecordPart(store / place if "/" in place else folder / place, summary, size)
+                for place, (size, _, summary) in self.entries[run].sealed().items()
             ]
         return self.run_records.parts.get(run, [])
 
@@ -598,15 +619,6 @@ def _arguments(run: Run) -> Iterator[dict[str, Any]]:
         if kind in _NUMBERS and text is not None:
             number = float({"true": 1, "false": 0}.get(text, text))
         yield {"name": name, "number": number, "text": text}
-
-
-def _known(fresh: dict[str, Entry], file: Path) -> Summary | None:
-    """Return the summary of a sealed file that has not changed since it was read."""
-    found = fresh[file.parent.name].sealed().get(file.name)
-    if found is None:
-        return None
-    about = file.stat()
-    return found[2] if tuple(found[:2]) == (about.st_size, about.st_mtime_ns) else None
 
 
 def _batches(runs: Sequence[str]) -> Iterator[list[str]]:

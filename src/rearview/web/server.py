@@ -520,6 +520,7 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
+        sock.listen(128)  # who opens the link at once waits until the server answers
     except OSError as exc:
         sock.close()
         raise UsageError(

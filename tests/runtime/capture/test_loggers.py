@@ -57,6 +57,39 @@ writer.close(); other.close()
 """
 
 
+BACKGROUND = """
+import mlflow, tensorboardX, rearview
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
+writer = rearview.background(tensorboardX.SummaryWriter, "more")
+tracker = rearview.background(mlflow)
+tracker.log_param("rate", 0.5)
+for epoch in range(3):
+    writer.add_scalar("x/acc", 0.5 * epoch, epoch)
+    writer.add_scalars("split", {"train": epoch}, global_step=epoch)
+    writer.add_text("note", f"after {epoch}", epoch)
+    tracker.log_metric("m/loss", 1 / (epoch + 1), step=epoch)
+    tracker.log_metrics({"m/norm": epoch * 2.0}, step=epoch)
+writer.close()
+tracker.end_run()
+"""
+
+
+def test_what_goes_to_a_background_writer_fills_the_table_too(tmp_path):
+    needs("tensorboardX", "mlflow")
+    ran(tmp_path, BACKGROUND)
+    names = ("x/acc", "split/train", "note", "m/loss", "m/norm")
+    assert columns(tmp_path, *names) == {
+        "x/acc": [0.0, 0.5, 1.0],
+        "split/train": [0, 1, 2],
+        "note": ["after 0", "after 1", "after 2"],
+        "m/loss": [1.0, 0.5, 1 / 3],
+        "m/norm": [0.0, 2.0, 4.0],
+    }
+    assert set(origins(tmp_path).values()) == {"tensorboard", "mlflow"}
+    assert history(tmp_path).run().args["rate"] == 0.5
+    assert list((tmp_path / "more").glob("events.*"))
+
+
 def test_tensorboard_and_tensorboardx_fill_the_table(tmp_path):
     needs("torch", "tensorboard", "tensorboardX")
     ran(tmp_path, TENSORBOARD)

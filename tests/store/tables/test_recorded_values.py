@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rearview.errors import DamagedError
-from rearview.store.tables.recorded_values import recorded
+from rearview.store.tables.recorded_values import recorded, recorded_names
 from rearview.store.tables.sealed_records import MARK, read_summary
 from rearview.store.tables.tables import Tables
 from recorded import Recorded, at
@@ -70,3 +70,25 @@ def test_a_torn_file_is_said_to_be_damaged(tmp_path, keep):
     file.write_bytes(GOLD.read_bytes()[-keep:] if keep else b"")
     with pytest.raises(DamagedError, match="is damaged: "):
         read_summary(file)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_the_names_that_a_run_logged_itself_are_known_without_a_database(
+    store, monkeypatch, is_sealed
+):
+    run = store.run((at(epoch=1), {"loss": 0.5, "acc": 1}))
+    store.replay(run, f"{run}.a", (at(epoch=1), {"asked": 2}))
+    store.add(run, (at(epoch=1), {"taken": 3}), origin="$assigned")
+    if is_sealed:
+        seal(store)
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert recorded_names(store.runs.folder(run)) == {"loss", "acc"}
+
+
+def test_a_damaged_file_has_no_names(store):
+    run = store.run((at(epoch=1), {"loss": 0.5}))
+    store.add(run, (at(epoch=1), {"late": 3}), attempt=1)
+    seal(store)
+    first, _ = sealed(store, run)
+    first.write_bytes(first.read_bytes()[:-5])
+    assert len(recorded_names(store.runs.folder(run))) == 1

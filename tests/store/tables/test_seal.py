@@ -225,8 +225,8 @@ def test_a_very_long_line_is_read(store):
 
 def test_a_sealed_file_of_a_newer_format_is_refused(store, monkeypatch):
     store.run((at(), {"a": 1}))
-    monkeypatch.setattr(summary_module, "FORMAT", 3)
-    with pytest.raises(StoreError, match="format 3"):
+    monkeypatch.setattr(summary_module, "FORMAT", 4)
+    with pytest.raises(StoreError, match="format 4"):
         Tables(store.project).table(["a"])
 
 
@@ -265,10 +265,23 @@ def test_sealed_files_of_every_past_format_are_read(file, store):
     ]
 
 
+def test_records_have_a_place_in_the_source_from_format_3_on(store):
+    run = store.run()
+    for number in (2, 3):
+        target = store.runs.folder(run) / f"records-{number}-0.parquet"
+        target.write_bytes((GOLD / f"format-{number}.parquet").read_bytes())
+    store.add(store.run(), (at(), {"a": 1}), close=False)
+    query = "SELECT DISTINCT source, line FROM records WHERE line IS NOT NULL ORDER BY line"
+    assert [tuple(row.values()) for row in Tables(store.project).sql(query)] == [
+        ("train.py", 3),
+        ("lib/steps.py", 17),
+    ]
+
+
 def test_files_that_are_not_sound_are_an_error_unless_cleaned(tmp_path):
     file = tmp_path / "records-1-0.jsonl"
     file.write_bytes(b'{"format":1,"run":"r"}\n{"s":0,"t":1.0,"n":["a"],"v":[1]}\nrubbish\n')
-    with pytest.raises(DamagedError, match="untouched"):
+    with pytest.raises(DamagedError, match="unchanged"):
         load(Duck(tmp_path), [file])
     (found,) = load(Duck(tmp_path), [file], clean=True)
     assert (found.summary.rows, found.summary.damaged) == (1, 1)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rearview.model import Point, Step
-from rearview.model.run import Origin
+from rearview.model.run import SEEN, Origin
 from rearview.runtime.capture.assigned_scalars import number
 from rearview.runtime.capture.captured_records import Allowance
 from rearview.runtime.recorder import PointEncoder, Recorder
@@ -47,26 +47,41 @@ class LoggerCalls:
         original = vars(owner).get(name)
         if original is None or not callable(original):
             return  # another version of the library
-        nested, off = self._nested, False
+        nested, seen = self._nested, self._seen(origin, after)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal off
             depth = getattr(nested, "depth", 0)
             nested.depth = depth + 1
             try:
                 answer = original(*args, **kwargs)
             finally:
                 nested.depth = depth
-            if not depth and not off and self._is_recording():
+            seen(args, kwargs)
+            return answer
+
+        vars(call)[SEEN] = seen
+        setattr(owner, name, call)
+
+    def watch_elsewhere(self, function: Any, origin: Origin, after: After) -> None:
+        """Call `after` with the arguments of calls of `function` that a background writer makes."""
+        if callable(function):
+            setattr(function, SEEN, self._seen(origin, after))
+
+    def _seen(self, origin: Origin, after: After) -> After:
+        """Return what is to be called with the arguments of each call, inside others or not."""
+        nested, off = self._nested, False
+
+        def seen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            nonlocal off
+            if not off and not getattr(nested, "depth", 0) and self._is_recording():
                 try:
                     after(args, kwargs)
                 except Exception as exc:
                     off = True
                     self._failed(origin, exc)
-            return answer
 
-        setattr(owner, name, call)
+        return seen
 
     def _failed(self, origin: Origin, exc: Exception) -> None:
         if self._session.captured is not None:

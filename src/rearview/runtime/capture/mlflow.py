@@ -45,7 +45,35 @@ def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
         calls.watch(module.MlflowClient, "log_param", Origin.MLFLOW, param)
         calls.watch(module.MlflowClient, "log_batch", Origin.MLFLOW, batch)
 
+    def one(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        key, value, step = _given(args, given, "key", "value", "step")
+        calls.keep(Origin.MLFLOW, {str(key): value}, step or None)
+
+    def many(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        values, step, _ = _given(args, given, "metrics", "step", "")
+        calls.keep(Origin.MLFLOW, dict(values), step or None)
+
+    def params(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        parameters.keep(dict(_given(args, given, "params", "", "")[0]), "mlflow")
+
+    def one_param(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        key, value, _ = _given(args, given, "key", "value", "")
+        parameters.keep({key: value}, "mlflow")
+
+    def watch_module(module: ModuleType) -> None:
+        for name, after in (
+            ("log_metric", one), ("log_metrics", many), ("log_param", one_param), ("log_params", params),
+        ):  # fmt: skip
+            calls.watch_elsewhere(getattr(module, name, None), Origin.MLFLOW, after)
+
     after_import("mlflow.tracking.client", watch)
+    after_import("mlflow.tracking.fluent", watch_module)
+
+
+def _given(args: tuple[Any, ...], given: dict[str, Any], *names: str) -> list[Any]:
+    """Return the arguments of a call of a function of MLflow, whose first is no object."""
+    found = list(args[1 : 1 + len(names)])
+    return found + [given.get(name) for name in names[len(found) :]]
 
 
 def typed(text: Any) -> Any:

@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-from rearview.state.codecs.functions import PatchedBuiltin
+from rearview.state.code_lookup import PatchedBuiltin
 
 ROOT = "$chance"
 """Root of the state under which the position in the random stream is stored."""
@@ -203,7 +203,7 @@ def _named_for_processes(frame: FrameType | None) -> bool:
 
 _FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
 """Libraries by which a notebook's kernel communicates with its front end."""
-_PASSING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.codecs.functions")
+_PASSING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.code_lookup")
 """Modules of Rearview that only forward a call of the program."""
 
 

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 from rearview.runtime.sandbox.file_log import listen
 from rearview.runtime.sandbox.file_view import FileView, PathUse
-from rearview.state.codecs.functions import PatchedBuiltin
+from rearview.state.code_lookup import PatchedBuiltin
 
 _USES = {
-    PathUse.READ: ("stat", "lstat", "access", "readlink", "chdir", "statvfs"),
+    PathUse.READ: ("access", "statvfs"),
     PathUse.CHANGE: ("chmod", "utime", "truncate"),
     PathUse.MAKE: ("mkdir", "mkfifo"),
 }
@@ -31,6 +31,10 @@ def install(view: FileView) -> None:
     for use, names in _USES.items():
         for name in names:
             exchange(os, name, functools.partial(_moving, view=view, use=use))
+    follow = os.stat
+    for name in ("stat", "lstat", "readlink"):
+        exchange(os, name, functools.partial(_looking, view=view, follow=follow))
+    exchange(os, "chdir", functools.partial(_entering, view=view))
     for name in ("remove", "unlink", "rmdir"):
         exchange(os, name, functools.partial(_removing, view=view, folder=name == "rmdir"))
     for name in ("rename", "replace"):
@@ -68,6 +72,35 @@ def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
         if kwargs.get("dir_fd") is None:
             path = view.real(path, use)
         return real(path, *args, **kwargs)
+
+    return call
+
+
+def _looking(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
+    """Look at a file; a folder that is a link for us alone is no link. `follow` is the real `os.stat`."""
+    name = real.__name__
+
+    def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is not None:
+            return real(path, *args, **kwargs)
+        path = view.real(path)
+        if view.folded and view.is_folded(path):
+            if name == "readlink":
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), view.seeming(path))
+            return follow(path)
+        return real(path, *args, **kwargs)
+
+    return call
+
+
+def _entering(real: Any, view: FileView) -> Callable[..., Any]:
+    def call(path: Any) -> None:
+        path = view.real(path)
+        if view.folded:
+            view.unfold(
+                path, itself=True
+            )  # else names without a folder would mean the user's files
+        real(path)
 
     return call
 
@@ -159,11 +192,46 @@ def _scanning(real: Any, view: FileView) -> Callable[..., Any]:
         if path is None or isinstance(path, int | bytes):
             return real(view.real(path))
         sides = view.sides(path)
-        if len(sides) == 1 and not view.gone:
+        if len(sides) == 1 and not view.gone and not view.folded:
             return real(sides[0])
         return _Entries(real, sides, view)
 
     return call
+
+
+class _FolderEntry:
+    """What `scandir` tells of a folder that is a link for us and not for the program."""
+
+    def __init__(self, entry: os.DirEntry[str]) -> None:
+        self.name, self.path = entry.name, entry.path
+        self._entry = entry
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Return True."""
+        return True
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Return False."""
+        return False
+
+    def is_symlink(self) -> bool:
+        """Return False."""
+        return False
+
+    def is_junction(self) -> bool:
+        """Return False."""
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return the facts of the folder."""
+        return self._entry.stat()
+
+    def inode(self) -> int:
+        """Return the number of the folder."""
+        return self._entry.stat().st_ino
 
 
 class _Entries:
@@ -176,6 +244,8 @@ class _Entries:
                 for entry in entries:
                     if not view.is_hidden(f"{side}{os.sep}{entry.name}"):
                         by_name.setdefault(entry.name, entry)
+        folded = view.folded_in(sides[0]) & by_name.keys()
+        by_name |= {name: _FolderEntry(by_name[name]) for name in folded}
         self._left = iter(by_name.values())
 
     def __iter__(self) -> Iterator[Any]:

@@ -20,6 +20,13 @@ from typing import Any
 from rearview.store.project import FOLDER
 
 _lstat, _stat, _getcwd, _readlink, _open = os.lstat, os.stat, os.getcwd, os.readlink, io.open
+_listdir, _mkdir, _symlink, _unlink, _rename = (
+    os.listdir,
+    os.mkdir,
+    os.symlink,
+    os.unlink,
+    os.rename,
+)
 _MOST_LINKS = 40
 
 
@@ -66,6 +73,9 @@ class FileView:
     """Files and folders outside that are hidden from the program: they did not exist in the run."""
     made: set[str] = field(default_factory=set)
     """Temporary files and folders that the replay made."""
+    folded: set[str] = field(default_factory=set)
+    """Folders of the scratch tree that are links to folders of the user; they look like folders, and become
+    folders of the tree before anything in them is written."""
 
     def become(self, source: FileView) -> None:
         """Take over the fields of another view."""
@@ -87,6 +97,8 @@ class FileView:
         full = text if text[0] == os.sep else f"{self.seeming(_getcwd())}{os.sep}{text}"
         plain = os.path.normpath(full) if ".." in text else full
         if self.elsewhere and self._is_own(full):
+            self._unfold_for(full, use)
+            self._make_own(os.path.normpath(full), use)
             return path
         if self.is_inside(plain):
             if plain[len(self.root) :].startswith(f"{os.sep}{FOLDER}"):
@@ -96,12 +108,11 @@ class FileView:
             # keep the path as it is if it stays inside: the folder before a ".." may be a link
             stays = self.is_inside(full) and _stays(full[len(self.root) :])
             moved = self.scratch + (full if stays else plain)[len(self.root) :]
+            self._unfold_for(moved, use)
             plain = self._settled(moved)
             if plain == self.scratch or plain.startswith(self.scratch + os.sep):
-                if use in {PathUse.WRITE, PathUse.CHANGE}:
-                    _own(plain, copied=use is PathUse.CHANGE)
-                    self.texts.pop(plain, None)
-                elif use is PathUse.READ and plain in self.texts:
+                self._make_own(plain, use)
+                if use is PathUse.READ and plain in self.texts:
                     return self.texts[plain]
                 return path if stays and text[0] != os.sep and plain == moved else plain
         if not self.elsewhere or plain.startswith(self.spared):
@@ -110,6 +121,19 @@ class FileView:
         if plain.startswith(self.temporary) and self._is_free(plain, use):
             return plain if text[0] != os.sep or ".." in text else path
         return self._outside(plain, use)
+
+    def _make_own(self, plain: str, use: PathUse) -> None:
+        """Make what is to be written a file of the scratch tree, if it is in there."""
+        if use not in {PathUse.WRITE, PathUse.CHANGE}:
+            return
+        if plain.startswith(self.scratch + os.sep):
+            self._unfold_for(plain, use)
+            _own(plain, copied=use is PathUse.CHANGE)
+            self.texts.pop(plain, None)
+
+    def _unfold_for(self, plain: str, use: PathUse) -> None:
+        if self.folded and use not in {PathUse.READ, PathUse.RUN}:
+            self.unfold(plain)
 
     def is_inside(self, path: str) -> bool:
         """Return True if a path is below the project as the program sees it."""
@@ -152,7 +176,7 @@ class FileView:
         """Return True if a real path is one of the user's files."""
         full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
         if full.startswith(self.scratch + os.sep):
-            return False
+            return any(full.startswith(one + os.sep) for one in self.folded)
         if self.is_inside(full):
             own = not full[len(self.root) :].startswith(f"{os.sep}{FOLDER}")
             return own and not full.startswith(self.installed)
@@ -163,6 +187,8 @@ class FileView:
     def remove(self, path: Any, *, folder: bool) -> Any:
         """Return the real path to remove; None if hiding it was enough."""
         real = self.real(path)
+        if self.folded:
+            self.unfold(real, itself=True)
         plain = self._plain(real)
         if plain is None:
             return real
@@ -179,6 +205,12 @@ class FileView:
     def rename(self, source: Any) -> Any:
         """Return the real path to rename: a copy if it is outside of the project."""
         real = self.real(source)
+        if self.folded:
+            self.unfold(real, itself=True)
+            while below := next(
+                (one for one in self.folded if one.startswith(_full(real) + os.sep)), ""
+            ):
+                self.unfold(below, itself=True)  # the link would lead to where it was
         plain = self._plain(real)
         if plain is None:
             return real
@@ -189,6 +221,40 @@ class FileView:
             real = self.real(source, PathUse.CHANGE)
         self.gone.add(plain)
         return real
+
+    def is_folded(self, real: Any) -> bool:
+        """Return True if a real path is a folder that is a link for us and not for the program."""
+        return bool(self.folded) and not isinstance(real, int) and _full(real) in self.folded
+
+    def folded_in(self, real: str) -> set[str]:
+        """Return the names of the folded folders in a real folder."""
+        start = _full(real) + os.sep
+        names = (one[len(start) :] for one in self.folded if one.startswith(start))
+        return {name for name in names if os.sep not in name}
+
+    def unfold(self, real: Any, *, itself: bool = False) -> None:
+        """Make the folded folders around a real path, and `itself`, folders of the scratch tree.
+
+        Each then holds a link for each file, and a folded folder for each folder.
+        """
+        if isinstance(real, int):
+            return
+        path = _full(real)
+        while around := next(
+            (
+                one
+                for one in self.folded
+                if path.startswith(one + os.sep) or (itself and path == one)
+            ),
+            None,
+        ):
+            self.folded.discard(around)
+            if _is_link(around):
+                _replace_by_links(around)
+            for name in _listdir(around):
+                below = f"{around}{os.sep}{name}"
+                if _is_link(below) and stat.S_ISDIR(_stat(below).st_mode):
+                    self.folded.add(below)
 
     def _plain(self, real: Any) -> str | None:
         """Return the path of a guarded file outside the project, None for everything else."""
@@ -282,6 +348,28 @@ def _stays(rest: str) -> bool:
         if depth < 0:
             return False
     return True
+
+
+def _full(path: Any) -> str:
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        return ""  # the system says what is wrong
+    return os.path.normpath(text if text[:1] == os.sep else f"{_getcwd()}{os.sep}{text}")
+
+
+def _replace_by_links(link: str) -> None:
+    """Replace a link to a folder by a folder of links; another process may do the same."""
+    source = _readlink(link)
+    new = f"{link}.{os.getpid()}"
+    _mkdir(new, 0o700)
+    for name in _listdir(source):
+        _symlink(f"{source}{os.sep}{name}", f"{new}{os.sep}{name}")
+    try:
+        _unlink(link)
+        _rename(new, link)
+    except OSError:  # it is a folder now
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def _own(moved: str, *, copied: bool) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rearview.state.code_lookup import PatchedBuiltin
 from rearview.state.codecs.containers import fill_dict
-from rearview.state.codecs.functions import PatchedBuiltin
 from rearview.state.kinds import (
     Capturing,
     Kind,

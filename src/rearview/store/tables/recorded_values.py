@@ -1,4 +1,4 @@
-"""All values that a run logged itself, sealed or not, for a replay to compare with."""
+"""What a run logged itself, sealed or not: its names, and all values for a replay to compare with."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 import msgspec
 
+from rearview.errors import DamagedError
 from rearview.model import Origin
 from rearview.store.records import line_of, scan
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.pivot import cell
 from rearview.store.tables.sealed_records import checked_summary, read_summary
 
+_LONG = 4 << 20
+"""Bytes of unsealed lines above which they are sealed before their names are read."""
 Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
 """Loops, iterations, name, and the value as `store.values` converts it."""
 
@@ -42,6 +45,42 @@ def recorded(folder: Path) -> Iterator[Logged]:
         for number, row in part.rows:
             if end is None or number < end:
                 yield row
+
+
+def recorded_names(folder: Path) -> set[str]:
+    """Return the names that the run in `folder` logged itself; damaged files are left out.
+
+    It is read from the summaries of sealed files and from lines: a question about a small project is
+    answered sooner than DuckDB is loaded.
+    """
+    names: set[str] = set()
+    for file in folder.glob("records-*"):
+        try:
+            names |= _names_in(file)
+        except FileNotFoundError:  # another reader has just sealed it
+            sealed = file.with_suffix(".parquet")
+            names |= _names_in(sealed) if sealed.exists() else set()
+        except DamagedError:
+            continue
+    return names
+
+
+def has_long_lines(folder: Path) -> bool:
+    """Return True if a run has so many unsealed records that sealing them first is faster."""
+    sizes = (file.stat().st_size for file in folder.glob("records-*.jsonl"))
+    return sum(sizes) > _LONG
+
+
+def _names_in(file: Path) -> set[str]:
+    """Return the names in one file of records; none if they are those of a replay, or captured."""
+    if file.suffix == ".parquet":
+        summary = checked_summary(file)
+        own = summary.get("replay") is None
+        return {each["name"] for each in summary["names"]} if own else set()
+    header, data, *_ = scan(file)
+    if header.origin != Origin.RECORDED:
+        return set()
+    return {name for _, (_, _, name, _) in _lines(data)}
 
 
 def _open(folder: Path) -> Iterator[_Part]:

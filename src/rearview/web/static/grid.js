@@ -3,7 +3,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/
 import { html, useSize } from "./ui.js";
 
 export const ROW = 30;
-const PAGE = 100, SPARE = 8;
+const PAGE = 100, SPARE = 5;
 
 // Pages of rows for one question. Rows of the question before stay until the first page is there.
 export function usePages(key, fetcher, renewed) {
@@ -42,7 +42,7 @@ export function usePages(key, fetcher, renewed) {
   }, [renewed]);
   const mine = box.current;
   return {
-    first: mine.first, error: mine.error,
+    first: mine.first, error: mine.error, key: mine.key,
     row: (i) => mine.pages.get(Math.floor(i / PAGE))?.rows?.[i % PAGE] ?? null,
     page: (i) => mine.pages.get(Math.floor(i / PAGE)),
     see: (a, b) => {
@@ -52,7 +52,7 @@ export function usePages(key, fetcher, renewed) {
   };
 }
 
-export function Grid({ label, count, columns, lead, leadHead, leadWidth = 206, cell, head, rowClass, see, act, move, foot }) {
+export function Grid({ label, count, columns, lead, leadHead, leadWidth = 206, cell, head, rowClass, see, act, move, foot, asked, answered }) {
   const root = useRef();
   const { width, height } = useSize(root);
   const [scroll, setScroll] = useState({ top: 0, left: 0 });
@@ -94,7 +94,7 @@ export function Grid({ label, count, columns, lead, leadHead, leadWidth = 206, c
       setFocus({ r, c }); bring(r, c); move?.(r, c, e.shiftKey); e.preventDefault();
     } else if ((e.key === "Enter" || e.key === " ") && focus) { act?.(focus.r, focus.c, e.key, e); e.preventDefault(); }
   };
-  return html`<div class="grid" role="grid" aria-label=${label} aria-rowcount=${count + 1} aria-colcount=${columns.length + 1} tabindex="0" ref=${root}
+  return html`<div class="grid" role="grid" aria-label=${label} aria-rowcount=${count + 1} aria-colcount=${columns.length + 1} aria-busy=${asked !== answered} data-answered=${answered} tabindex="0" ref=${root}
       aria-activedescendant=${focus ? `cell-${focus.r}-${focus.c}` : undefined} onKeyDown=${key}
       onScroll=${(e) => setScroll({ top: e.currentTarget.scrollTop, left: e.currentTarget.scrollLeft })}>
     <div class="grid-head" role="row" aria-rowindex="1" style=${{ width: `${leadWidth + total}px` }}>

@@ -10,8 +10,8 @@ const KINDS = { audio: "audio", table: "table", confusion: "confusion matrix", s
 
 // One section per name; of histograms a picture over the loop, of the rest a slider over its points.
 export function MediaList({ names, runs, alone }) {
-  if (!names.length) return html`<${Empty} title="No images, sounds, tables, histograms or texts were logged">
-    <p>Log one: <code>rearview.log("confusion", figure)</code>, <code>rearview.log("speech", rearview.media.Audio(samples, rate=16000))</code>, <code>rearview.log("errors", dataframe)</code>, <code>rearview.log("weights", numpy.histogram(w))</code></p></${Empty}>`;
+  if (!names.length) return html`<${Empty} title="No images, sounds, tables or texts were logged">
+    <p>Each of these logs one:</p><ul><li><code>rearview.log("confusion", figure)</code></li><li><code>rearview.log("speech", rearview.media.Audio(samples, rate=16000))</code></li><li><code>rearview.log("errors", dataframe)</code></li><li><code>rearview.log("weights", numpy.histogram(w))</code></li></ul></${Empty}>`;
   return names.map(([name, kind]) => (kind === "histogram" ? html`<${Heat} key=${name} name=${name} runs=${runs.slice(0, 6)} />` : html`<${Gallery} key=${name} name=${name} runs=${runs.slice(0, 12)} kind=${kind} alone=${alone} />`));
 }
 

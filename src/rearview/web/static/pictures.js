@@ -29,15 +29,25 @@ function canvas(node, width, height) {
   ctx.font = "11px system-ui, sans-serif";
   return ctx;
 }
-function scaleOf(values) {
+// Round numbers between two ends, about five of them.
+function roundTicks(low, high) {
+  const rough = (high - low) / 5, size = 10 ** Math.floor(Math.log10(rough)), step = size * ([1, 2, 5].find((k) => k * size >= rough * 0.75) || 10);
+  const out = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) out.push(Number((k * step).toPrecision(12)));
+  return out;
+}
+function scaleOf(values, pad = 0) {
   const numbers = values.filter((v) => typeof v === "number");
   if (numbers.length && numbers.length >= values.filter((v) => v !== null).length) {
     let low = Infinity, high = -Infinity;
     for (const v of numbers) { if (v < low) low = v; if (v > high) high = v; }
     if (low === high) { low -= 0.5; high += 0.5; }
-    const log = low > 0 && high / low > 100;
-    const f = log ? Math.log : (v) => v;
-    return { place: (v) => (f(v) - f(low)) / (f(high) - f(low)), ticks: Array.from({ length: 5 }, (_, k) => { const s = k / 4; return [s, num(log ? Math.exp(f(low) + s * (f(high) - f(low))) : low + s * (high - low), 3)]; }) };
+    const log = low > 0 && high / low > 100, f = log ? Math.log : (v) => v;
+    const extra = pad * (f(high) - f(low)), from = f(low) - extra, to = f(high) + extra;
+    const place = (v) => (f(v) - from) / (to - from);
+    let ticks = log ? Array.from({ length: 5 }, (_, k) => Math.exp(from + (k / 4) * (to - from))) : roundTicks(from, to);
+    if (log) { const tens = []; for (let e = Math.ceil(from / Math.LN10 - 1e-9); e * Math.LN10 <= to + 1e-9; e++) tens.push(10 ** e); if (tens.length > 1) ticks = tens; }
+    return { place, ticks: ticks.map((v) => [place(v), num(v, 3)]) };
   }
   const texts = [...new Set(values.filter((v) => v !== null).map(String))].sort();
   return { place: (v) => (texts.length > 1 ? texts.indexOf(String(v)) / (texts.length - 1) : 0.5), ticks: texts.slice(0, 12).map((t, k) => [texts.length > 1 ? k / (texts.length - 1) : 0.5, t]) };
@@ -52,11 +62,12 @@ export function Scatter({ base }) {
   const [over, setOver] = useState(null), placed = useRef([]);
   useLayoutEffect(() => {
     if (!node.current || width < 50) return;
-    const ctx = canvas(node.current, width, height), left = 60, bottom = 34, w = width - left - 24, h = height - bottom - 18;
-    const sx = scaleOf(rows.map((r) => r[1])), sy = scaleOf(rows.map((r) => r[2])), sc = c ? scaleOf(rows.map((r) => r[3])) : null;
+    const ctx = canvas(node.current, width, height), left = 60, bottom = 40, w = width - left - 24, h = height - bottom - 18;
+    const sx = scaleOf(rows.map((r) => r[1]), 0.05), sy = scaleOf(rows.map((r) => r[2]), 0.05), sc = c ? scaleOf(rows.map((r) => r[3])) : null;
     ctx.strokeStyle = css("--line"); ctx.fillStyle = css("--muted");
     for (const [s, text] of sx.ticks) { const px = left + s * w; ctx.beginPath(); ctx.moveTo(px, 14); ctx.lineTo(px, 14 + h); ctx.stroke(); ctx.textAlign = "center"; ctx.fillText(text, px, 14 + h + 16); }
     for (const [s, text] of sy.ticks) { const py = 14 + (1 - s) * h; ctx.beginPath(); ctx.moveTo(left, py); ctx.lineTo(left + w, py); ctx.stroke(); ctx.textAlign = "right"; ctx.fillText(text, left - 6, py + 4); }
+    ctx.fillStyle = css("--text"); ctx.textAlign = "right"; ctx.fillText(optionText(x), left + w, height - 8); ctx.textAlign = "left"; ctx.fillText(optionText(y), 6, 10);
     placed.current = rows.map((r) => [left + sx.place(r[1]) * w, 14 + (1 - sy.place(r[2])) * h, r]);
     const radius = rows.length > 3000 ? 2 : rows.length > 400 ? 3 : 4.5;
     for (const [px, py, r] of placed.current) {
@@ -103,7 +114,9 @@ export function Parallel({ base }) {
       ctx.fillStyle = css("--text"); ctx.font = "600 12px system-ui, sans-serif"; ctx.fillText(optionText(k), px, 22);
       ctx.font = "11px system-ui, sans-serif"; ctx.fillStyle = css("--muted");
       ctx.lineJoin = "round"; ctx.lineWidth = 4; ctx.strokeStyle = css("--panel");
-      for (const [s, text] of axes[n].ticks) { const py = top + (1 - s) * h + 4 + (s === 1 ? -10 : s === 0 ? 14 : 0); ctx.strokeText(text, px, py); ctx.fillText(text, px, py); }
+      ctx.textAlign = "right";
+      for (const [s, text] of axes[n].ticks) { const py = top + (1 - s) * h + 4; ctx.strokeText(text, px - 6, py); ctx.fillText(text, px - 6, py); }
+      ctx.textAlign = "center";
       if (cut[n]) { ctx.fillStyle = `${palette()[0]}40`; ctx.fillRect(px - 8, top + (1 - cut[n][1]) * h, 16, (cut[n][1] - cut[n][0]) * h); }
     });
   }, [rows, width, height, cut, dark.value]);

@@ -57,7 +57,7 @@ export function baseQuery() {
 const widthOf = (key) => {
   const [form, name] = parts(key);
   if (form === "fact") return { status: 96, started: 118, seconds: 84, tags: 150, note: 180, version: 96, command: 320, script: 120 }[name] || 110;
-  return Math.max(76, Math.min(190, 38 + 8 * name.length));
+  return Math.max(form === "arg" ? 76 : 88, Math.min(190, 38 + 8 * name.length));
 };
 
 export function Runs() {
@@ -247,7 +247,7 @@ function RunTable({ keys, base }) {
   const fixed = base.runs || base.where || base.search ? 0 : Math.min(20, top.first?.rows?.length || 0);
   const found = pages.first?.total ?? 0;
   useEffect(() => { total.value = pages.first ? found : null; }, [found, pages.first]);
-  const columns = useMemo(() => keys.map((k) => ({ key: k, width: widthOf(k), fill: fillable(k), lacks: fillable(k) && server.value.names[parts(k)[1]].runs < server.value.runs })), [keys.join(), server.value]);
+  const columns = useMemo(() => keys.map((k) => ({ key: k, width: widthOf(k), numeric: isNumeric(k), fill: fillable(k), lacks: fillable(k) && server.value.names[parts(k)[1]].runs < server.value.runs })), [keys.join(), server.value]);
   const count = found + fixed;
   const rowAt = (i) => (i < fixed ? top.first.rows[i] : pages.row(i - fixed));
   const pageAt = (i) => (i < fixed ? top.first : pages.page(i - fixed));
@@ -303,17 +303,21 @@ function RunTable({ keys, base }) {
   const head = useHead(keys);
   if (pages.first && !count) return html`<${Empty} title="No run fits"><p>Change the filter or the search.</p><${Button} onClick=${() => setParams({ where: "", search: "", runs: "" })}>Clear filter</${Button}></${Empty}>`;
   const all = picked.value.size > 0;
-  return html`<${Grid} label="Runs" count=${count} columns=${columns} lead=${lead} see=${see} act=${act} cell=${cell} head=${head}
+  return html`<${Grid} label="Runs" asked=${key} answered=${pages.key} count=${count} columns=${columns} lead=${lead} see=${see} act=${act} cell=${cell} head=${head}
     leadHead=${html`<label class="tick"><input type="checkbox" aria-label="Choose all shown runs" checked=${all} onChange=${async () => {
       if (all) picked.value = new Set();
       else try { picked.value = new Set((await api.get("/api/chosen", { q: { ...base, limit: 200 } })).runs); } catch (e) { failed(e); }
     }} /></label><span class="name">run</span>`}
+    foot=${count > 0 && count <= 12 && html`<${Hint} columns=${columns} />`}
     rowClass=${(i) => `${i < fixed ? "pinned" : ""} ${i === fixed - 1 ? "lastpinned" : ""} ${rowAt(i) && picked.value.has(rowAt(i)[0]) ? "picked" : ""}`} />`;
 }
 
+// What can be done next, where there is room to say so.
+const Hint = ({ columns }) => html`<p class="gridhint">${columns.some((c) => c.lacks) ? html`<span class="swatch" aria-hidden="true"></span>Not logged in that run. The cell says how long a replay takes to fill it: click it, or take the whole column from the menu of its head.` : api.snapshot() ? "" : html`Forgot to log something? Add <code>rearview.log("name", value)</code> to the script: the column appears here, with what it costs to fill it for each of these runs.`}</p>`;
+
 function Cell({ id, row, run, value, column, page, focused, choose }) {
   const key = column.key, [form, name] = parts(key), style = { width: `${column.width}px`, ...(row ? tint(key, value, page?.ranges) : {}) };
-  const base = `cell ${isNumeric(key) ? "right" : ""} ${focused ? "focus" : ""}`;
+  const base = `cell ${column.numeric ? "right" : ""} ${focused ? "focus" : ""}`;
   if (!row || value === undefined) return html`<div id=${id} role="gridcell" class=${base} style=${style}><span class="ghost"></span></div>`;
   if (column.fill && value === null) {
     if (flying.value[name]?.has(run)) return html`<div id=${id} role="gridcell" class=${`${base} filling`} style=${style}><span>filling</span></div>`;
@@ -357,12 +361,12 @@ function GroupTable({ keys, grouped, base }) {
   const [data, setData] = useState(null);
   useEffect(() => {
     const stop = new AbortController();
-    api.get("/api/table", { q }, stop.signal).then((d) => { setData({ ...d, keys: rest }); filterError.value = ""; }, (e) => { if (base.where) filterError.value = e.message; else failed(e); });
+    api.get("/api/table", { q }, stop.signal).then((d) => { setData({ ...d, keys: rest, key }); filterError.value = ""; }, (e) => { if (base.where) filterError.value = e.message; else failed(e); });
     return () => stop.abort();
   }, [key, revision.value]);
   useEffect(() => setOpen({}), [key]);
   useEffect(() => { if (data) total.value = data.runs ?? null; }, [data]);
-  const columns = useMemo(() => rest.map((k) => ({ key: k, width: Math.max(146, widthOf(k)), fill: false })), [rest.join()]);
+  const columns = useMemo(() => rest.map((k) => ({ key: k, width: Math.max(146, widthOf(k)), numeric: isNumeric(k), fill: false })), [rest.join()]);
   const head = useHead(keys);
   if (!data?.groups) return html`<div class="grid" role="grid" aria-label="Groups of runs" tabindex="0"><div role="row"><div role="gridcell"></div></div></div>`;
   const lines = [];
@@ -383,14 +387,14 @@ function GroupTable({ keys, grouped, base }) {
   };
   const cell = (i, c, k, focused) => {
     const line = lines[i], style = { width: `${c.width}px` }, at = data.keys.indexOf(c.key);
-    const cls = `cell ${isNumeric(c.key) ? "right" : ""} ${focused ? "focus" : ""}`;
+    const cls = `cell ${c.numeric ? "right" : ""} ${focused ? "focus" : ""}`;
     if (line.row) return html`<div key=${c.key} id=${`cell-${i}-${k}`} role="gridcell" class=${cls} style=${style}><${Value} form=${parts(c.key)[0]} name=${parts(c.key)[1]} value=${at < 0 ? null : line.row[1 + at]} /></div>`;
     const [mean, sd] = line.g.cells[at] || [null, null], [low, high] = data.ranges[c.key] || [];
-    const band = isNumeric(c.key) && typeof mean === "number" && high > low ? { left: `${(100 * (Math.max(low, mean - sd) - low)) / (high - low)}%`, right: `${100 - (100 * (Math.min(high, mean + sd) - low)) / (high - low)}%` } : null;
+    const band = line.g.runs > 1 && c.numeric && typeof mean === "number" && high > low ? { left: `${(100 * (Math.max(low, mean - sd) - low)) / (high - low)}%`, right: `${100 - (100 * (Math.min(high, mean + sd) - low)) / (high - low)}%` } : null;
     return html`<div key=${c.key} id=${`cell-${i}-${k}`} role="gridcell" class=${cls} style=${{ ...style, ...tint(c.key, mean, data.ranges) }} title=${sd ? `mean ${mean}, standard deviation ${sd}` : undefined}>
       ${band && html`<span class="band"><i style=${band}></i><b style=${{ left: `${(100 * (mean - low)) / (high - low)}%` }}></b></span>`}<${Value} form=${parts(c.key)[0]} name=${parts(c.key)[1]} value=${mean} />${sd ? html`<small class="sd">± ${num(sd, 2)}</small>` : ""}</div>`;
   };
-  return html`<${Grid} label="Groups of runs" count=${lines.length} columns=${columns} lead=${lead} leadWidth=${Math.min(460, 150 + 120 * grouped.length)} cell=${cell} head=${head}
+  return html`<${Grid} label="Groups of runs" asked=${key} answered=${data.key} count=${lines.length} columns=${columns} lead=${lead} leadWidth=${Math.min(460, 150 + 120 * grouped.length)} cell=${cell} head=${head}
     act=${(r) => lines[r].g && flip(lines[r].g, lines[r].k)} leadHead=${html`<span class="name">${grouped.map(titleOf).join(", ")}</span>`} rowClass=${(i) => (lines[i].g ? "group" : "inner")} />`;
 }
 

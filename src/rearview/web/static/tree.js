@@ -21,6 +21,8 @@ export function placed(nodes) {
   return { row, depth, below, rows: next, columns: Math.max(0, ...depth) + 1 };
 }
 
+const clipped = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
 export function Tree() {
   const chosen = route.value.params.runs || [...picked.value].join(",");
   const { data, error } = useData(`${chosen}/${revision.value}`, (signal) => api.get("/api/tree", { runs: chosen }, signal));
@@ -50,7 +52,7 @@ export function Tree() {
         ${data.nodes.map((n, k) => n.parent !== null && html`<path key=${`e${k}`} class=${`edge ${n.versions.length > 1 ? "shared" : ""}`} d=${`M${x(n.parent) + BOX},${y(n.parent) + HIGH / 2} C${x(n.parent) + WIDE - 4},${y(n.parent) + HIGH / 2} ${x(k) - 16},${y(k) + HIGH / 2} ${x(k)},${y(k) + HIGH / 2}`} />`)}
         ${data.nodes.map((n, k) => html`<g key=${k} data-node=${k} role="button" tabindex=${k === (at ?? 0) ? 0 : -1} aria-pressed=${at === k} aria-label=${label(n)} class=${`node ${n.versions.length > 1 ? "shared" : ""} ${n.stored ? "stored" : n.kept ? "kept" : ""} ${at === k ? "on" : ""}`} onClick=${() => setAt(k)} onKeyDown=${(e) => { if (e.key === "Enter" || e.key === " ") { setAt(k); e.preventDefault(); } else step(e, k); }}>
           <title>${label(n)}</title><rect class="box" x=${x(k)} y=${y(k)} width=${BOX} height=${HIGH} rx="6" />
-          <text x=${x(k) + 8} y=${y(k) + 15}>${n.title.length > 20 ? `${n.title.slice(0, 19)}…` : n.title}</text>
+          <text x=${x(k) + 8} y=${y(k) + 15}>${clipped(n.title, n.stored || n.kept ? 17 : 20)}</text>
           <text class="cost" x=${x(k) + 8} y=${y(k) + 28}>${n.seconds === null ? "not measured" : span(n.seconds)}${n.versions.length > 1 ? ` · ${n.versions.length} versions` : ""}</text>
           ${n.seconds ? html`<rect class="bar" x=${x(k) + 1} y=${y(k) + HIGH - 4} width=${Math.max(2, (BOX - 2) * (n.seconds / slowest))} height="3" />` : ""}
           ${(n.stored || n.kept) && html`<circle class="mark" cx=${x(k) + BOX - 10} cy=${y(k) + 11} r="4" />`}</g>`)}
