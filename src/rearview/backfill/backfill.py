@@ -263,13 +263,6 @@ class Backfiller:
                 missing.refusals.append(Refusal(run.id, str(failure), failure.general))
         return missing
 
-    def _ran_other_script(self, run: Run, scripts: Collection[str]) -> bool:
-        """Return True if the script of a run is none of `scripts`, and is still in the project.
-
-        A script that is gone may have been renamed to one of them.
-        """
-        return run.script not in scripts and (self.project.root / run.script).is_file()
-
     def _kinds(self, names: Collection[str]) -> dict[str, str]:
         """Return the kind of the values that runs logged themselves, for names with one kind only."""
         self.tables.refresh()
@@ -283,6 +276,13 @@ class Backfiller:
             if row["kind"] in FAMILIES:
                 found.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
         return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
+
+    def _ran_other_script(self, run: Run, scripts: Collection[str]) -> bool:
+        """Return True if the script of a run is none of `scripts`, and is still in the project.
+
+        A script that is gone may have been renamed to one of them.
+        """
+        return run.script not in scripts and (self.project.root / run.script).is_file()
 
     def plan(self, question: Question, missing: MissingValues) -> PlanReport:
         """Return the segments that fill what is missing, with their cost; nothing runs."""

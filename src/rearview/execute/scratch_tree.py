@@ -29,10 +29,10 @@ def make_tree(
     before: float,
     tree: Path,
     written_by_run: tuple[Collection[str], Collection[str]] = ((), ()),
+    inputs: Collection[str] = (),
     *,
     fold: bool = False,
     working_folder: str = "",
-    inputs: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Make `tree` look like the project at `root` when a run started at time `before`.
 
@@ -55,7 +55,7 @@ def make_tree(
         os.path.realpath(root),
         tree,
         os.path.join(working_folder, ""),  # noqa: PTH118 - with a separator at its end
-        inputs=frozenset(inputs),
+        frozenset(inputs),
     )
     project = layout.read(str(root))
     if project is not None:
@@ -92,7 +92,7 @@ class _Layout:
     tree: Path
     working_folder: str = ""
     inputs: frozenset[str] = frozenset()
-    """Files that the run read and did not write."""
+    """Files that the run read and did not write; they are linked even if they were changed since."""
     folded: list[str] = field(default_factory=list)
     changing: set[str] = field(init=False)
     """Folders with something in them, or below, that is not linked."""

@@ -477,8 +477,20 @@ class Recorder(Session):
                 stacklevel=2,
             )
 
+    def cut_into(self, texts: Sequence[str]) -> None:
+        """Record the lineage of these cells of the script."""
+        if not self.joins:
+            folder = self.runs.folder(self.run)
+            self.script_cells = ScriptCells(self, folder, texts, self.fail)
+
+    def on_cell(self, number: int) -> None:
+        """Record the lineage of the cell that has ended."""
+        if self.script_cells is not None and self.pid == os.getpid():
+            self.script_cells.enter(number)
+
     def note_failure(self, exc: BaseException) -> None:
-        """Keep what to do about the exception that ends the program."""
+        """Keep where the program was when an exception ended it, and what to do about that."""
+        super().note_failure(exc)
         if isinstance(exc, NameError) and exc.name == "rearview":
             self.hint = "add `import rearview` at the top of the script, then run it again"
         elif isinstance(exc, ModuleNotFoundError) and exc.name:
@@ -505,17 +517,6 @@ class Recorder(Session):
         """Warn about a checkpoint that was not saved."""
         if not self.store_is_gone():
             warnings.warn(printable(message), RuntimeWarning, stacklevel=2)
-
-    def cut_into(self, texts: Sequence[str]) -> None:
-        """Record the lineage of these cells of the script."""
-        if not self.joins:
-            folder = self.runs.folder(self.run)
-            self.script_cells = ScriptCells(self, folder, texts, self.fail)
-
-    def on_cell(self, number: int) -> None:
-        """Record the lineage of the cell that has ended."""
-        if self.script_cells is not None and self.pid == os.getpid():
-            self.script_cells.enter(number)
 
     def finish(self, code: int | None) -> None:
         """Write everything that is left, then publish how the run ended."""
