@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "store/versions"
     ),
     "runtime/capture": "model runtime runtime/sandbox source store",
-    "runtime/cells": "errors model runtime runtime/sandbox source state state/codecs store",
+    "runtime/cells": "errors model runtime runtime/sandbox source state store",
     "runtime/process": "runtime",
     "runtime/sandbox": "model source state state/codecs store store/checkpoints",
     "runtime/saving": "config errors model store store/checkpoints store/maintenance",

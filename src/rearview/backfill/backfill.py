@@ -26,6 +26,7 @@ from rearview.backfill.claims import SegmentClaims
 from rearview.backfill.corrections import Corrections
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
 from rearview.backfill.obstacles import changed_inputs
+from rearview.backfill.past_statements import StatementSources
 from rearview.backfill.prepare import PreparedRun, RunPreparer
 from rearview.backfill.propagation import Probing
 from rearview.backfill.question import Question
@@ -47,6 +48,7 @@ from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.status import Progress, StatusFile, running_backfills
 from rearview.model import Plan, Run, Segment
 from rearview.model.plan import ReplayFailure
+from rearview.model.wording import plural
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
@@ -80,8 +82,10 @@ class MissingValues:
     prepared: dict[str, PreparedRun] = field(default_factory=dict)
     """By run."""
     refusals: list[Refusal] = field(default_factory=list)
-    probing: Probing | None = None
-    """Where the statements of the work tree belong in each version."""
+    statements: StatementSources | None = None
+    """Where statements come from, and where they belong in each version."""
+    other_scripts: list[Run] = field(default_factory=list)
+    """Runs that are left out because they ran another script than those that log the names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,10 @@ class Backfiller:
         least = self.settings.propagation if sure is None else sure
         return Probing(self.versions, runs, self.corrections, sure=least)
 
+    def statements(self, runs: Sequence[Run], sure: float | None = None) -> StatementSources:
+        """Return the statements of the work tree and of past versions, as those of `runs` take them."""
+        return StatementSources(self.probing(runs, sure))
+
     def backfill(
         self,
         question: Question,
@@ -156,13 +164,13 @@ class Backfiller:
         A statement that finds a name missing, or logs another kind of value than in other versions,
         is at a wrong place. The next likely place is tried, or the run is refused.
         """
-        probing = planned.probing
+        statements = planned.statements
         failed = {
             each.run: each.report
             for each in report.outcomes
             if each.report.failure is ReplayFailure.WRONG_PLACE and each.report.probe is not None
         }
-        if probing is None or not failed or not question.names:
+        if statements is None or not failed or not question.names:
             return None
         moved: dict[str, str] = {}
         done: set[str] = set()
@@ -171,15 +179,15 @@ class Backfiller:
             assert told.probe is not None
             names = prepared.request.names
             if run.version in done or (
-                probing.is_carried(run, names, prepared.request.probes.source)
-                and probing.disprove(run, names, told.probe, f"it raised {told.raised}")
+                statements.is_carried(run, names, prepared.request.probes.source)
+                and statements.disprove(run, names, told.probe, f"it raised {told.raised}")
             ):
                 done.add(run.version)
                 moved[run.id] = f"{told.probe[0]}:{told.probe[1]} raised {told.raised}"
         if not moved:
             return None
         some = [run for run in runs if run.id in moved]
-        replanned = self.plan(question, self.missing(question, some, probing))
+        replanned = self.plan(question, self.missing(question, some, statements))
         result = self.run(replanned, question, progress)
         then = self.report(replanned, question, result, 0.0)
         placed = {segment.run for segment in replanned.plan.segments}
@@ -201,49 +209,58 @@ class Backfiller:
             event_files=tuple(dict.fromkeys((*report.event_files, *then.event_files))),
         )
         known = {**planned.prepared, **replanned.prepared}
-        return both, replace(replanned, prepared=known, probing=probing)
+        return both, replace(replanned, prepared=known, statements=statements)
 
     def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
         started = time.monotonic()
         if question.at:
             parse_at(question.at)
-        prepared = self._preparer.prepare(self.probing([run]), run, (), question)
+        statements = StatementSources(self.probing([run]))
+        prepared = self._preparer.prepare(statements, run, (), question)
         planned = self.plan(question, MissingValues({run.id: prepared}))
         result = self.run(planned, question, progress)
         return self.report(planned, question, result, time.monotonic() - started)
 
     def missing(
-        self, question: Question, runs: Sequence[Run], probing: Probing | None = None
+        self, question: Question, runs: Sequence[Run], statements: StatementSources | None = None
     ) -> MissingValues:
         """Return which of `runs` lack values of the names, in the iterations that are asked for."""
         if question.at:
             parse_at(question.at)  # if it cannot be read, it is wrong for every run
         selected = self._select(question.where, runs)
-        if probing is None:
-            probing = self.probing(self.runs.all(), question.sure)
+        if statements is None:
+            statements = self.statements(self.runs.all(), question.sure)
         kinds: dict[str, str] | None = None
         recorded = self._recorded_names(question.names, runs)
-        missing = MissingValues(probing=probing)
+        missing = MissingValues(statements=statements)
+        failures: list[tuple[Run, RearviewError]] = []
         for order, run in enumerate(runs):
             names = tuple(name for name in question.names if (run.id, name) not in recorded)
             if not names or (selected is not None and run.id not in selected):
                 continue
             iterations = None if selected is None else selected[run.id]
             try:
-                prepared = self._preparer.prepare(probing, run, names, question, iterations)
+                prepared = self._preparer.prepare(statements, run, names, question, iterations)
             except RearviewError as exc:
-                missing.refusals.append(Refusal(run.id, str(exc), exc.general))
+                failures.append((run, exc))
                 continue
             if question.runs:  # the user named the runs in the order of their importance
                 facts = replace(prepared.facts, priority=float(order))
                 prepared = replace(prepared, facts=facts)
             source = prepared.request.probes.source
-            if recorded and probing.is_carried(run, prepared.request.names, source):
+            if recorded and statements.is_carried(run, prepared.request.names, source):
                 if kinds is None:
                     kinds = self._kinds({name for _, name in recorded})
                 prepared = replace(prepared, request=replace(prepared.request, kinds=kinds))
             missing.prepared[run.id] = prepared
+        scripts = {each.run.script for each in missing.prepared.values()}
+        scripts |= {run.script for run in runs if any(run.id == of for of, _ in recorded)}
+        for run, failure in failures:
+            if not question.runs and scripts and self._ran_other_script(run, scripts):
+                missing.other_scripts.append(run)
+            else:
+                missing.refusals.append(Refusal(run.id, str(failure), failure.general))
         return missing
 
     def _kinds(self, names: Collection[str]) -> dict[str, str]:
@@ -259,6 +276,13 @@ class Backfiller:
             if row["kind"] in FAMILIES:
                 found.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
         return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
+
+    def _ran_other_script(self, run: Run, scripts: Collection[str]) -> bool:
+        """Return True if the script of a run is none of `scripts`, and is still in the project.
+
+        A script that is gone may have been renamed to one of them.
+        """
+        return run.script not in scripts and (self.project.root / run.script).is_file()
 
     def plan(self, question: Question, missing: MissingValues) -> PlanReport:
         """Return the segments that fill what is missing, with their cost; nothing runs."""
@@ -294,13 +318,7 @@ class Backfiller:
                 about=any(work.about for work in surveyed.work),
                 least=any(work.least for work in surveyed.work),
             ),
-            changed_inputs=sorted(
-                {
-                    sentence
-                    for each in incomplete
-                    for sentence in changed_inputs(each.run, *self._preparer.stored_files(each.run))
-                }
-            ),
+            changed_inputs=self._changed_inputs(incomplete),
             environment_differences=self._environment_differences(incomplete),
             notes=[*_rerun_notes(plan), *self._notes(question, missing, incomplete, again)],
             unproved=[
@@ -308,10 +326,10 @@ class Backfiller:
             ],
             explaining=partial(explain, surveyed, plan, rerun=rerun),
             insertions=_insertions(
-                missing.probing, [each for run, each in prepared.items() if run in again]
+                missing.statements, [each for run, each in prepared.items() if run in again]
             ),
             prepared=prepared,
-            probing=missing.probing,
+            statements=missing.statements,
         )
 
     def run(
@@ -424,15 +442,23 @@ class Backfiller:
         again: set[str],
     ) -> list[str]:
         """Return sentences on what the user should know before the plan runs."""
-        notes = []
-        if missing.probing is not None:
+        notes: list[str] = []
+        if missing.other_scripts:
+            scripts = ", ".join(sorted({run.script for run in missing.other_scripts}))
+            notes.append(
+                f"{plural(len(missing.other_scripts), 'run')} of {scripts} left out: the statement is in "
+                "another script"
+            )
+        if missing.statements is not None:
+            if again or missing.refusals:
+                notes += map(str, missing.statements.used)
             with_probes = [
                 (each.run.version, each.request.probes)
                 for run, each in missing.prepared.items()
                 if run in again
             ]
             if with_probes:
-                notes += missing.probing.renaming.sentences(with_probes)
+                notes += missing.statements.probing.renaming.sentences(with_probes)
             if self.corrections.note:
                 notes.append(self.corrections.note)
         notes += self.machines.unmeasured(each.run for each in incomplete)
@@ -447,6 +473,14 @@ class Backfiller:
             for other in running_backfills(self.project)
             if (both := [name for name in names if name in other.names])
         ]
+
+    def _changed_inputs(self, prepared: Iterable[PreparedRun]) -> list[str]:
+        """Return a sentence for each file that is no longer what runs read."""
+        runs_by_path: dict[str, list[str]] = {}
+        for each in prepared:
+            for path in changed_inputs(each.run, *self._preparer.stored_files(each.run)):
+                runs_by_path.setdefault(str(path), []).append(each.run.id)
+        return [f"{path} is not what {_named(runs)} read" for path, runs in runs_by_path.items()]
 
     def _environment_differences(self, prepared: Iterable[PreparedRun]) -> list[str]:
         """Return a phrase for each variable that differs from what runs read."""
@@ -522,13 +556,15 @@ def _named(runs: Sequence[str]) -> str:
     return f"run {', '.join(runs)}" if len(runs) <= FEW_RUNS else f"{len(runs)} runs"
 
 
-def _insertions(probing: Probing | None, prepared: Sequence[PreparedRun]) -> list[Insertion]:
+def _insertions(
+    statements: StatementSources | None, prepared: Sequence[PreparedRun]
+) -> list[Insertion]:
     """Return what is inserted into the source of runs, once for runs with the same source."""
-    if probing is None:
+    if statements is None:
         return []
     runs: dict[str, list[str]] = {}
     for each in prepared:
-        old = probing.text(each.run.version)
+        old = statements.probing.text(each.run.version)
         source = each.request.probes.source
         changed = {path: text for path, text in source.items() if text != old.get(path)}
         diff = difference({**dict.fromkeys(changed, ""), **old}, changed)

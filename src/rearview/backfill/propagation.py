@@ -16,6 +16,7 @@ from functools import cached_property
 from rearview.backfill.corrections import Correction, Corrections, Identity
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
+from rearview.model.wording import plural
 from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import FileNames, renames
 from rearview.source.notebooks import as_programs, in_cells
@@ -178,7 +179,7 @@ class Probing:
     @cached_property
     def chain(self) -> tuple[str, ...]:
         """Every version that was run, newest first."""
-        return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
+        return self.all_versions
 
     def text(self, version: str) -> dict[str, str]:
         """Return the readable Python files of a version."""
@@ -210,7 +211,7 @@ class Probing:
             )
         used = run.end.files
         old = self.text(run.version)
-        if names and not any(map(self._logs, names)):
+        if names and not any(map(self.logs, names)):
             return Probes((), old)
         now = self.renaming.now(run.version, used)
         try:
@@ -289,7 +290,32 @@ class Probing:
             probing.__dict__["_newest"] = self._newest
         return probing
 
-    def _logs(self, name: str) -> bool:
+    def edited_as(
+        self,
+        edited: dict[str, str],
+        base: dict[str, str],
+        others: Sequence[str],
+        names: tuple[str, ...],
+    ) -> Probing:
+        """Return the probing of `names` if `edited` were an edit of `base` and `others` the past.
+
+        `others` are versions, the nearest first. The first of the chain is `base`, which no run had.
+        """
+        base_id = f"base of {len(self._texts)}"
+        texts = {**self._texts, base_id: base}
+        probing = Probing(
+            self.versions, self.runs, self.corrections, names, self.sure, _texts=texts
+        )
+        probing.__dict__["edited"] = edited
+        probing.__dict__["chain"] = (base_id, *others)
+        return probing
+
+    @property
+    def all_versions(self) -> tuple[str, ...]:
+        """Every version that was run, newest first, whatever the chain is."""
+        return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
+
+    def logs(self, name: str) -> bool:
         """Return True if the work tree logs a name anywhere."""
         return any(fits(each, name) for each in self._patterns)
 
@@ -298,7 +324,7 @@ class Probing:
         return tuple(names_logged(self.edited))
 
     def _begun_earlier(self, names: tuple[str, ...]) -> Probing:
-        if not all(map(self._logs, names)):
+        if not all(map(self.logs, names)):
             return self
         for at, version in enumerate(self.chain[1:], 1):
             try:
@@ -450,7 +476,7 @@ class Probing:
         lines = self.text(run.version).get(place.path, "").splitlines()
         if not 1 <= place.line <= len(lines) + 1:
             raise UsageError(
-                f"{place.path} of run {run.id} has {len(lines)} lines, so nothing goes before line "
+                f"{place.path} of run {run.id} has {plural(len(lines), 'line')}, so nothing goes before line "
                 f"{place.line}. `rearview diff {run.id}` shows it.",
                 slug="no-place",
             )

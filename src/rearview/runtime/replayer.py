@@ -19,6 +19,7 @@ from rearview.errors import RearviewError
 from rearview.model import Checkpoint, EarlyEnd, Edge, LoopStep, Point, ReplayReport, SegmentFile
 from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
+from rearview.model.wording import plural
 from rearview.runtime.capture.event_files import EventFiles
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.frames import position, unobserved
@@ -79,6 +80,9 @@ class Replayer(Session):
     """Iteration of the main loop up to which `visited` is counted."""
     entered: bool = False
     """Whether the main loop, which is divided among segments, was entered."""
+    _last_need: tuple[list[int], bool, list[LoopEntry]] = field(default=([], False, []))
+    """The last question to `needs`: ids and iterations of loops, the answer, and the loops themselves, so
+    that no other gets the id of one."""
     closed: bool = False
     events: EventFiles | None = None
     """Writes event files with the values that probes log to TensorBoard; None if there are none."""
@@ -198,7 +202,7 @@ class Replayer(Session):
     def lacking(self) -> list[str]:
         """Return a message for each loop that had fewer iterations than in the run."""
         return [
-            f"`{name_of(site)}` ({site.partition(':')[0]}) had {self.visited[site]} iterations, "
+            f"`{name_of(site)}` ({site.partition(':')[0]}) had {plural(self.visited[site], 'iteration')}, "
             f"in the run {owed}"
             for site, owed in self.segment.owed.items()
             if self.visited[site] < owed and site not in self.unwatched
@@ -219,12 +223,15 @@ class Replayer(Session):
     def needs(self, entry: LoopEntry) -> bool:
         """Return True if the segment wants something inside this loop, in the current iterations around it."""
         around = [loop for loop in self.stack if loop is not entry]
-        if not all(map(self.in_range, around)):
-            return False
-        if self.segment.everywhere:
-            return True
-        sites = [loop.site.id for loop in (*around, entry)]
-        return any(may_hold(chain, sites) for chain in self.segment.chains)
+        key = [id(entry), *[number for loop in around for number in (id(loop), loop.now)]]
+        if key == self._last_need[0]:  # asked before every iteration of the loop
+            return self._last_need[1]
+        answer = all(map(self.in_range, around))
+        if answer and not self.segment.everywhere:
+            sites = [loop.site.id for loop in (*around, entry)]
+            answer = any(may_hold(chain, sites) for chain in self.segment.chains)
+        self._last_need = key, answer, [entry, *around]
+        return answer
 
     @property
     def in_main(self) -> bool:
@@ -242,10 +249,12 @@ class Replayer(Session):
         Only the main loop and those directly inside it have ranges: the same lines of the program
         may run elsewhere as well, under another loop or by recursion.
         """
-        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
-            return None
         ranges = self.segment.ranges.get(entry.site.id)
         spans = self.segment.spans.get(entry.site.id)
+        if ranges is None and spans is None:
+            return None
+        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
+            return None
         if entry is self.stack[0]:
             return ranges
         if entry.site.id == self.segment.main:  # the function with the main loop called itself
@@ -357,18 +366,18 @@ class Replayer(Session):
             )
         self.moved = self.worked = False
 
-    def log(self, items: Mapping[str, Any]) -> None:
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Check recorded values, and record new ones."""
         if self.pid != os.getpid():
             return
         self.mark_logging()
         point = self.point()
-        place = (point.loops, point.indices)
+        where = (point.loops, point.indices)
         fresh = list(items.items()) if self.probing else []
         if fresh and self.segment.kinds:
             self.check_kinds(items)
         for name, value in () if self.probing else items.items():
-            key = (*place, name)
+            key = (*where, name)
             before = self.recorded.get(key)
             if before is None:
                 fresh.append((name, value))
@@ -386,7 +395,7 @@ class Replayer(Session):
             elif name not in self.report.differing:
                 self.report.differing.append(name)
         if fresh and self.writes_at(point):
-            self.records.append(encode_point(point), fresh)
+            self.records.append(encode_point(point), fresh, place=place)
             self.report.written += len(fresh)
 
     def check_kinds(self, items: Mapping[str, Any]) -> None:

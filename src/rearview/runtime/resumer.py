@@ -291,7 +291,7 @@ class Resumer(Recorder):
         if self.target is None:
             super().after_loop(entry, index, frame)
 
-    def log(self, items: Mapping[str, Any]) -> None:
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Record values only once the target is reached; those before are recorded already."""
         if self.target is None:
-            super().log(items)
+            super().log(items, place)

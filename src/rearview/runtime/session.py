@@ -40,6 +40,7 @@ from rearview.source.instrument import LoopSite
 from rearview.state.anchors import Anchors
 from rearview.state.codecs.iterators import LoopIterator, sources_of
 from rearview.store.project import FOLDER, Project
+from rearview.store.records import encode_place
 
 SHORT = 0.0002
 """Seconds; an inner loop that takes less in all is not watched any more."""
@@ -156,6 +157,7 @@ class Session:
             {os.path.realpath(p) + os.sep for p in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
         )
         self._belongs: dict[str, bool] = {}
+        self._places: dict[tuple[str, int], bytes] = {}
         self.modules = Modules(self.belongs)
 
     def belongs(self, file: str) -> bool:
@@ -436,9 +438,21 @@ class Session:
     def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Act when the loop was left early."""
 
-    def log(self, items: Mapping[str, Any]) -> None:
-        """Record values under their names at the current point."""
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
+        """Record values under their names at the current point; `place` is the call in the source."""
         raise AssertionError
+
+    def place(self, frame: FrameType) -> bytes:
+        """Return the statement that a frame executes, for records; empty outside the project."""
+        where = (frame.f_code.co_filename, frame.f_lineno)
+        known = self._places.get(where)
+        if known is None:
+            file, line = where
+            path = resolved(file) if self.belongs(file) else ""
+            inside = path.startswith(self.root)
+            known = encode_place(path[len(self.root) :], line) if inside else b""
+            self._places[where] = known
+        return known
 
     def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Record hyper-parameters of the run; `origin` names how the program read them."""

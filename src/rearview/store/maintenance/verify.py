@@ -6,6 +6,8 @@ Nothing is deleted: damaged files move to `.rearview/damaged/`.
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import NamedTuple
 from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError, StoreError, VersionError
 from rearview.model import Checkpoint, ObjectRef
+from rearview.model.wording import plural
 from rearview.store import printed_lines, recorded_inputs, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints, check_owner
 from rearview.store.checkpoints.manifest import checkpoint_of, pack_body, seal, unseal
@@ -80,9 +83,11 @@ def check_record_files(duck: Duck, folder: Path) -> Iterator[FileCheck]:
 def _lines(file: Path) -> FileCheck:
     scanned = scan(file)
     if scanned.header.format >= CHECKED:
-        return FileCheck(file, f"has lost at least {scanned.lost} records" if scanned.lost else "")
+        return FileCheck(
+            file, f"has lost at least {plural(scanned.lost, 'record')}" if scanned.lost else ""
+        )
     bad = unreadable(scanned.lines)
-    what = f"has {bad} lines that cannot be read; all others can." if bad else ""
+    what = f"has {plural(bad, 'line')} that cannot be read; all others can." if bad else ""
     return FileCheck(file, what, checked=False)
 
 
@@ -142,6 +147,7 @@ def verify(
         check.objects_of_their_own()
         check.manifests()
         check.versions()
+        check.kept_states()
     except OSError as exc:
         raise write_error(exc, "A repair", project.store) from exc
     return VerifyReport(
@@ -258,7 +264,7 @@ class _Check:
             good = [line for line in path.read_bytes().split(b"\n") if decode_facts(line, FACTS)]
             done = f"{self._aside(path)}; intact lines stay"
             publish(path, b"".join(line + b"\n" for line in good))
-        self._note(path, f"{bad} lines are damaged, or were cut off by a kill", done)
+        self._note(path, f"{plural(bad, 'line')} damaged, or cut off by a kill", done)
 
     def _printed(self, folder: Path) -> None:
         path = folder / printed_lines.FILE
@@ -271,7 +277,7 @@ class _Check:
         if self.repair:
             done = f"{self._aside(path)}; intact lines stay"
             publish(path, b"".join(line + b"\n" for line in good))
-        self._note(path, f"{bad} printed lines are damaged", done)
+        self._note(path, f"{plural(bad, 'printed line')} damaged", done)
 
     def _clock(self, folder: Path) -> None:
         path = folder / recorded_inputs.CLOCK_FILE
@@ -294,6 +300,23 @@ class _Check:
             return f"{done}; all records in it are lost", ()
         publish(file, kept)
         return f"{done}; intact records stay", ()
+
+    def kept_states(self) -> None:
+        """Check what replays of many versions keep: states of cells, measurements."""
+        kept = self.project.store / "multiversion"
+        for folder in self._folders(kept / "states"):
+            what = _state_damage(folder)
+            if what:
+                # it is computed again by the next replay that needs it
+                done = "removed" if self.repair else ""
+                if self.repair:
+                    shutil.rmtree(folder, ignore_errors=True)
+                self._note(folder, what, done)
+        file = kept / "cells.jsonl"
+        if file.is_file():
+            bad = sum(not _is_json(line) for line in file.read_bytes().splitlines())
+            if bad:
+                self._note(file, f"has {bad} lines that cannot be read; all others can.", "skipped")
 
     def versions(self) -> None:
         try:
@@ -423,6 +446,28 @@ class _Check:
 
     def _note(self, path: Path, what: str, done: str = "", lost: tuple[str, ...] = ()) -> None:
         self.problems.append(Problem(path, what, done, lost, _run_of(path, self.project)))
+
+
+def _state_damage(folder: Path) -> str:
+    """Return what is wrong with a stored state of a cell; empty if it is complete."""
+    try:
+        facts = json.loads((folder / "complete.json").read_text("utf-8"))
+        size = (folder / "namespace").stat().st_size
+        if size != facts["bytes"]:
+            return f"has {size} of {facts['bytes']} bytes"
+    except FileNotFoundError:
+        return "is incomplete: the replay that stored it was interrupted"
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return f"cannot be read: {exc}"
+    return ""
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _run_of(path: Path, project: Project) -> str:
