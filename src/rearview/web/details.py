@@ -36,10 +36,12 @@ def run_details(history: History, index: Index, run: str) -> dict[str, Any]:
     report = history.show(run, names=False)  # the index knows them
     one = report.run
     names = index.ask(
-        "SELECT name, path, n, last, low, high, mean, kind, text, unproved FROM page.stats "
+        "SELECT name, path, n, last, low, high, mean, kind, text, unproved, asked FROM page.stats "
         f"WHERE run = {quoted(one.id)} ORDER BY name"
     ).fetchall()
-    columns = ("name", "path", "n", "last", "low", "high", "mean", "kind", "text", "unproved")
+    columns = (
+        *("name", "path", "n", "last", "low", "high", "mean", "kind", "text", "unproved", "asked"),
+    )
     forks = [other.id for other in index.chosen(f"parent = {quoted(one.id)}", limit=MOST_FORKS)]
     environment = report.environment.values if report.environment is not None else {}
     return {
