@@ -37,11 +37,12 @@ MAY_IMPORT = {
     "checkpointer/published": "checkpointer",
     # inside the user's process
     "runtime": (
-        "checkpointer config energy errors model remote runtime/capture runtime/sandbox runtime/saving source "
+        "checkpointer config energy errors model remote runtime/capture runtime/cells runtime/sandbox runtime/saving source "
         "source/probes state state/codecs store store/checkpoints store/maintenance store/tables "
         "store/versions"
     ),
     "runtime/capture": "model runtime runtime/sandbox source store",
+    "runtime/cells": "errors model runtime runtime/sandbox source state store",
     "runtime/process": "runtime",
     "runtime/sandbox": "model source state state/codecs store store/checkpoints",
     "runtime/saving": "config errors model store store/checkpoints store/maintenance",
@@ -64,7 +65,7 @@ MAY_IMPORT = {
     # what people see
     "frameworks": "public",
     # the front end of a kernel, and what a live notebook offers
-    "notebook": "_history errors execute model public source store",
+    "notebook": "_history errors execute model public source state store",
     "web": "_history errors media model multiversion plan/versions public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
     "cli": (

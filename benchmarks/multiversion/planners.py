@@ -2,10 +2,13 @@
 
 The paper's trees are not published; these have the numbers of its tables 1 and 2: versions, lengths,
 ranges of cell costs and sizes, and for the six applications also the sums.
+
+    python benchmarks/multiversion/planners.py [CI DI AN ML1 ML2 ML3 ML4 SC1 SC2]
 """
 
 import random
 import statistics
+import sys
 import time
 
 from rearview.plan.versions.order import order
@@ -77,7 +80,10 @@ def application(name):
     first = {"early": length // 2, "even": length // 3, "late": length // 4, "last": length // 3}[
         where
     ]
-    parent, depth = draw_shape(draw, versions, length, 3 if length < 20 else 2, first)
+    factor, mean = (3, 1.625) if length < 20 else (2, 1.25)
+    while first and mean ** (length - 1 - first) < versions:
+        first -= 1  # else a tree with so many leaves hardly ever comes up, or never
+    parent, depth = draw_shape(draw, versions, length, factor, first)
     weight = []
     for level in depth:
         share = level / (length - 1)
@@ -152,15 +158,20 @@ def versions_in_time(tree):
 
 
 def main():
+    chosen = set(sys.argv[1:])
     print("Replay cost in percent of no cache; means over trees.\n")
     head("synthetic (5 trees each)")
     for kind in ("CI", "DI", "AN"):
+        if chosen and kind not in chosen:
+            continue
         trees = [synthetic(kind, seed) for seed in range(5)]
         sizes = [0.25, 0.5, 0.6, 1.0, 1.5, 2.0]
         rows(kind, trees, [s * GB for s in sizes], [f"{s} GB" for s in sizes])
     print()
     head("application")
     for name in APPLICATIONS:
+        if chosen and name not in chosen:
+            continue
         tree = application(name)
         largest = max(cell.size for cell in tree.cells)
         factors = [0.5, 1, 2, 3, 4]

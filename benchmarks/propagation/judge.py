@@ -71,11 +71,11 @@ def _spot(old: str, line: int, text: str):
     if tree is None:
         return None
     end = line + len(inserted) - 1
-    for path, body in _bodies(tree):
+    for path, owner, body in _bodies(tree):
         for at, stmt in enumerate(body):
             if line <= stmt.lineno and (stmt.end_lineno or 0) <= end:
                 rest = body[:at] + body[at + 1 :]
-                return path, at, rest, stmt
+                return path + _heads(path, owner, stmt), at, rest, stmt
     return None
 
 
@@ -90,16 +90,17 @@ def _bodies(tree: ast.AST):
                 continue
             where = (*path, name)
             if isinstance(value[0], ast.stmt):
-                yield tuple(re.sub(r"\d+", "", str(p)) for p in where) + _heads(path, node), value
+                yield tuple(re.sub(r"\d+", "", str(p)) for p in where), node, value
             stack.extend(((*where, f"{type(each).__name__}"), each) for each in value)
 
 
-def _heads(path, node) -> tuple:
-    # two blocks are the same if the statements that own them start with the same text
+def _heads(path, node, carried: ast.stmt) -> tuple:
+    # two blocks are the same if the statements that own them start and end with the same text
     inner = getattr(node, "test", getattr(node, "iter", getattr(node, "name", None)))
     head = ast.dump(inner) if isinstance(inner, ast.AST) else str(inner)
-    last = getattr(node, "body", None)
-    return (head, ast.dump(last[-1]) if isinstance(last, list) and last and len(path) else "")
+    body = getattr(node, "body", None)
+    own = [each for each in body if each is not carried] if isinstance(body, list) else []
+    return (head, ast.dump(own[-1]) if own and path else "")
 
 
 def _names(node: ast.AST, kind) -> set[str]:

@@ -66,7 +66,7 @@ class Settings:
     """Service that reports the power in the grid, and the place it reports on; see green.md."""
     compress: Literal["auto", "never"] = "auto"
     """Compress large parts of state if that pays (`auto`), or `never`."""
-    propagation: float = 0.6
+    propagation: float = 0.7
     """Least certainty, from 0 to 1, of a statement's place in a past version; below it Rearview refuses."""
     background_memory: int = 256 << 20
     """Bytes that calls waiting for a background writer may take; a call waits while there is no room."""

@@ -81,3 +81,38 @@ def test_a_script_that_imports_itself_from_above_its_folder_is_replayed(tmp_path
     report = history(folder).backfill(["asked"])
     assert report.proved, report.proof
     assert report.written == 5
+
+
+TWO_LOOPS = """
+w = 1.0
+for epoch in range(5):
+    for step in range(20):
+        w = w * 0.99 + step
+    # FIRST
+for fold in range(4):
+    for i in range(10):
+        w = w * 0.5 + i
+    # SECOND
+print(w)
+"""
+
+
+@pytest.mark.parametrize("rerun", ["true", "false"])
+@pytest.mark.parametrize(
+    ("names", "values"), [(["first"], 5), (["second"], 4), (["first", "second"], 9)]
+)
+def test_two_loops_at_the_top_level_are_both_planned(tmp_path, monkeypatch, rerun, names, values):
+    monkeypatch.setenv("REARVIEW_RERUN", rerun)
+    write(tmp_path, train=TWO_LOOPS)
+    assert recorded(tmp_path, "train.py").code == 0
+    text = TWO_LOOPS
+    for name in names:
+        text = text.replace(f"# {name.upper()}", f'rearview.log("{name}", w)')
+    (tmp_path / "train.py").write_text("import rearview\n" + text)
+    past = history(tmp_path)
+    (segment,) = past.plan(names).plan.segments
+    assert segment.tail == ("second" in names)
+    report = past.backfill(names)
+    assert (report.written, report.proved) == (values, True), report.proof
+    assert not report.redone
+    assert past.plan(names).nothing

@@ -186,3 +186,31 @@ def test_what_could_not_be_compared_runs_again_once_the_run_has_gone_on(bare, tm
     plan = history(tmp_path).plan(["w0"])
     assert not plan.nothing
     assert plan.unproved == []
+
+
+TWICE = """
+import json
+class Tell(json.JSONEncoder):
+    def default(self, value):
+        loss = value.real
+        # PROBE
+        return loss
+def fit(loss=1.0):
+    for epoch in range(3):
+        loss = loss * 0.5 + epoch
+        json.dumps([complex(loss)], cls=Tell)
+fit()
+fit()
+"""
+"""A loop that is entered twice, and a method that a library calls back: its callers are not known."""
+
+
+def test_what_a_callback_logs_in_a_loop_that_is_entered_twice_is_filled_once(tmp_path):
+    write(tmp_path, train=TWICE)
+    assert recorded(tmp_path, "train.py").code == 0
+    text = TWICE.replace("# PROBE", 'rearview.log("asked", loss)')
+    (tmp_path / "train.py").write_text("import rearview\n" + text)
+    past = history(tmp_path)
+    report = past.backfill(["asked"])
+    assert (report.written, report.proved) == (6, True), report.proof
+    assert past.plan(["asked"]).nothing

@@ -6,6 +6,7 @@ import pytest
 
 from plainly import recorded, write
 from rearview._history import history
+from rearview.cli.main import main
 from rearview.model import Verdict
 
 SCRIPT = """
@@ -55,6 +56,15 @@ def test_a_replay_that_fails_as_the_run_did_has_come_to_its_end(name, tmp_path):
     assert {outcome.proof.verdict for outcome in outcomes} == {Verdict.EXACT}
     assert sorted(steps(past)) == DONE
     assert past.plan(["w_now"]).nothing
+
+
+def test_show_says_where_a_run_failed(tmp_path, monkeypatch, capsys):
+    write(tmp_path, train=SCRIPT.format(how=HOW["raises"]))
+    recorded(tmp_path, "train.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["show"])
+    assert "failed by RuntimeError at epoch=3/step=2 with exit code 1" in capsys.readouterr().out
 
 
 @pytest.fixture

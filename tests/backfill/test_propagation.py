@@ -93,3 +93,15 @@ def test_what_only_code_that_was_added_meanwhile_computes_is_refused(tmp_path):
     plan = history(tmp_path).plan(["n"])
     assert plan.nothing, "what was not there then is not made up"
     assert len(plan.refusals) == 1, plan.refusals
+
+
+def test_asking_for_one_name_carries_only_the_statement_that_logs_it(project):
+    both = '    rearview.log("e", epoch)\n    rearview.log("d", total - 1)\n    print'
+    write(project, train=SECOND.replace("    print", both))
+    for told in history(project).propagate(["d"]):
+        added = [line for line in told.diff.splitlines() if line.startswith("+ ")]
+        assert added[-1] == '+    rearview.log("d", total - 1)'
+        assert not any('"e"' in line or '"t"' in line for line in added)
+    insertions = history(project).plan(["d"]).insertions
+    assert insertions
+    assert all('"d"' in one.diff and '"e"' not in one.diff for one in insertions)

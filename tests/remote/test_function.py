@@ -71,7 +71,7 @@ def test_a_command_that_fails_for_what_is_not_there_means_empty(far, tmp_path):
 
 def test_a_place_out_of_reach_is_an_error_not_an_empty_remote(tmp_path):
     remote = FunctionRemote(command, tmp_path / "nowhere" / "ck", retry=quick())
-    with pytest.raises(RemoteError, match="cannot be asked"):
+    with pytest.raises(RemoteError, match="cannot be read"):
         remote.list()
 
 

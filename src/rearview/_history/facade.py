@@ -436,14 +436,26 @@ class History:
             self._tables,
         )
 
-    def _probing(self, runs: Sequence[Run]) -> Probing:
-        return self._backfiller.probing(runs)
+    def _probing(self, runs: Sequence[Run], sure: float | None = None) -> Probing:
+        return self._backfiller.probing(runs, sure)
 
     def propagate(
-        self, names: Sequence[str], *, to: Sequence[str] | None = None
+        self,
+        names: Sequence[str],
+        *,
+        to: Sequence[str] | None = None,
+        sure: float | None = None,
     ) -> list[Propagated]:
-        """Return where the statements that the work tree adds belong in each past version."""
-        probing = self._probing(self.runs()).carrying(names)
+        """Return where the statements that log `names` belong in each version that lacks them.
+
+        They are those of the work tree or, if that does not log the names, of the newest version that
+        does. Places less certain than `sure` are refused; None: as the setting `propagation` says.
+        """
+        statements = self._backfiller.statements(self.runs(), sure)
+        past = statements.past(names)
+        if past is not None:
+            return _of_runs(past.propagated(), self, to)
+        probing = statements.probing.carrying(names)
         unknown = [n for n in names if not any(n in probe.names for probe in probing.added)]
         if unknown:
             raise UsageError(
@@ -452,12 +464,7 @@ class History:
                 + logged_outside_project(unknown[0], self.project.root),
                 slug="no-probe",
             )
-        run_ids = {self.run(which).id for which in to} if to else None
-        return [
-            propagated
-            for propagated in probing.propagated()
-            if run_ids is None or run_ids & set(propagated.runs)
-        ]
+        return _of_runs(probing.propagated(), self, to)
 
     def correct(
         self,
@@ -477,8 +484,12 @@ class History:
         of the work tree) picks one if several statements log a name.
         """
         place = HandPlace(path, line, after, renames or {})
-        probing = self._probing(self.runs()).carrying(names)
-        return probing.correct(self.run(which), place, names, statement)
+        run = self.run(which)
+        statements = self._backfiller.statements(self.runs())
+        past = statements.past(names)
+        if past is not None and past.serving(run):
+            return past.serving(run)[0].correct(run, place, names, statement)
+        return statements.probing.carrying(names).correct(run, place, names, statement)
 
     def corrections(self, names: Sequence[str] = ()) -> list[Correction]:
         """Return the places that were given by hand, for all statements or for those that log `names`."""
@@ -671,6 +682,14 @@ def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
     if isinstance(names, Question):
         return replace(names, **choices)
     return Question(tuple(names), **choices)
+
+
+def _of_runs(
+    found: list[Propagated], past: History, which: Sequence[str] | None
+) -> list[Propagated]:
+    """Return the versions of some runs; None: all."""
+    runs = {past.run(each).id for each in which} if which else None
+    return [each for each in found if runs is None or runs & set(each.runs)]
 
 
 def _some_tags(tags: Sequence[str]) -> list[str]:

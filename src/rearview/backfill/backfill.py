@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -26,6 +26,7 @@ from rearview.backfill.claims import SegmentClaims
 from rearview.backfill.corrections import Corrections
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
 from rearview.backfill.obstacles import changed_inputs
+from rearview.backfill.past_statements import StatementSources
 from rearview.backfill.prepare import PreparedRun, RunPreparer
 from rearview.backfill.propagation import Probing
 from rearview.backfill.question import Question
@@ -46,6 +47,7 @@ from rearview.execute.pool import Pool
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.status import Progress, StatusFile, running_backfills
 from rearview.model import Plan, Run, Segment
+from rearview.model.plan import ReplayFailure
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
@@ -58,12 +60,16 @@ from rearview.store.machine import cores
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
+from rearview.store.tables.connection import quoted
 from rearview.store.tables.recorded_values import has_long_lines, recorded_names
 from rearview.store.tables.tables import Tables
+from rearview.store.values import FAMILIES
 from rearview.store.versions.versions import Versions
 
 FEW_RUNS = 3
 """Up to this many runs are named; more are counted."""
+MAX_PLACES = 3
+"""Places at which a carried statement is tried in a version."""
 GROWTH = 4
 """A plan has segments for this many times its workers, where dividing costs next to nothing."""
 
@@ -75,8 +81,8 @@ class MissingValues:
     prepared: dict[str, PreparedRun] = field(default_factory=dict)
     """By run."""
     refusals: list[Refusal] = field(default_factory=list)
-    probing: Probing | None = None
-    """Where the statements of the work tree belong in each version."""
+    statements: StatementSources | None = None
+    """Where statements come from, and where they belong in each version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +116,17 @@ class Backfiller:
     def _preparer(self) -> RunPreparer:
         return RunPreparer(self.project, self.runs, self.versions, self.checkpoints, self.machines)
 
-    def probing(self, runs: Sequence[Run]) -> Probing:
-        """Return the probes in the work tree, as the versions of `runs` take them."""
-        return Probing(self.versions, runs, self.corrections, sure=self.settings.propagation)
+    def probing(self, runs: Sequence[Run], sure: float | None = None) -> Probing:
+        """Return the probes in the work tree, as the versions of `runs` take them.
+
+        `sure` replaces the setting `propagation`.
+        """
+        least = self.settings.propagation if sure is None else sure
+        return Probing(self.versions, runs, self.corrections, sure=least)
+
+    def statements(self, runs: Sequence[Run], sure: float | None = None) -> StatementSources:
+        """Return the statements of the work tree and of past versions, as those of `runs` take them."""
+        return StatementSources(self.probing(runs, sure))
 
     def backfill(
         self,
@@ -126,41 +140,131 @@ class Backfiller:
         if planned is None:
             planned = self.plan(question, self.missing(question, runs))
         result = self.run(planned, question, progress)
-        return self.report(planned, question, result, time.monotonic() - started)
+        report = self.report(planned, question, result, time.monotonic() - started)
+        for _ in range(MAX_PLACES - 1):
+            again = self._try_other_places(question, planned, report, runs, progress)
+            if again is None:
+                break
+            report, planned = again
+        return replace(report, seconds=time.monotonic() - started)
+
+    def _try_other_places(
+        self,
+        question: Question,
+        planned: PlanReport,
+        report: BackfillReport,
+        runs: Sequence[Run],
+        progress: Progress | None,
+    ) -> tuple[BackfillReport, PlanReport] | None:
+        """Return report and plan after carried statements that failed went elsewhere; None if none did.
+
+        A statement that finds a name missing, or logs another kind of value than in other versions,
+        is at a wrong place. The next likely place is tried, or the run is refused.
+        """
+        statements = planned.statements
+        failed = {
+            each.run: each.report
+            for each in report.outcomes
+            if each.report.failure is ReplayFailure.WRONG_PLACE and each.report.probe is not None
+        }
+        if statements is None or not failed or not question.names:
+            return None
+        moved: dict[str, str] = {}
+        done: set[str] = set()
+        for run in (run for run in runs if run.id in failed):
+            prepared, told = planned.prepared[run.id], failed[run.id]
+            assert told.probe is not None
+            names = prepared.request.names
+            if run.version in done or (
+                statements.is_carried(run, names, prepared.request.probes.source)
+                and statements.disprove(run, names, told.probe, f"it raised {told.raised}")
+            ):
+                done.add(run.version)
+                moved[run.id] = f"{told.probe[0]}:{told.probe[1]} raised {told.raised}"
+        if not moved:
+            return None
+        some = [run for run in runs if run.id in moved]
+        replanned = self.plan(question, self.missing(question, some, statements))
+        result = self.run(replanned, question, progress)
+        then = self.report(replanned, question, result, 0.0)
+        placed = {segment.run for segment in replanned.plan.segments}
+        both = replace(
+            report,
+            outcomes=[
+                *(each for each in report.outcomes if each.run not in moved),
+                *then.outcomes,
+            ],
+            refusals=[*report.refusals, *then.refusals],
+            replaced=(
+                *report.replaced,
+                *(
+                    f"run {run}: the statement at {why}; it was put at the next likely place"
+                    for run, why in moved.items()
+                    if run in placed
+                ),
+            ),
+            event_files=tuple(dict.fromkeys((*report.event_files, *then.event_files))),
+        )
+        known = {**planned.prepared, **replanned.prepared}
+        return both, replace(replanned, prepared=known, statements=statements)
 
     def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
         started = time.monotonic()
         if question.at:
             parse_at(question.at)
-        prepared = self._preparer.prepare(self.probing([run]), run, (), question)
+        statements = StatementSources(self.probing([run]))
+        prepared = self._preparer.prepare(statements, run, (), question)
         planned = self.plan(question, MissingValues({run.id: prepared}))
         result = self.run(planned, question, progress)
         return self.report(planned, question, result, time.monotonic() - started)
 
-    def missing(self, question: Question, runs: Sequence[Run]) -> MissingValues:
+    def missing(
+        self, question: Question, runs: Sequence[Run], statements: StatementSources | None = None
+    ) -> MissingValues:
         """Return which of `runs` lack values of the names, in the iterations that are asked for."""
         if question.at:
             parse_at(question.at)  # if it cannot be read, it is wrong for every run
         selected = self._select(question.where, runs)
-        probing = self.probing(self.runs.all())
+        if statements is None:
+            statements = self.statements(self.runs.all(), question.sure)
+        kinds: dict[str, str] | None = None
         recorded = self._recorded_names(question.names, runs)
-        missing = MissingValues(probing=probing)
+        missing = MissingValues(statements=statements)
         for order, run in enumerate(runs):
             names = tuple(name for name in question.names if (run.id, name) not in recorded)
             if not names or (selected is not None and run.id not in selected):
                 continue
             iterations = None if selected is None else selected[run.id]
             try:
-                prepared = self._preparer.prepare(probing, run, names, question, iterations)
+                prepared = self._preparer.prepare(statements, run, names, question, iterations)
             except RearviewError as exc:
                 missing.refusals.append(Refusal(run.id, str(exc), exc.general))
                 continue
             if question.runs:  # the user named the runs in the order of their importance
                 facts = replace(prepared.facts, priority=float(order))
                 prepared = replace(prepared, facts=facts)
+            source = prepared.request.probes.source
+            if recorded and statements.is_carried(run, prepared.request.names, source):
+                if kinds is None:
+                    kinds = self._kinds({name for _, name in recorded})
+                prepared = replace(prepared, request=replace(prepared.request, kinds=kinds))
             missing.prepared[run.id] = prepared
         return missing
+
+    def _kinds(self, names: Collection[str]) -> dict[str, str]:
+        """Return the kind of the values that runs logged themselves, for names with one kind only."""
+        self.tables.refresh()
+        some = ", ".join(map(quoted, sorted(names)))
+        rows = self.tables.sql(
+            f"SELECT DISTINCT name, kind FROM records WHERE name IN ({some}) "  # noqa: S608
+            "AND origin = 'recorded'"
+        )
+        found: dict[str, set[str]] = {}
+        for row in rows:
+            if row["kind"] in FAMILIES:
+                found.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
+        return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
     def plan(self, question: Question, missing: MissingValues) -> PlanReport:
         """Return the segments that fill what is missing, with their cost; nothing runs."""
@@ -210,9 +314,10 @@ class Backfiller:
             ],
             explaining=partial(explain, surveyed, plan, rerun=rerun),
             insertions=_insertions(
-                missing.probing, [each for run, each in prepared.items() if run in again]
+                missing.statements, [each for run, each in prepared.items() if run in again]
             ),
             prepared=prepared,
+            statements=missing.statements,
         )
 
     def run(
@@ -325,15 +430,17 @@ class Backfiller:
         again: set[str],
     ) -> list[str]:
         """Return sentences on what the user should know before the plan runs."""
-        notes = []
-        if missing.probing is not None:
+        notes: list[str] = []
+        if missing.statements is not None:
+            if again or missing.refusals:
+                notes += map(str, missing.statements.used)
             with_probes = [
                 (each.run.version, each.request.probes)
                 for run, each in missing.prepared.items()
                 if run in again
             ]
             if with_probes:
-                notes += missing.probing.renaming.sentences(with_probes)
+                notes += missing.statements.probing.renaming.sentences(with_probes)
             if self.corrections.note:
                 notes.append(self.corrections.note)
         notes += self.machines.unmeasured(each.run for each in incomplete)
@@ -423,13 +530,15 @@ def _named(runs: Sequence[str]) -> str:
     return f"run {', '.join(runs)}" if len(runs) <= FEW_RUNS else f"{len(runs)} runs"
 
 
-def _insertions(probing: Probing | None, prepared: Sequence[PreparedRun]) -> list[Insertion]:
+def _insertions(
+    statements: StatementSources | None, prepared: Sequence[PreparedRun]
+) -> list[Insertion]:
     """Return what is inserted into the source of runs, once for runs with the same source."""
-    if probing is None:
+    if statements is None:
         return []
     runs: dict[str, list[str]] = {}
     for each in prepared:
-        old = probing.text(each.run.version)
+        old = statements.probing.text(each.run.version)
         source = each.request.probes.source
         changed = {path: text for path, text in source.items() if text != old.get(path)}
         diff = difference({**dict.fromkeys(changed, ""), **old}, changed)

@@ -240,8 +240,11 @@ def _covers_inside(query: CoverageQuery, facts: Mapping[str, Any], index: int) -
 
 
 def _runs_in_main(query: CoverageQuery, probes: Sequence[Probe]) -> bool:
-    """Return True if a statement may run in the main loop; it may if no caller is known."""
-    return any(
+    """Return True if a statement may run in the main loop; it may if no caller is known.
+
+    Without a main loop no run is divided: its replays run to the end.
+    """
+    return query.main is not None and any(
         not probe.paths or any(path and path[0] == query.main for path in probe.paths)
         for probe in probes
     )
@@ -249,7 +252,9 @@ def _runs_in_main(query: CoverageQuery, probes: Sequence[Probe]) -> bool:
 
 def _ends_of(query: CoverageQuery, probes: Sequence[Probe]) -> set[str]:
     """Return the ends of the run, `head` or `tail`, that statements run in."""
-    return {
+    anywhere = query.main is None and any(not probe.paths for probe in probes)
+    ends = {"tail"} if anywhere else set[str]()
+    return ends | {
         "head" if not path and probe.place is Position.BEFORE else "tail"
         for probe in probes
         for path in probe.paths

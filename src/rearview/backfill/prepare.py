@@ -24,7 +24,7 @@ from rearview.backfill.obstacles import (
     missing_packages,
     script_is_gone,
 )
-from rearview.backfill.propagation import Probing
+from rearview.backfill.past_statements import StatementSources
 from rearview.backfill.question import Question
 from rearview.backfill.run_facts import run_facts, with_run_loop_ids
 from rearview.backfill.segments import RunRequest
@@ -164,7 +164,7 @@ class RunPreparer:
 
     def prepare(
         self,
-        probing: Probing,
+        statements: StatementSources,
         run: Run,
         names: tuple[str, ...],
         question: Question,
@@ -172,7 +172,7 @@ class RunPreparer:
     ) -> PreparedRun:
         """Return a run with what it lacks of `names`, in the `selected` iterations (None: all)."""
         _refuse_if_two_sources(run)
-        probes = self._probes(probing, run, names)
+        probes = self._probes(statements, run, names)
         logging_probes = tuple(probe for probe in probes.probes if probe.names)
         recorded_files = self.versions.files(run.version)
         version, files = self._derived_version(run, dict(probes.source), recorded_files)
@@ -214,9 +214,9 @@ class RunPreparer:
             lead=lead_of(run, files, run.home(os.path.realpath(self.project.root))),
         )
 
-    def _probes(self, probing: Probing, run: Run, names: tuple[str, ...]) -> Probes:
+    def _probes(self, statements: StatementSources, run: Run, names: tuple[str, ...]) -> Probes:
         """Return the probes for a run; raise if one of `names` is not logged by any."""
-        probes = probing.of(run, names)
+        probes = statements.of(run, names)
         unknown = [name for name in names if not probes.of(name)]
         if unknown:
             text = (
@@ -224,7 +224,7 @@ class RunPreparer:
                 f"logged. Add a statement such as rearview.log({unknown[0]!r}, value)."
             ).format
             hint = script_is_gone(run, self.project.root)
-            hint += logged_in_unparsable_file(unknown[0], probing.edited)
+            hint += logged_in_unparsable_file(unknown[0], statements.edited)
             hint += logged_outside_project(unknown[0], self.project.root)
             raise UsageError(
                 text(run=f"run {run.id}") + hint,

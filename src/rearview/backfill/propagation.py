@@ -10,6 +10,7 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from functools import cached_property
 
 from rearview.backfill.corrections import Correction, Corrections, Identity
@@ -164,6 +165,8 @@ class Probing:
     """Names of which alone the statements count, with what these need; none: all that is added."""
     sure: float = SURE
     """Places less likely right than this are refused."""
+    disproved: dict[str, dict[int, dict[tuple[str, int], str]]] = field(default_factory=dict)
+    """By version and number of a statement: places that a replay showed wrong, and how."""
     _texts: dict[str, dict[str, str]] = field(default_factory=dict)
     _older: dict[tuple[str, ...], Probing] = field(default_factory=dict)
 
@@ -175,7 +178,7 @@ class Probing:
     @cached_property
     def chain(self) -> tuple[str, ...]:
         """Every version that was run, newest first."""
-        return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
+        return self.all_versions
 
     def text(self, version: str) -> dict[str, str]:
         """Return the readable Python files of a version."""
@@ -207,7 +210,7 @@ class Probing:
             )
         used = run.end.files
         old = self.text(run.version)
-        if names and not any(map(self._logs, names)):
+        if names and not any(map(self.logs, names)):
             return Probes((), old)
         now = self.renaming.now(run.version, used)
         try:
@@ -277,14 +280,41 @@ class Probing:
 
     def _asked(self, names: tuple[str, ...], runs: Sequence[Run]) -> Probing:
         """Return the probing of some names alone, for the versions of `runs`."""
-        probing = Probing(self.versions, runs, self.corrections, names, self.sure, self._texts)
+        probing = Probing(
+            self.versions, runs, self.corrections, names, self.sure, _texts=self._texts
+        )
         probing.__dict__["edited"] = self.edited
         if runs is self.runs:  # the same versions: what they say need not be found out again
             probing.__dict__["renaming"] = self.renaming
             probing.__dict__["_newest"] = self._newest
         return probing
 
-    def _logs(self, name: str) -> bool:
+    def edited_as(
+        self,
+        edited: dict[str, str],
+        base: dict[str, str],
+        others: Sequence[str],
+        names: tuple[str, ...],
+    ) -> Probing:
+        """Return the probing of `names` if `edited` were an edit of `base` and `others` the past.
+
+        `others` are versions, the nearest first. The first of the chain is `base`, which no run had.
+        """
+        base_id = f"base of {len(self._texts)}"
+        texts = {**self._texts, base_id: base}
+        probing = Probing(
+            self.versions, self.runs, self.corrections, names, self.sure, _texts=texts
+        )
+        probing.__dict__["edited"] = edited
+        probing.__dict__["chain"] = (base_id, *others)
+        return probing
+
+    @property
+    def all_versions(self) -> tuple[str, ...]:
+        """Every version that was run, newest first, whatever the chain is."""
+        return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
+
+    def logs(self, name: str) -> bool:
         """Return True if the work tree logs a name anywhere."""
         return any(fits(each, name) for each in self._patterns)
 
@@ -293,7 +323,7 @@ class Probing:
         return tuple(names_logged(self.edited))
 
     def _begun_earlier(self, names: tuple[str, ...]) -> Probing:
-        if not all(map(self._logs, names)):
+        if not all(map(self.logs, names)):
             return self
         for at, version in enumerate(self.chain[1:], 1):
             try:
@@ -330,6 +360,7 @@ class Probing:
             *(edited, self._statements, versions, self._by_hand()),
             list(map(self._moved, namings)),
             self.sure,
+            {self.chain.index(version): places for version, places in self.disproved.items()},
         )
         back = self.renaming.named_back
         return tuple(back(version, one) for version, one in zip(self.chain, found, strict=True))
@@ -370,6 +401,51 @@ class Probing:
         for line, _ in reversed(cuts):
             naming = naming.pushed(naming.path, line + 1, 1)
         return naming
+
+    def is_carried(self, run: Run, names: Sequence[str], source: Texts) -> bool:
+        """Return True if `source` is the version of a run with statements that were carried there.
+
+        The newest version that was run is the one that was edited: nothing is carried there.
+        """
+        asked = self.carrying(names)
+        if run.version not in asked.chain or run.version == self.chain[0] or not asked.added:
+            return False
+        outcome = asked.outcomes[asked.chain.index(run.version)]
+        return bool(outcome.files) and all(source.get(p) == t for p, t in outcome.files.items())
+
+    def disprove(self, run: Run, names: Sequence[str], where: tuple[str, int], how: str) -> bool:
+        """Note that a carried statement is wrong at its place; return False if none stands there.
+
+        `where` is the file and line at which it stands in the version with the statements.
+        """
+        asked = self.carrying(names)
+        at = asked.chain.index(run.version) if run.version in asked.chain else None
+        if at is None or asked.outcomes[at].refused:
+            return False
+        outcome = asked.outcomes[at]
+        path, line = where
+        now = self.renaming.newest(run.version).as_now(self.text(run.version)) if at else {}
+        for number, (statement, placed) in enumerate(
+            zip(outcome.stands, outcome.placed, strict=True)
+        ):
+            first, last = statement.lines
+            if statement.path == now.get(path, path) and first <= line <= last and placed.text:
+                places = asked.disproved.setdefault(run.version, {}).setdefault(number, {})
+                old_line = self._old_line(run.version, path, asked, line)
+                places[statement.path, placed.line] = f"before line {old_line} of {path} {how}"
+                asked.__dict__.pop("outcomes", None)
+                return True
+        return False
+
+    def _old_line(self, version: str, path: str, asked: Probing, line: int) -> int:
+        """Return the line of a file as it was run before which an inserted line stands."""
+        files = asked.outcomes[asked.chain.index(version)].files
+        new, old = files[path].splitlines(), self.text(version)[path].splitlines()
+        matcher = SequenceMatcher(None, new, old, autojunk=False)
+        for tag, first, last, there, _ in matcher.get_opcodes():
+            if tag != "equal" and first < line <= last:
+                return there + 1
+        return line
 
     def propagated(self) -> list[Propagated]:
         """Return what becomes of each version, newest first."""

@@ -18,6 +18,7 @@ class Choices(TypedDict, total=False):
     on: str
     gpus: float | None
     again: bool
+    sure: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,5 @@ class Question:
     """Accelerators that each segment gets on Ray; 0.5 for half of one."""
     again: bool = False
     """Also run again what has values that could not be proved."""
+    sure: float | None = None
+    """Least certainty of a statement's place in a past version; None: the setting `propagation`."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+from rearview.backfill.past_statements import StatementSources
 from rearview.backfill.prepare import PreparedRun
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
@@ -58,6 +59,8 @@ class BackfillReport:
     """A phrase for each variable that the runs read and that differs now and was not restored."""
     names: tuple[str, ...] = ()
     """The names that were to get values."""
+    replaced: tuple[str, ...] = ()
+    """Sentences on statements that a replay disproved at one place and that went to another."""
     event_files: tuple[str, ...] = ()
     """Folders with event files of values that probes gave to TensorBoard."""
 
@@ -152,6 +155,8 @@ class PlanReport:
     """The statements that are inserted into the source of the runs, as a diff for each version."""
     prepared: Mapping[str, PreparedRun] = field(default_factory=dict, repr=False)
     """By run, what the plan was made from: used to run it."""
+    statements: StatementSources | None = field(default=None, repr=False)
+    """Where statements come from, and where they belong in each version."""
 
     def _repr_html_(self) -> str:
         """Return what would run as HTML: what a notebook shows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.backfill.coverage import ALL, CoverageQuery
@@ -33,6 +33,8 @@ class RunRequest:
     """Iterations of the outermost loop that lack a value; None: all."""
     digests: Mapping[str, str] | None = None
     """By name, how it is logged: stored with replays, to know later which edits they answer."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """By name, the kind of its values in other versions; given if probes were carried here."""
 
     @property
     def at(self) -> tuple[At, ...]:
@@ -92,6 +94,7 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
             path: {line: str(loop) for line, loop in ids.items()}
             for path, ids in request.probes.loops.items()
         },
+        kinds=dict(request.kinds),
     )
 
 

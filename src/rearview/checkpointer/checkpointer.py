@@ -205,11 +205,11 @@ class Checkpointer:
             self._save(value, metric, background=False)
 
     def restore(self, default: Any = None) -> Any:
-        """Return what `restore_function` makes of the newest intact save, or `default`.
+        """Return the result of `restore_function` for the newest intact save, or `default`.
 
-        The newest is the one saved last, here or at the remote. A damaged save is reported and
-        the one before it taken; if saves exist and none is intact, that is an error, not a start
-        from the beginning. So is a remote that cannot be asked.
+        The newest is the one saved last, here or at the remote. A damaged save is reported, and
+        the save before it is used. It is an error if saves exist and none is intact, or if the
+        remote cannot be reached: a long run must not silently start from the beginning.
         """
         path = self.get_checkpoint()
         return default if path is None else self.restore_function(path)
@@ -360,9 +360,9 @@ class Checkpointer:
                     checkpointer.signals.request(number)
                 return
         everyone = list(_STEPPING)
-        going_on = in_notebook() and number == signal.SIGINT
+        continues = in_notebook() and number == signal.SIGINT
         for checkpointer in everyone:
-            if going_on:
+            if continues:
                 checkpointer.departed = False
                 checkpointer.signals.clear()
             else:
@@ -375,7 +375,7 @@ class Checkpointer:
                 self.on_SIGTERM_prehook(**self.on_SIGTERM_prehook_kwargs)
             except Exception as exc:
                 warnings.warn(
-                    f"on_SIGTERM_prehook failed ({type(exc).__name__}: {exc}); saving goes on.",
+                    f"on_SIGTERM_prehook failed ({type(exc).__name__}: {exc}); the save continues.",
                     CheckpointerWarning,
                     stacklevel=4,
                 )
@@ -385,7 +385,7 @@ class Checkpointer:
             self.clean_up_local_checkpoint_files()
 
     def _code(self, number: int) -> int:
-        # HTCondor holds a job that exits with the code and has no checkpoint to show
+        # HTCondor puts a job on hold that exits with the code and has no checkpoint
         if self._condor and not self._archive.folder.saves():
             return 128 + number
         return self.checkpoint_exit_code

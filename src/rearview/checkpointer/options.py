@@ -68,7 +68,7 @@ def destination(
         return Destination(Mirror(remote, "saves"))
     if target is None:
         raise UsageError(
-            f"checkpoint_transfer_mode={mode!r} needs checkpoint_transfer_target: where to.",
+            f"checkpoint_transfer_mode={mode!r} needs checkpoint_transfer_target, the place to send to.",
             slug="checkpointer-target",
         )
     if not isinstance(target, str | os.PathLike):
@@ -119,7 +119,7 @@ def _job(folder: SaveFolder) -> JobAd:
     if not ad.covers(folder.folder) and not ad.covers(folder.file):
         names = ", ".join((*ad.files, folder.folder.name))
         raise UsageError(
-            f"HTCondor would not carry {folder.file}: transfer_checkpoint_files is "
+            f"HTCondor would not transfer {folder.file}: transfer_checkpoint_files is "
             f"{', '.join(ad.files) or 'not set'}. Write into the submit file: "
             f"transfer_checkpoint_files = {names} and checkpoint_exit_code = 85, and let "
             "local_checkpoint_file be in the job's folder.",

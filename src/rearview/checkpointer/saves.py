@@ -281,7 +281,7 @@ class Keep:
         """Raise if the values are invalid."""
         if self.last < 1 or self.best < 0 or self.mode not in {"min", "max"}:
             raise UsageError(
-                f"keep_last={self.last}, keep_best={self.best}, best={self.mode!r} cannot be. "
+                f"keep_last={self.last}, keep_best={self.best}, best={self.mode!r} is not possible. "
                 "keep_last is at least 1, keep_best at least 0, best is 'min' or 'max'.",
                 slug="checkpointer-keep",
             )

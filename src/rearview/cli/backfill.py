@@ -19,6 +19,7 @@ from rearview.cli.options import (
     some_names,
     some_runs,
     span,
+    sure_option,
     without_mark,
 )
 from rearview.cli.studies import replay_programs, study_options
@@ -68,6 +69,7 @@ MAX_SEGMENTS = 60
 )
 @click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
 @click.option("--again", is_flag=True, help="Also run what is there and could not be proved.")
+@sure_option
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
 @quiet_option
@@ -83,6 +85,7 @@ def backfill(
     gpus: float | None,
     budget: float | None,
     again: bool,
+    sure: float | None,
     explain: bool,
     yes: bool,
     quiet: bool,
@@ -90,7 +93,8 @@ def backfill(
 ) -> int:
     """Fill columns for past runs from log statements added since.
 
-    Write the log statement into the newest source, then name what it logs. Only what must run
+    Write the log statement into the newest source, then name what it logs. A name that only a past
+    version logs is filled too, from the newest statement that logged it. Only what must run
     again does, from checkpoints, and each replay is proved against what was recorded. With --json
     each event is a line (docs/backfill.md). `rearview workers` adds and takes away workers while
     it runs. Exit code 0: filled and proved (or nothing was missing); 1: something was refused or
@@ -111,6 +115,7 @@ def backfill(
         on=on,
         gpus=gpus,
         again=again,
+        sure=sure,
     )
     with waiting("planning", quiet=quiet):
         plan = past.plan(question)
@@ -217,6 +222,7 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
         "unproved": [
             _outcome_as_json(outcome) for outcome in report.outcomes if not outcome.proved
         ],
+        "moved": list(report.replaced),
         "refusals": _refusals_as_json(report.refusals),
         "environment_differences": report.environment_differences,
     }
@@ -231,6 +237,8 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
         return code
     for text in refused(report.refusals):
         output.out(text)
+    for sentence in report.replaced:
+        output.out(f"{output.paint('moved:', output.YELLOW)} {sentence}")
     for outcome in report.redone:
         output.out(
             f"{output.paint('redone from the start:', output.YELLOW)} {outcome.run}: the try from a "

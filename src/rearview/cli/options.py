@@ -181,6 +181,16 @@ def some_runs(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def sure_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option --sure."""
+    return click.option(
+        "--sure",
+        type=click.FloatRange(0, 1),
+        metavar="SHARE",
+        help="Least certainty of a statement's place in a past version; by default the setting `propagation`.",
+    )(command)
+
+
 def at_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the option --at."""
     return click.option(

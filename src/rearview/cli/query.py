@@ -24,6 +24,7 @@ from rearview.cli.terminal.progress import waiting
 from rearview.errors import RearviewError
 from rearview.model import Run, Verdict
 from rearview.model.environment import is_restored
+from rearview.model.run import name_of
 
 if TYPE_CHECKING:
     from rearview._history import History, Replay, RunReport, Table
@@ -221,10 +222,22 @@ def _printed(which: str, *, as_json: bool) -> None:
         output.out(f"[{line.where}] {line.text}" if line.stream else f"({line.text})")
 
 
+def _failure(run: Run) -> str:
+    """Return how and where a run failed; empty if it did not."""
+    if not run.exit_code:
+        return ""
+    early = run.end.early
+    if early is None:
+        return f" with exit code {run.exit_code}"
+    steps = [f"{name_of(loop)}={iteration}" for loop, _, iteration in early.path]
+    where = f" at {'/'.join(steps)}" if steps else ""
+    cause = f" by {early.exception}" if early.exception not in {"", SystemExit.__name__} else ""
+    return f"{cause}{where} with exit code {run.exit_code}"
+
+
 def _show(report: RunReport) -> None:
     run = report.run
     took = f", took {duration(_took(run))}" if run.ended else ""
-    code = f" with exit code {run.exit_code}" if run.exit_code else ""
     loops = ", ".join(f"{name} ({plural(count, 'iteration')})" for name, count in report.loops)
     names = [f"{name} ({plural(count, 'record')})" for name, count in report.names.items()]
     lines = [
@@ -232,7 +245,7 @@ def _show(report: RunReport) -> None:
         ("name", run.name),
         ("tags", ", ".join(run.tags)),
         ("note", run.note),
-        ("status", output.paint(run.status.value, STATUS[run.status.value]) + code),
+        ("status", output.paint(run.status.value, STATUS[run.status.value]) + _failure(run)),
         ("command", " ".join((run.script, *run.argv))),
         ("started", f"{moment(run.started)} on {run.host}{took}"),
         ("version", run.version[:12] + "".join(_continued(run))),

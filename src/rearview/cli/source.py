@@ -14,6 +14,7 @@ from rearview.cli.options import (
     open_history,
     pair,
     some_names,
+    sure_option,
     without_mark,
 )
 from rearview.cli.terminal import output
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     help="Only the versions of these runs; may be repeated.",
 )
 @click.option("--explain", is_flag=True, help="Say why each place was chosen.")
+@sure_option
 @click.option(
     "--correct",
     nargs=2,
@@ -69,6 +71,7 @@ def propagate(
     names: tuple[str, ...],
     which: tuple[str, ...],
     explain: bool,
+    sure: float | None,
     correct: tuple[str, str] | None,
     after: bool,
     renames: tuple[tuple[str, str], ...],
@@ -114,7 +117,7 @@ def propagate(
             renames=dict(renames),
             statement=where,
         )
-    placements = past.propagate(list(names), to=list(which) or None)
+    placements = past.propagate(list(names), to=list(which) or None, sure=sure)
     if as_json:
         output.json_document(placements)
     else:

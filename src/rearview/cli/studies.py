@@ -91,6 +91,8 @@ def _said_tree(built: ExecutionTree) -> None:
     )
     for name, why in built.unavailable.items():
         output.said(f"{name} cannot be replayed: {why}.")
+    for text in built.apart:
+        output.said(f"{text}.")
 
 
 @click.command(cls=TakesRuns)

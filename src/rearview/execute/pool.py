@@ -271,7 +271,10 @@ class Pool:
             self._queue_again(running, "its worker was lost")
             return False
         outcome = self.replays.judge(run, task, code, spent, self._rerun_reasons.get(number, ""))
-        raised = outcome.report.failure is ReplayFailure.PROBE_RAISED
+        raised = outcome.report.failure in {
+            ReplayFailure.PROBE_RAISED,
+            ReplayFailure.WRONG_PLACE,
+        }
         shared = task.imports is not None and not (raised and self._probe_raises)
         doubtful = needs_rerun(outcome.report, pinned=task.threads is not None, shared=shared)
         if doubtful and number not in self._rerun_reasons:

@@ -278,7 +278,7 @@ class ReplayJobs:
             self._try_disk()
         if report.failure is ReplayFailure.DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.project.store))
-        explained = report.failure is ReplayFailure.PROBE_RAISED
+        explained = report.failure in {ReplayFailure.PROBE_RAISED, ReplayFailure.WRONG_PLACE}
         if report.error and not explained and task.log.is_file():
             report.error = _explain(report.error, task.log.read_text("utf-8", "replace"))
         report.written = max(report.written, self._count_records(run, task))

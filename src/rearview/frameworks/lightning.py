@@ -121,16 +121,13 @@ class RearviewCallback(Callback):
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
         self._fresh = True
         signals = trainer._signal_connector  # noqa: SLF001
-        self._wrap(
-            signals, "_sigterm_notifier_fn", lambda real: _ignored_by_lightning(signals, real)
-        )
+        self._wrap(signals, "_sigterm_notifier_fn", lambda real: _unheard(signals, real))
         loop = trainer.fit_loop
-        self._wrap(loop, "setup_data", lambda real: self._note_random_state(trainer, real))
-        self._wrap(
-            loop.epoch_loop, "on_run_start", lambda real: self._note_random_state(trainer, real)
-        )
-        self._wrap(loop.epoch_loop, "advance", lambda real: self._before_batch(trainer, real))
+        self._wrap(loop, "setup_data", lambda real: self._noting(trainer, real))
+        self._wrap(loop.epoch_loop, "on_run_start", lambda real: self._noting(trainer, real))
+        self._wrap(loop.epoch_loop, "advance", lambda real: self._between(trainer, real))
 
+    # `_noting`, `_between` and `_unheard` keep their names: recorded runs name the wrappers they return
     def _wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
         setattr(owner, name, around(getattr(owner, name)))
         self._wrapped.append((owner, name))
@@ -151,7 +148,7 @@ class RearviewCallback(Callback):
             self._checkpointer.close()
             self._checkpointer = None
 
-    def _note_random_state(self, trainer: Any, real: Any) -> Callable[..., Any]:
+    def _noting(self, trainer: Any, real: Any) -> Callable[..., Any]:
         """Note the random state in which the data iterator is created."""
 
         def run(*args: Any) -> Any:
@@ -170,7 +167,9 @@ class RearviewCallback(Callback):
 
         return run
 
-    def _before_batch(self, trainer: Any, real: Any) -> Callable[..., Any]:
+    def _between(self, trainer: Any, real: Any) -> Callable[..., Any]:
+        """Save, if a save is due, before each batch; restore before the first one."""
+
         def run(fetcher: Any) -> Any:
             checkpointer = self._checkpointer
             assert checkpointer is not None
@@ -252,7 +251,7 @@ class RearviewCallback(Callback):
             rearview.log(scalars(trainer.callback_metrics))
 
 
-def _ignored_by_lightning(signals: Any, real: Any) -> Callable[..., None]:
+def _unheard(signals: Any, real: Any) -> Callable[..., None]:
     """Forward SIGTERM to other processes, but hide it from Lightning, which would exit unsaved."""
 
     def run(*args: Any) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,6 +29,10 @@ class CellLineage:
     seconds: float
     size: int
     """Bytes of memory of the process after it (Pss); 0 where that is not known."""
+    before: int = 0
+    """The same before the first cell: what a process takes that has run nothing."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of the variables that it left, as far as they were cheap to compute."""
 
 
 def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
@@ -46,17 +50,45 @@ def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
 def same_state(first: CellLineage, second: CellLineage) -> bool:
     """Return True if two cells left the same state: the same lineage, at similar cost and size.
 
-    >>> cell = CellLineage(1, "c", (), "g", 2.0, 0)
-    >>> same_state(cell, CellLineage(2, "c", (), "g", 3.0, 0))
+    >>> cell = CellLineage(2, "c", (), "g", 3.0, 0)
+    >>> same_state(cell, CellLineage(2, "c", (), "g", 4.0, 0))
     True
     >>> same_state(cell, CellLineage(2, "c", (), "g", 300.0, 0))
     False
     """
-    return (
-        first.lineage == second.lineage
-        and _similar(first.seconds, second.seconds, NOTICEABLE_SECONDS)
-        and _similar(first.size, second.size, NOTICEABLE_BYTES)
+    return first.lineage == second.lineage and not difference(first, second)
+
+
+def difference(first: CellLineage, second: CellLineage) -> str:
+    """Return why the states after two cells with the same code are not the same; empty if they are.
+
+    >>> first = CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "1", "y": "5"})
+    >>> difference(first, CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "2"}))
+    'x has another value'
+    """
+    if first.events != second.events:
+        return _event_difference(first.events, second.events)
+    different = sorted(
+        name
+        for name, known in first.variables.items()
+        if second.variables.get(name, known) != known
     )
+    if different:
+        more = f" and {len(different) - 1} others have" if len(different) > 1 else " has"
+        return f"{different[0]}{more} another value"
+    if not _similar(first.seconds, second.seconds, NOTICEABLE_SECONDS):
+        return f"it took {first.seconds:.3g} s and {second.seconds:.3g} s"
+    if not _similar(first.size, second.size, NOTICEABLE_BYTES):
+        return f"it left {first.size / 1e6:.3g} MB and {second.size / 1e6:.3g} MB"
+    return ""
+
+
+def _event_difference(some: Sequence[Event], others: Sequence[Event]) -> str:
+    for event in (*some, *others):
+        if (event in some) != (event in others):
+            kind, name = event[0], " ".join(event[1:2])
+            return f"the input differs: {kind} {name}".rstrip()
+    return "its inputs came in another order"
 
 
 def _similar(a: float, b: float, noticeable: float) -> bool:

@@ -122,6 +122,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Set for a fork server; each forked segment gets a `Control` of its own."""
     cells: bool = False
     """Whether a script is cut into cells, which its points begin with."""
+    reuse_cells: bool = False
+    """Whether cells of a notebook whose inputs are as in an earlier run are given again, not run."""
     kernel: str | None = None
     """Connection file of the front end that sends the cells of a notebook; None: they run in order."""
 
@@ -219,6 +221,8 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """By file: line and column of each probe, and the generators of the program that it draws from."""
     ids: dict[str, dict[int, str]] = {}
     """Ids that loops had in the recorded version, by file and line."""
+    kinds: dict[str, str] = {}
+    """Kind of the values that other versions logged, by name: a probe that logs another kind is misplaced."""
 
 
 def may_hold(chain: Sequence[str], sites: Iterable[str]) -> bool:
@@ -249,6 +253,8 @@ class ReplayFailure(StrEnum):
 
     PROBE_RAISED = "probe-raised"
     """The added statement raised an exception, and that ended the program."""
+    WRONG_PLACE = "wrong-place"
+    """The added statement found a name or attribute missing, or logged another kind of value."""
     DISK_FULL = "disk-full"
     """A write failed because the disk, or the user's quota on it, is full."""
 
@@ -282,6 +288,10 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     failure: ReplayFailure | None = None
     """What kind of error it is; None: no error, or one of another kind."""
+    probe: tuple[str, int] | None = None
+    """File and line of the added statement that raised an exception."""
+    raised: str = ""
+    """What the added statement raised."""
     seconds: float = 0.0
     restoring: float = 0.0
     setup: float = 0.0

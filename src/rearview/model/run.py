@@ -11,16 +11,14 @@ from typing import Any
 from rearview.model.run_facts import Continuation, RunEnd, RunStart
 
 EXIT_PAUSED = 85
-"""Exit code of a process that has saved its state and asks to be started again."""
+"""Exit code of a process that has saved its state and must be started again."""
 Value = int | str | float | None
-EXIT_PAUSED = 85
-"""Exit code of a program that has saved its state and is to be started again."""
 CELL = "cell"
-"""Outermost step of the points of a notebook, and of a script that is cut into cells."""
+"""Outermost step of the points of a notebook, and of a script that is divided into cells."""
 NOTEBOOK = ".ipynb"
-"""How the name of a notebook ends."""
+"""File name suffix of a notebook."""
 NAMED = "loop:"
-"""How the id of a loop begins that the program names itself, by `rearview.loop`."""
+"""Prefix of the id of a loop that the program names with `rearview.loop`."""
 
 
 def name_of(loop: str) -> str:
@@ -51,8 +49,8 @@ def columns_of(loops: Iterable[str]) -> list[str]:
 class Step:
     """One iteration of one loop.
 
-    `index` counts from 0 and orders; `value` is what the loop's target held, when that is a
-    plain number or string other than the index. People mean the value, programs the index.
+    `index` counts from 0 and gives the order; `value` is the value of the loop's target, if it is a
+    plain number or string other than the index. People use the value, programs the index.
     """
 
     loop: str
@@ -182,7 +180,7 @@ def is_notebook(path: str) -> bool:
 
 
 class Status(StrEnum):
-    """What became of a run."""
+    """State of a run: running, or how it ended."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -191,7 +189,7 @@ class Status(StrEnum):
     PAUSED = "paused"
     """Ended with `EXIT_PAUSED`: saved, to be continued."""
     DEAD = "dead"
-    """Its process is gone and it never said how it ended."""
+    """Its process no longer exists and did not record how it ended."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -222,7 +220,7 @@ class Run:
     end: RunEnd = field(default_factory=RunEnd)
     """What it measured; defaults if it has not ended, or was resumed since (`ended` is None)."""
     arg_origins: dict[str, str] = field(default_factory=dict)
-    """What the program read each hyper-parameter with, such as argparse, where that is known."""
+    """The library that read each hyper-parameter, such as argparse, if known."""
     attempts: int = 0
     """How often it was resumed."""
     continued: tuple[Continuation, ...] = ()
@@ -277,7 +275,7 @@ class Run:
         return self.facts.root or root
 
     def now(self, path: str, root: str) -> str:
-        """Return where a file that the run named is now, if the project has moved to `root`.
+        """Return the current path of a file that the run named, if the project has moved to `root`.
 
         >>> run = Run("", "", "", (), 0.0, Status.DEAD, facts=RunStart(root="/old"))
         >>> run.now("/old/data.txt", "/new"), run.now("/older/data.txt", "/new")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import UsageError
+from rearview.model.lineage import CellLineage, difference
 from rearview.multiversion.study import Study, StudyCell, StudyVersion, split_loops
 from rearview.plan.versions.tree import START, Cell, Tree, merge
 from rearview.source.cells import imported_modules, only_defines
@@ -88,6 +89,10 @@ class Measurements:
         """Return what is known about the cell that ends a chain of cells."""
         return self._facts.get(chain)
 
+    def learn(self, chain: str, facts: CellFacts) -> None:
+        """Use facts from a recorded run, unless a replay has measured the cell; they are not written."""
+        self._facts.setdefault(chain, facts)
+
     def add(self, chain: str, facts: CellFacts) -> None:
         """Remember what a cell took."""
         before = self._facts.get(chain)
@@ -151,6 +156,8 @@ class ExecutionTree:
     """Version -> its nodes, in order."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Version -> why it cannot be replayed."""
+    apart: tuple[str, ...] = ()
+    """Where versions run the same code and do not share its state, with the reason."""
 
     @property
     def cells_in_all(self) -> int:
@@ -182,6 +189,7 @@ def build_tree(
     chains: list[list[str]] = []
     rows: list[list[Cell]] = []
     unavailable: dict[str, str] = {}
+    groups, apart = _recorded_groups(study.versions)
     for version in study.versions:
         gone = [n for n, ref in version.files.items() if ref.place is None and n not in programs]
         if gone:
@@ -196,13 +204,47 @@ def build_tree(
         for i, cell in enumerate(version.cells):
             chain = chain_of(chain, cell.code)
             version_chains.append(chain)
-            text = json.dumps([lineage, cell.code, events.get(i, [])])
+            inputs = [*events.get(i, []), *groups.get((version.name, i), [])]
+            text = json.dumps([lineage, cell.code, inputs])
             lineage = hashlib.sha256(text.encode()).hexdigest()[:32]
             row.append(_planned(cell, lineage, known.get(chain)))
         chains.append(version_chains)
         rows.append(row)
     tree = merge(rows, start=start)
-    return _described(tree, study, chains, known, unavailable)
+    return replace(_described(tree, study, chains, known, unavailable), apart=tuple(apart))
+
+
+def _recorded_groups(
+    versions: Sequence[StudyVersion],
+) -> tuple[dict[tuple[str, int], list[Any]], list[str]]:
+    """Return what tells recorded states apart that follow the same code, and the reasons.
+
+    Two versions share the state after a cell only if both runs took in the same, at similar cost, and left
+    the same values in variables that have a fingerprint.
+    """
+    seen: dict[str, list[tuple[str, CellLineage]]] = {}
+    groups: dict[tuple[str, int], list[Any]] = {}
+    reasons: list[str] = []
+    for version in versions:
+        chain = ""
+        for i, cell in enumerate(version.cells):
+            if cell.lineage is None:
+                break
+            chain = chain_of(chain, cell.code)
+            peers = seen.setdefault(chain, [])
+            why = [(name, difference(peer, cell.lineage)) for name, peer in peers]
+            at = next((number for number, (_, text) in enumerate(why) if not text), len(peers))
+            if at == len(peers):
+                peers.append((version.name, cell.lineage))
+            if at:
+                # what follows is told apart by this, as its lineage begins with it
+                groups[version.name, i] = [["recorded", at]]
+                name, text = why[0]
+                reasons.append(
+                    f"{version.name} shares no state with {name} after cell {i + 1}: {text}"
+                )
+                chain = f"{chain} {at}"
+    return groups, reasons
 
 
 def _planned(cell: StudyCell, lineage: str, facts: CellFacts | None) -> Cell:
@@ -336,7 +378,8 @@ def _reader(
     if unseen < len(reads):
         return unseen
     # no measured cell read it, as far as Python sees: a library may have, if it is there
-    return None if absent else 0
+    traced = all(cell.lineage is not None for cell in version.cells)
+    return None if absent or traced else 0
 
 
 def to_json(tree: ExecutionTree) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rearview.config import Settings
-from rearview.errors import UsageError
+from rearview.errors import SourceError, UsageError
 from rearview.model import Run
-from rearview.multiversion.execution_tree import Measurements
+from rearview.model.lineage import CellLineage, Event
+from rearview.multiversion.execution_tree import CellFacts, Measurements, chain_of
 from rearview.multiversion.ro_crate import from_crate
 from rearview.multiversion.study import (
     FileRef,
@@ -27,12 +28,32 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.files import fingerprint, make_folder
 from rearview.store.printed_lines import printed
 from rearview.store.project import Project
-from rearview.store.recorded_inputs import read_environment
+from rearview.store.recorded_inputs import read_cells, read_environment
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
-UNSET_BY_REPLAY = ("HOME", "PATH", "PWD", "LANG", "TERM", "PYTHON", "XDG_", "TMP", "LC_", "SHELL")
+UNSET_BY_REPLAY = (
+    *("HOME", "PATH", "PWD", "OLDPWD", "LANG", "TERM", "PYTHON", "XDG_", "TMP", "LC_", "SHELL"),
+    *(
+        "SHLVL",
+        "SSH_",
+        "JPY_",
+        "REARVIEW",
+        "_",
+        "PYDEVD",
+        "COLUMNS",
+        "LINES",
+        "HOSTNAME",
+        "LOGNAME",
+    ),
+)
 """Beginnings of the names of variables that describe the machine rather than the program."""
+EXECUTED = "executed.ipynb"
+"""File in the folder of a notebook's run: the notebook with its outputs."""
+MOST_RUNS = 500
+"""Newest runs whose cells are looked at for prices."""
+LEAST_STATE = 1 << 20
+"""Bytes that the state after a cell counts at least."""
 READ_BY_LIBRARIES = (
     *(".parquet", ".feather", ".arrow", ".h5", ".hdf5", ".nc", ".safetensors", ".npy", ".npz"),
     *(".csv", ".tsv", ".duckdb", ".db", ".sqlite", ".png", ".jpg", ".jpeg", ".tif", ".tiff"),
@@ -93,7 +114,23 @@ def _opened(
 ) -> OpenedStudy:
     folder = project.store / "multiversion"
     known = Measurements(folder / "cells.jsonl")
+    _learn_from_runs(project, known)
     return OpenedStudy(study, programs, known, folder / "states", title or project.root.name)
+
+
+def _learn_from_runs(project: Project, known: Measurements) -> None:
+    """Take prices and reads of cells from recorded runs, where no replay has measured them."""
+    runs = Runs(project)
+    for run in sorted(runs.ids())[-MOST_RUNS:]:
+        chain = ""
+        for number, cell in enumerate(read_cells(runs.folder(run)), 1):
+            if cell.cell != number:
+                break  # a cell without statements, or a resumed run: what follows has another chain
+            chain = chain_of(chain, cell.code)
+            if not any(event[0] in {"unseen", "more"} for event in cell.events):
+                size = max(LEAST_STATE, cell.size - cell.before)
+                reads = _reads(cell.events, str(project.root))
+                known.learn(chain, CellFacts(cell.seconds, size, reads))
 
 
 def from_runs(project: Project, runs: Sequence[Run]) -> Study:
@@ -144,19 +181,97 @@ def _version(
     read = {run.now(path, str(project.root)) for path in end.inputs}
     inputs |= {name for name in files if str(project.root / name) in read}
     lines = [line for line in printed(folder) if line.stream == "out"]
+    notebook = script.endswith(".ipynb")
+    cells = program_cells(sources[script], script)
+    shown = _executed_cells(folder, cells) if notebook else None
+    cells = _with_lineage(folder, shown or cells, project)
     return StudyVersion(
         name=run.name or run.id,
         program=script,
-        cells=_with_costs(project, run, program_cells(sources[script], script)),
-        notebook=script.endswith(".ipynb"),
+        cells=cells if cells[:1] and cells[0].lineage else _with_costs(project, run, cells),
+        notebook=notebook,
         cwd=_below(run.now(run.cwd, str(project.root)), project.root),
         argv=run.argv,
         environment=values,
         files=files,
         inputs=frozenset(inputs) if end else None,
-        printed="\n".join(line.text for line in lines),
+        printed=None if shown else "\n".join(line.text for line in lines),
         run=run.id,
     )
+
+
+def _executed_cells(folder: Path, cells: tuple[StudyCell, ...]) -> tuple[StudyCell, ...] | None:
+    """Return the cells with the outputs that the run showed; None if they were not kept."""
+    try:
+        executed = program_cells((folder / EXECUTED).read_bytes(), EXECUTED)
+    except (OSError, SourceError):
+        return None
+    same = [cell.code for cell in executed] == [cell.code for cell in cells]
+    return executed if same else None
+
+
+def _with_lineage(
+    folder: Path, cells: tuple[StudyCell, ...], project: Project
+) -> tuple[StudyCell, ...]:
+    """Return the cells with what the run recorded of each: seconds, size, reads, inputs.
+
+    From the first cell on that has no record, or one of other code, the cells stay as they are.
+    """
+    recorded: dict[int, CellLineage] = {}
+    for line in read_cells(folder):
+        recorded.setdefault(line.cell, line)  # of a resumed run the first attempt counts
+    kept: list[StudyCell] = []
+    for number, cell in enumerate(cells, 1):
+        lineage = recorded.get(number)
+        if lineage is None and not _does_something(cell.text):
+            kept.append(replace(cell, seconds=0.0, reads=(), lineage=_nothing(number, kept)))
+            continue
+        if lineage is None or lineage.code != cell.code:
+            break
+        events = tuple(event for event in lineage.events if _is_input(event))
+        if any(event[0] in {"unseen", "more"} for event in events):
+            break
+        kept.append(
+            replace(
+                cell,
+                seconds=lineage.seconds,
+                size=max(LEAST_STATE, lineage.size - lineage.before),
+                reads=_reads(events, str(project.root)),
+                lineage=replace(lineage, events=events),
+            )
+        )
+    return (*kept, *cells[len(kept) :])
+
+
+def _does_something(text: str) -> bool:
+    return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
+
+
+def _nothing(number: int, before: Sequence[StudyCell]) -> CellLineage:
+    """Return the lineage of a cell without statements."""
+    last = before[-1].lineage if before else None
+    return CellLineage(number, "", (), last.lineage if last else "", 0.0, last.size if last else 0)
+
+
+def _is_input(event: Event) -> bool:
+    """Return False for variables of the machine, and for counts that depend on its speed."""
+    if event[0] == "environment":
+        return not event[1].startswith(UNSET_BY_REPLAY)
+    return event[0] != "clock"
+
+
+def _reads(events: Sequence[Event], root: str) -> tuple[str, ...]:
+    """Return the files of the project among the events."""
+    names: set[str] = set()
+    for kind, name, *_ in events:
+        if kind == "file":
+            path = Path(root) / name
+            if path.is_relative_to(root):
+                names.add(path.relative_to(root).as_posix())
+        elif kind == "module":
+            names.add(f"{name.replace('.', '/')}.py")
+            names.add(f"{name.replace('.', '/')}/__init__.py")
+    return tuple(sorted(names))
 
 
 def _below(folder: str, root: Path) -> str:

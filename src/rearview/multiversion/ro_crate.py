@@ -1,4 +1,4 @@
-"""RO-Crate metadata: what a package holds, in the exchange format for research data."""
+"""RO-Crate metadata: what a package contains, in the exchange format for research data."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def crate_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def from_crate(folder: Path) -> tuple[Study, str]:
-    """Return the study and title of an RO-Crate folder: its programs are the versions."""
+    """Return the study and title of an RO-Crate folder; its programs are the versions."""
     file = folder / "ro-crate-metadata.json"
     try:
         document = json.loads(file.read_text("utf-8"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import SourceError, UsageError
+from rearview.model.lineage import CellLineage
 from rearview.source.cells import code_hash, cut
 
 SKIPPED_FOLDERS = frozenset(
@@ -39,6 +40,8 @@ class StudyCell:
     """Bytes of the state after it, as measured."""
     reads: tuple[str, ...] | None = None
     """Files of the project that it read, relative to the project; None: not recorded."""
+    lineage: CellLineage | None = None
+    """What the recorded run of it took in, cost and left; None: not recorded."""
     parts: int = 1
     """How many cells up to this one are parts of one cell of the author, a loop that was cut."""
 
@@ -338,7 +341,19 @@ def _parts(cell: StudyCell, loop: _Loop, stops: Sequence[int]) -> list[StudyCell
                 seconds=None if cell.seconds is None else cell.seconds * share,
                 size=cell.size,
                 reads=cell.reads,
+                lineage=_part_of(cell.lineage, share),
             )
         )
         begin = stop
-    return [*parts[:-1], replace(parts[-1], outputs=cell.outputs, parts=len(parts))]
+    last = replace(parts[-1], outputs=cell.outputs, parts=len(parts))
+    if cell.lineage is not None and last.lineage is not None:
+        left = replace(last.lineage, variables=cell.lineage.variables)
+        last = replace(last, lineage=left)
+    return [*parts[:-1], last]
+
+
+def _part_of(lineage: CellLineage | None, share: float) -> CellLineage | None:
+    """Return the lineage of a part of a loop: what variables held in between was not recorded."""
+    if lineage is None:
+        return None
+    return replace(lineage, seconds=lineage.seconds * share, variables={})

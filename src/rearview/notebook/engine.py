@@ -1,4 +1,4 @@
-"""Papermill's engine `rearview`: a parameterized notebook is executed by papermill and recorded here.
+"""The papermill engine `rearview`: papermill executes a parameterized notebook, and Rearview records it.
 
     papermill --engine rearview study.ipynb out.ipynb -p rate 0.1
 
@@ -17,12 +17,22 @@ from typing import Any
 import msgspec
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine
+from papermill.log import logger
 
 from rearview._history.begin_run import start_run
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
 from rearview.model.plan import VARIABLE
-from rearview.notebook.front import check, control_of, keep, manager_of
+from rearview.notebook.front import (
+    check,
+    control_of,
+    given_up,
+    keep,
+    manager_of,
+    reuse_is_wanted,
+    reuse_lines,
+    reusing,
+)
 
 
 class RearviewEngine(NBClientEngine):  # type: ignore[misc]
@@ -31,7 +41,18 @@ class RearviewEngine(NBClientEngine):  # type: ignore[misc]
     @classmethod
     def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **options: Any) -> Any:
         """Execute a notebook as papermill's own engine does, in a recording kernel."""
-        begun = _start(nb_man)
+        reuse = reuse_is_wanted(os.environ)
+        done = cls._execute(nb_man, kernel_name, reuse=reuse, **options)
+        problem = given_up(nb_man.nb) if reuse else ""
+        if problem:
+            logger.info("rearview: running all cells, because %s.", problem)
+            nb_man.notebook_start()
+            done = cls._execute(nb_man, kernel_name, reuse=False, **options)
+        return done
+
+    @classmethod
+    def _execute(cls, nb_man: Any, kernel_name: str, *, reuse: bool, **options: Any) -> Any:
+        begun = _start(nb_man, reuse=reuse)
         kept = {"stdout_file", "stderr_file", "log_output"}
         timeout = options.get("execution_timeout") or options.get("timeout")
         with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
@@ -53,10 +74,12 @@ class RearviewEngine(NBClientEngine):  # type: ignore[misc]
                 manager.ended()
         if begun.run_folder is not None:
             keep(begun.run_folder, nb_man.nb)
+            for line in reuse_lines(begun.run_folder):
+                logger.info(line)
         return done
 
 
-def _start(nb_man: Any) -> StartCommand:
+def _start(nb_man: Any, *, reuse: bool) -> StartCommand:
     out = nb_man.output_path
     if not out or "://" in str(out) or str(out) == "-":
         raise UsageError(
@@ -68,6 +91,7 @@ def _start(nb_man: Any) -> StartCommand:
     file = Path(out).absolute()
     check(file.read_bytes(), str(out))
     begun = start_run(str(file), ())
-    told = msgspec.structs.replace(control_of(begun), target=str(file))
-    env = {**begun.environment, VARIABLE: msgspec.json.encode(told).decode()}
-    return replace(begun, environment=env, folder=Path(os.getcwd()))  # noqa: PTH109
+    control = msgspec.structs.replace(control_of(begun), target=str(file))
+    env = {**begun.environment, VARIABLE: msgspec.json.encode(control).decode()}
+    placed = replace(begun, environment=env, folder=Path(os.getcwd()))  # noqa: PTH109
+    return reusing(placed, reuse=reuse)

@@ -73,7 +73,7 @@ class FunctionRemote:
                     raise DiffersError(f"{key} did not arrive as it was sent ({digest})")
                 part.replace(local)
 
-        self.retry.call(f"Bringing {self}/{key} to {local}", once)
+        self.retry.call(f"Fetching {self}/{key} to {local}", once)
         return Stat(key, size, digest)
 
     def stat(self, key: str) -> Stat | None:
@@ -109,7 +109,7 @@ class FunctionRemote:
                 if (received := transfer.checksum(back)) != digest:
                     raise DiffersError(f"{digest} was sent and {received} came back")
 
-        self.retry.call(f"Bringing {local} to {self}.{suffix}", once)
+        self.retry.call(f"Sending {local} to {self}.{suffix}", once)
 
     def _write_index(self, old: dict[str, Any], keys: dict[str, Any]) -> None:
         counter = old["counter"] + 1

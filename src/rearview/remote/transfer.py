@@ -167,7 +167,9 @@ def remedy(exc: Exception) -> str:
     if isinstance(exc, PermissionError):
         return "Check the credentials and that the target may be written to."
     if isinstance(exc, ImportError):
-        return "Install what this kind of remote needs, e.g. `pip install 'rearview[s3]'`."
+        return (
+            "Install the library for this kind of remote, for example `pip install 'rearview[s3]'`."
+        )
     if isinstance(exc, DiffersError):
         return "The bytes change on the way or while they are sent; try another target."
     if isinstance(exc, OSError) and exc.errno in {errno.ENOSPC, errno.EDQUOT}:
@@ -245,7 +247,7 @@ class CarefulRemote(ABC):
             return Stat(key, size, digest)
 
         try:
-            return self.retry.call(f"Bringing {local} to {self}/{key}", once)
+            return self.retry.call(f"Sending {local} to {self}/{key}", once)
         except RemoteError:
             with contextlib.suppress(Exception):
                 self._remove(staged)
@@ -277,12 +279,12 @@ class CarefulRemote(ABC):
                 # a checksum of an unknown kind: compare two readings instead
                 seen.add(digest)
                 part.unlink()
-                raise DiffersError(f"{key} arrived with {digest}; the far end states {stated}")
+                raise DiffersError(f"{key} arrived with {digest}; the remote states {stated}")
             part.replace(local)
             return Stat(key, size, digest)
 
         try:
-            return self.retry.call(f"Bringing {self}/{key} to {local}", once)
+            return self.retry.call(f"Fetching {self}/{key} to {local}", once)
         except BaseException:
             for part in parts:
                 if not self._checksum_quietly(key):
@@ -349,14 +351,14 @@ class CarefulRemote(ABC):
             if stated and self._agrees(stated, local):
                 return
             # no checksum, or one of an unknown kind: read the bytes back
-            there = checksum_of(self._read(staged, 0) if size else ())
-            if there == digest:
+            received = checksum_of(self._read(staged, 0) if size else ())
+            if received == digest:
                 return
-            found_text = f"{there} ({size} bytes)"
+            found_text = f"{received} ({size} bytes)"
         else:
             found_text = f"{staged_size} bytes"
         self._remove(staged)
-        raise DiffersError(f"the far end holds {found_text}; sent were {digest} ({size} bytes)")
+        raise DiffersError(f"the remote holds {found_text}; {digest} ({size} bytes) was sent")
 
     def _checksum_quietly(self, key: str) -> str:
         try:

@@ -49,13 +49,14 @@ def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
     session = current()
     if type(name) is str:
         if name in _KNOWN or _is_name(name):
-            session.log({name: value})
+            session.log({name: value}, session.place(sys._getframe(1)))
         return value
     if not isinstance(name, Mapping):
         _refuse(name, "a name is a string")
         return value
     items = {key if type(key) is str else _text(key): item for key, item in name.items()}
-    session.log({key: item for key, item in items.items() if key in _KNOWN or _is_name(key)})
+    known = {key: item for key, item in items.items() if key in _KNOWN or _is_name(key)}
+    session.log(known, session.place(sys._getframe(1)))
     return None
 
 

@@ -33,7 +33,7 @@ from rearview.runtime.frames import LOOPS, loops_of
 from rearview.runtime.loops import LoopHistory, untouched
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
-from rearview.source.cells import ENTER, cell_starts, mark_cells
+from rearview.source.cells import ENTER, cell_starts, cut, has_markers, mark_cells
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
 from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
 from rearview.state.anchors import without_weak_references
@@ -227,14 +227,20 @@ class Compiler:
             for site in instrument(tree, relative, ids=ids, autolog=self.autolog):
                 self.session.histories.setdefault(site.id, LoopHistory(site))
         if self.watched and relative == self.cells:
-            offer_value(ENTER, self.session.enter_cell)
-            mark_cells(tree, self._cell_starts(relative, data))
+            self._mark_cells(tree, relative, data)
         if self.view is not None or relative in self.sources:
             # tracebacks show the source that runs, which differs from the one in the work tree
             lines = importlib.util.decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = (len(data), None, lines, path)
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
         return without_targets(code) if self.watched else code
+
+    def _mark_cells(self, tree: ast.Module, relative: str, data: bytes) -> None:
+        """Have the cells of a script announced; one without markers is cut only if that was asked for."""
+        if self.session.cells_in_points or has_markers(importlib.util.decode_source(data)):
+            offer_value(ENTER, self.session.enter_cell)
+            mark_cells(tree, self._cell_starts(relative, data))
+            self.session.cut_into([cell.text for cell in cut(importlib.util.decode_source(data))])
 
     def _cell_starts(self, relative: str, data: bytes) -> dict[int, int]:
         kept = self.recorded / relative if self.recorded is not None else None

@@ -59,7 +59,7 @@ def main(plain: frozenset[str] | None = None) -> None:
     kernel = None
     try:
         if not control.module and is_notebook(control.target):
-            from rearview.runtime.notebook import make_kernel
+            from rearview.runtime.cells.notebook import make_kernel
 
             kernel = make_kernel(control)
         session = _begin(control, shared)
@@ -155,7 +155,7 @@ def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> 
 
 
 def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
-    from rearview.runtime.notebook import run_notebook
+    from rearview.runtime.cells.notebook import run_notebook
 
     try:
         return run_notebook(control, session, kernel)

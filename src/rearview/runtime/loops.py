@@ -250,13 +250,13 @@ def iterate(
                 index = entry.now + 1
             else:
                 yield entry.slice_of(source, size)
-                left = length_hint(entry.received)
-                over = left > 0
-                index += size - left
+                remaining = length_hint(entry.received)
+                over = remaining > 0
+                index += size - remaining
             entry.counter = entry.received = None
             entry.index = index - 1
             if over:
-                if left < size and session.boundary(entry, index, sys._getframe(1)) is None:
+                if remaining < size and session.boundary(entry, index, sys._getframe(1)) is None:
                     ended = True
                 else:
                     entry.index = index - 1
@@ -272,8 +272,8 @@ def iterate(
 def watched(items: Any) -> bool:
     """Return True if `items` come from a loop that is already watched."""
     return type(items) is chain and any(
-        type(one) is GeneratorType and one.gi_code is iterate.__code__
-        for one in gc.get_referents(items)
+        type(referent) is GeneratorType and referent.gi_code is iterate.__code__
+        for referent in gc.get_referents(items)
     )
 
 
@@ -326,8 +326,8 @@ def _span(source: Any) -> tuple[int, int] | None:
         numbers, begun = _items(source)
         return numbers.start + begun * numbers.step, numbers.step
     if type(source) is enumerate:
-        made: Any = source.__reduce__()
-        return made[1][1], 1
+        reduced: Any = source.__reduce__()
+        return reduced[1][1], 1
     return None
 
 
@@ -368,6 +368,6 @@ def untried(entry: LoopEntry, frame: FrameType | None) -> bool:
     """Return True if a `while` loop ended at its test, so that the body did not run."""
     if frame is None or id(frame) != entry.frame:
         return False
-    here = position(frame)
+    current = position(frame)
     heads = [place for place in entry.site.breaks if place[0] == entry.site.line]
-    return bool(heads) and here == min(heads)
+    return bool(heads) and current == min(heads)

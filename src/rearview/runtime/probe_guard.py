@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,9 +158,8 @@ def install(session: Replayer) -> None:
     light_guard = _LightGuard(session)
 
     def track(method: str, *args: Any, **kwargs: Any) -> None:
-        session.log(
-            {name: plain(value) for name, value in logged_values(method, args, kwargs).items()}
-        )
+        values = {name: plain(value) for name, value in logged_values(method, args, kwargs).items()}
+        session.log(values, session.place(sys._getframe(1)))
         if session.events is not None and session.writes_at(session.point()):
             session.events.add(method, args, kwargs)
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from types import FrameType
@@ -29,6 +29,7 @@ from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
 from rearview.runtime.capture.captured_records import CapturedRecords
 from rearview.runtime.capture.closing_lines import closing_lines, print_closing_lines
+from rearview.runtime.cells.script_cells import ScriptCells
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
@@ -99,6 +100,8 @@ class Recorder(Session):
     clock: Clock | None = None
     """Records the times that the program reads."""
     inputs: InputFiles | None = None
+    script_cells: ScriptCells | None = None
+    """Records the lineage of a script that is cut into cells."""
     signals: Signals | None = None
     """Watches for stop signals; None if the run is not preemptible."""
     remote_copy: RemoteCopy | None = None
@@ -117,6 +120,7 @@ class Recorder(Session):
     """Whether `rearview run` started it, which ends with lines about what was recorded."""
     logged: set[str] = field(default_factory=set)
     """Names that the program logged with Rearview, the first hundred."""
+    log_calls: int = 0
     loops_begin: Callable[[FrameType], None] | None = None
     """Called once, in the frame of the first loop that is watched."""
     joins: bool = False
@@ -414,7 +418,7 @@ class Recorder(Session):
         steps[-1] = Step(entry.site.name, index, None if value == index else value)
         return Point((*self.cell_steps(), *steps))
 
-    def log(self, items: Mapping[str, Any]) -> None:
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Append values at the current point; once this returns, a kill does not lose them."""
         try:
             if self.finished:
@@ -423,7 +427,8 @@ class Recorder(Session):
                 items = {name: value for name, value in items.items() if name in self.only_names}
             if self.loose or not (self.stack and self.stack[-1].history.logs):
                 self.mark_logging()
-            self.records.append(self._prefixes.of(self), list(items.items()))
+            self.records.append(self._prefixes.of(self), list(items.items()), place=place)
+            self.log_calls += 1
             if len(self.logged) < 100:
                 self.logged.update(items)
         except Exception as exc:
@@ -469,6 +474,17 @@ class Recorder(Session):
                 stacklevel=2,
             )
 
+    def cut_into(self, texts: Sequence[str]) -> None:
+        """Record the lineage of these cells of the script."""
+        if not self.joins:
+            folder = self.runs.folder(self.run)
+            self.script_cells = ScriptCells(self, folder, texts, self.fail)
+
+    def on_cell(self, number: int) -> None:
+        """Record the lineage of the cell that has ended."""
+        if self.script_cells is not None and self.pid == os.getpid():
+            self.script_cells.enter(number)
+
     def finish(self, code: int | None) -> None:
         """Write everything that is left, then publish how the run ended."""
         if self.finished or self.pid != os.getpid():
@@ -476,6 +492,8 @@ class Recorder(Session):
         self.finished = True
         final = self.code if code is None else code
         try:
+            if self.script_cells is not None:
+                self.script_cells.end()
             self.writer.close()
             self.records.close()
             self._end_capture()

@@ -28,7 +28,7 @@ from rearview.runtime.session import Session
 from rearview.store.files import caused_by_full_disk, publish
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.tables.recorded_values import recorded
-from rearview.store.values import Put, convert
+from rearview.store.values import Put, convert, family
 
 _SELDOM = 8
 """Comparing takes at most one part in this many of the time while the program runs."""
@@ -71,12 +71,17 @@ class Replayer(Session):
     """Above 0 while a probe runs."""
     probe_error: str = ""
     """Message about the last probe that raised an exception."""
+    misplaced: bool = False
+    """Whether that exception shows that the probe is at a wrong place."""
     visited: Counter[str] = field(default_factory=Counter)
     """By loop id: number of iterations that ran, for loops in which something is wanted."""
     since: int = 0
     """Iteration of the main loop up to which `visited` is counted."""
     entered: bool = False
     """Whether the main loop, which is divided among segments, was entered."""
+    _last_need: tuple[list[int], bool, list[LoopEntry]] = field(default=([], False, []))
+    """The last question to `needs`: ids and iterations of loops, the answer, and the loops themselves, so
+    that no other gets the id of one."""
     closed: bool = False
     events: EventFiles | None = None
     """Writes event files with the values that probes log to TensorBoard; None if there are none."""
@@ -217,12 +222,15 @@ class Replayer(Session):
     def needs(self, entry: LoopEntry) -> bool:
         """Return True if the segment wants something inside this loop, in the current iterations around it."""
         around = [loop for loop in self.stack if loop is not entry]
-        if not all(map(self.in_range, around)):
-            return False
-        if self.segment.everywhere:
-            return True
-        sites = [loop.site.id for loop in (*around, entry)]
-        return any(may_hold(chain, sites) for chain in self.segment.chains)
+        key = [id(entry), *[number for loop in around for number in (id(loop), loop.now)]]
+        if key == self._last_need[0]:  # asked before every iteration of the loop
+            return self._last_need[1]
+        answer = all(map(self.in_range, around))
+        if answer and not self.segment.everywhere:
+            sites = [loop.site.id for loop in (*around, entry)]
+            answer = any(may_hold(chain, sites) for chain in self.segment.chains)
+        self._last_need = key, answer, [entry, *around]
+        return answer
 
     @property
     def in_main(self) -> bool:
@@ -240,10 +248,12 @@ class Replayer(Session):
         Only the main loop and those directly inside it have ranges: the same lines of the program
         may run elsewhere as well, under another loop or by recursion.
         """
-        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
-            return None
         ranges = self.segment.ranges.get(entry.site.id)
         spans = self.segment.spans.get(entry.site.id)
+        if ranges is None and spans is None:
+            return None
+        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
+            return None
         if entry is self.stack[0]:
             return ranges
         if entry.site.id == self.segment.main:  # the function with the main loop called itself
@@ -355,16 +365,18 @@ class Replayer(Session):
             )
         self.moved = self.worked = False
 
-    def log(self, items: Mapping[str, Any]) -> None:
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Check recorded values, and record new ones."""
         if self.pid != os.getpid():
             return
         self.mark_logging()
         point = self.point()
-        place = (point.loops, point.indices)
+        where = (point.loops, point.indices)
         fresh = list(items.items()) if self.probing else []
+        if fresh and self.segment.kinds:
+            self.check_kinds(items)
         for name, value in () if self.probing else items.items():
-            key = (*place, name)
+            key = (*where, name)
             before = self.recorded.get(key)
             if before is None:
                 fresh.append((name, value))
@@ -382,8 +394,16 @@ class Replayer(Session):
             elif name not in self.report.differing:
                 self.report.differing.append(name)
         if fresh and self.writes_at(point):
-            self.records.append(encode_point(point), fresh)
+            self.records.append(encode_point(point), fresh, place=place)
             self.report.written += len(fresh)
+
+    def check_kinds(self, items: Mapping[str, Any]) -> None:
+        """Raise if a probe logs a value of another kind than the same name has in other versions."""
+        for name, value in items.items():
+            known = self.segment.kinds.get(name)
+            kind = family(convert(value, self.put)) if known else ""
+            if known and kind and kind != known:
+                raise WrongKindError(f"{name} is {kind} here and {known} in other versions")
 
     def writes_at(self, point: Point) -> bool:
         """Return True if this segment records values at a point.
@@ -398,7 +418,12 @@ class Replayer(Session):
     def note_probe_error(self, exc: Exception, trace: TracebackType | None) -> None:
         """Remember that a probe raised an exception, and where: it may end the program."""
         line = trace.tb_lineno if trace is not None else 0
-        file = Path(trace.tb_frame.f_code.co_filename).name if trace is not None else ""
+        path = trace.tb_frame.f_code.co_filename if trace is not None else ""
+        file = Path(path).name
+        self.misplaced = isinstance(exc, WrongKindError) or _is_unknown_name(exc, trace)
+        known = [one for one in self.segment.probes if Path(path).as_posix().endswith(f"/{one}")]
+        self.report.probe = (max(known, key=len), line) if known else None
+        self.report.raised = f"{type(exc).__name__}: {exc}"
         where = f" at {point}" if (point := self.point()).steps else ""
         self.probe_error = (
             f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Put it "
@@ -457,7 +482,9 @@ class Replayer(Session):
         if final and not as_run and self.report.error is None:
             self.report.error = self.probe_error or f"the program ended with exit code {final}"
             if self.probe_error and self.report.failure is None:
-                self.report.failure = ReplayFailure.PROBE_RAISED
+                self.report.failure = (
+                    ReplayFailure.WRONG_PLACE if self.misplaced else ReplayFailure.PROBE_RAISED
+                )
         self.report.seconds = perf_counter() - self.began
         self.report.restoring = self.checkpoint_index.seconds
         self.report.restored = self.checkpoint_index.restored
@@ -471,6 +498,23 @@ class Replayer(Session):
             self.events.close(good=self.report.finished and not differs and not self.report.retry)
         self.records.close()
         publish(Path(self.segment.report), msgspec.json.encode(self.report))
+
+
+class WrongKindError(TypeError):
+    """A probe logs a number where other versions logged text, or the like."""
+
+
+def _is_unknown_name(exc: Exception, trace: TracebackType | None) -> bool:
+    """Return True if a statement itself, not a function that it calls, lacks a name or attribute."""
+    if trace is None or not isinstance(exc, (NameError, AttributeError)):
+        return False
+    own = trace.tb_frame.f_code.co_filename
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+        code = trace.tb_frame.f_code
+        if code.co_filename != own or not code.co_name.startswith("<"):
+            return False  # only a comprehension belongs to the statement
+    return True
 
 
 def _message(exc: Exception) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -175,6 +175,9 @@ class Resumer(Recorder):
     origin: Checkpoint | None = None
     """The checkpoint that the run was resumed from, once it is reached."""
 
+    def cut_into(self, texts: Sequence[str]) -> None:
+        """Record no lineage: cells before the checkpoint are passed by, so their cost says nothing."""
+
     @property
     def pending(self) -> bool:
         """Whether the checkpoint is still to be reached: values logged until then are recorded already."""
@@ -288,7 +291,7 @@ class Resumer(Recorder):
         if self.target is None:
             super().after_loop(entry, index, frame)
 
-    def log(self, items: Mapping[str, Any]) -> None:
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Record values only once the target is reached; those before are recorded already."""
         if self.target is None:
-            super().log(items)
+            super().log(items, place)

@@ -40,6 +40,7 @@ from rearview.source.instrument import LoopSite
 from rearview.state.anchors import Anchors
 from rearview.state.codecs.iterators import LoopIterator, sources_of
 from rearview.store.project import FOLDER, Project
+from rearview.store.records import encode_place
 
 SHORT = 0.0002
 """Seconds; an inner loop that takes less in all is not watched any more."""
@@ -145,6 +146,8 @@ class Session:
     """The loop that was left last without being used up, and those around it: frame and iteration."""
     cell: int = 0
     """Number of the notebook's cell being executed, from 1 on; 0 if none is."""
+    cells_in_points: bool = True
+    """Whether points begin with the cell, for a script that is cut into cells."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -154,6 +157,7 @@ class Session:
             {os.path.realpath(p) + os.sep for p in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
         )
         self._belongs: dict[str, bool] = {}
+        self._places: dict[tuple[str, int], bytes] = {}
         self.modules = Modules(self.belongs)
 
     def belongs(self, file: str) -> bool:
@@ -172,7 +176,15 @@ class Session:
     def enter_cell(self, number: int) -> None:
         """Note that a script begins one of its cells."""
         if threading.get_ident() == self.thread:
-            self.cell = number
+            if self.cells_in_points:
+                self.cell = number
+            self.on_cell(number)
+
+    def cut_into(self, texts: Sequence[str]) -> None:
+        """Take in the cells of the script that is about to run; a replay does not need them."""
+
+    def on_cell(self, number: int) -> None:
+        """Note a cell of a script; a replay does not."""
 
     def adopt(self, file: str) -> None:
         """Treat code with this file name as part of the project, wherever the file is."""
@@ -426,9 +438,21 @@ class Session:
     def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Act when the loop was left early."""
 
-    def log(self, items: Mapping[str, Any]) -> None:
-        """Record values under their names at the current point."""
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
+        """Record values under their names at the current point; `place` is the call in the source."""
         raise AssertionError
+
+    def place(self, frame: FrameType) -> bytes:
+        """Return the statement that a frame executes, for records; empty outside the project."""
+        where = (frame.f_code.co_filename, frame.f_lineno)
+        known = self._places.get(where)
+        if known is None:
+            file, line = where
+            path = resolved(file) if self.belongs(file) else ""
+            inside = path.startswith(self.root)
+            known = encode_place(path[len(self.root) :], line) if inside else b""
+            self._places[where] = known
+        return known
 
     def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Record hyper-parameters of the run; `origin` names how the program read them."""

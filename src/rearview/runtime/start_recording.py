@@ -168,8 +168,9 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         overhead=overhead,
     )
     session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
-    if control.cells:
+    if watched and not joins and not control.module and not is_notebook(control.target):
         session.compiler.cells = _relative(session, control.target)
+        session.cells_in_points = control.cells
     use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
@@ -435,7 +436,7 @@ class Unrecorded(Session):
         """Return the plain iterator."""
         return iter(iterable)
 
-    def log(self, items: Mapping[str, Any]) -> None:
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Record nothing."""
 
     def argument(self, values: Mapping[str, Any], origin: str = "") -> None:

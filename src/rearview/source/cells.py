@@ -62,6 +62,15 @@ def cut(source: str) -> list[SourceCell]:
     return _joined(lines, [0, *_paragraphs(tree, lines)] if tree else [0])
 
 
+def has_markers(source: str) -> bool:
+    r"""Return True if a script is written in cells, with `# %%` before each.
+
+    >>> has_markers("# %%\nx = 1\n"), has_markers("x = 1\n")
+    (True, False)
+    """
+    return any(MARKER.match(line) for line in source.splitlines())
+
+
 def _parsed(source: str) -> ast.Module | None:
     try:
         return ast.parse(source)

@@ -1,7 +1,7 @@
-"""Calls that change the object they are called on, calls that do not, and what to write instead.
+"""Which calls change the object they are called on, which do not, and what to write instead.
 
-The tables name methods and functions by their last word alone: the text does not say of which type
-an object is.
+The tables name methods and functions by their last word only, because the text does not give the type of an
+object.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ ALONE: dict[str, tuple[str, str]] = dict.fromkeys(
     "add to cpu cuda half double float bfloat16 type compile fill put resize".split(),
     ("called for its effect, it changes the live object", COPY),
 )
-"""Methods that change a set or a module but give a new tensor: refused where the value is unused
-or where the object is known to be a module."""
+"""Methods that change a set or a module but return a new tensor otherwise: refused if their result is unused
+or if the object is known to be a module.
+"""
 
 CONTAINER = frozenset(_GROUPS[0][0].split())
 
@@ -101,7 +102,7 @@ SWITCHES = frozenset({"train", "eval"})
 MODULE_SIGNS = frozenset(
     "train eval parameters named_parameters state_dict load_state_dict zero_grad modules".split()
 )
-"""Calling one of these on something says that it is a module or optimizer."""
+"""Methods that only modules and optimizers have: an object on which one is called is one of these."""
 GENERATORS = frozenset({"default_rng", "RandomState", "Generator", "Random"})
 
 FRESH = frozenset(
@@ -122,12 +123,12 @@ FRESH = frozenset(
     get_last_lr join split strip lower upper replace startswith endswith encode decode hexdigest
     """.split()
 )
-"""Calls that give a new value which shares nothing with what they were given."""
+"""Calls that return a new value which shares nothing with their arguments."""
 COPIES = frozenset(
     "list dict set tuple frozenset sorted reversed enumerate zip map filter copy keys values "
     "items defaultdict Counter deque OrderedDict ChainMap DataFrame Series".split()
 )
-"""Calls that give a new container whose elements may be live."""
+"""Calls that return a new container whose elements may be objects of the run."""
 
 
 def last_name(node: ast.AST) -> str:
@@ -138,7 +139,7 @@ def last_name(node: ast.AST) -> str:
 
 
 def root(node: ast.AST) -> ast.AST:
-    """Return the innermost expression that a chain of attributes, items and calls hangs on."""
+    """Return the innermost expression of a chain of attributes, items and calls."""
     while True:
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
             node = node.value

@@ -1,8 +1,8 @@
-"""Wrap probes so that the recorded program sees no trace of them.
+"""Wrap probes so that they do not affect the recorded program.
 
-Around a probe that may draw random numbers the random state is kept and put back. A call to a tracker
-(TensorBoard, W&B, MLflow, Lightning's `self.log` …) becomes a call of ours with the same arguments: its
-values go to the table, and nothing reaches the tracker.
+Around a probe that may draw random numbers, the random state is saved and restored. A call to a tracker
+(TensorBoard, W&B, MLflow, Lightning's `self.log` …) is replaced by a call of ours with the same arguments:
+its values go to the table, and nothing reaches the tracker.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _METHODS = _words(
 _STATEMENTS = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.For, ast.Pass)
 
 
-def calm(stmt: ast.stmt) -> bool:
-    """Return True if a statement only reads and computes, with functions that never draw.
+def draws_no_random_numbers(stmt: ast.stmt) -> bool:
+    """Return True if a statement only reads and computes, with functions that never draw random numbers.
 
-    Methods go by their names: `norm` of anything that people log draws nothing. Should one draw
-    all the same, the replay's state differs from the recorded one, and that is said.
+    Methods are known by their names: `norm` of any logged object draws nothing. If one does draw, the state
+    of the replay differs from the recorded one, and the replay reports that.
 
-    >>> calm(ast.parse("rearview.log('n', float(w.grad.norm()) / len(x))").body[0])
+    >>> draws_no_random_numbers(ast.parse("rearview.log('n', float(w.grad.norm()) / len(x))").body[0])
     True
-    >>> calm(ast.parse("rearview.log('n', model(x).item())").body[0])
+    >>> draws_no_random_numbers(ast.parse("rearview.log('n', model(x).item())").body[0])
     False
     """
     return all(
@@ -60,24 +60,25 @@ def _reads(call: ast.Call) -> bool:
 
 
 SHIELD = "__rearview_probe__"
-"""Name that the runtime binds: called with the line and the live generators that the probe uses,
-it gives a context manager around the statements of a probe."""
+"""Name that the runtime binds to a function. Called with the line and the random generators that a probe
+uses, it returns a context manager for the statements of the probe.
+"""
 CALM = "calm"
-"""Its attribute that does the same for a probe that draws nothing, at a hundredth of the cost."""
+"""Attribute of it that does the same for a probe that draws nothing, at a hundredth of the cost."""
 
 TRACK = "track"
-"""Its attribute that stands in for the methods of trackers."""
+"""Attribute of it that replaces the methods of trackers."""
 OURS = "rearview"
 
 Places = Mapping[tuple[int, int], tuple[str, ...]]
-"""(line, column) of a statement -> the live generators it draws from, as expressions."""
+"""(line, column) of a statement -> the random generators that it draws from, as expressions."""
 
 
 def shield_tree(tree: ast.Module, places: Places) -> ast.Module:
-    r"""Return the tree with the statements at `places` inside a shield.
+    r"""Return the tree with the statements at `places` wrapped by a shield.
 
-    Neighbours share one. Every location stays what it was, so tracebacks show the user's lines.
-    The bodies of functions that probes add are shielded too, since a framework may call them.
+    Neighbouring statements share a shield. All locations are kept, so tracebacks show the user's lines. The
+    bodies of functions that probes add are wrapped too, because a framework may call them.
 
     >>> print(ast.unparse(shield_tree(ast.parse("a = 1\nprint(a)"), {(2, 0): ()})))
     a = 1
@@ -89,7 +90,7 @@ def shield_tree(tree: ast.Module, places: Places) -> ast.Module:
 
 
 class _Tracked(ast.NodeTransformer):
-    """Turns calls to trackers into calls of ours."""
+    """Replaces calls to trackers by calls of ours."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.aliases = Aliases(tree)
@@ -101,19 +102,19 @@ class _Tracked(ast.NodeTransformer):
                 self.ours |= {a.asname or a.name for a in node.names}
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Return the call, or ours in its place; what it is given is evaluated as before."""
+        """Return the call, or our own in its place; the arguments are evaluated as before."""
         self.generic_visit(node)
-        found = log_call(node, self.aliases)
-        if found is None or found.line or self._own(node.func):
+        call = log_call(node, self.aliases)
+        if call is None or call.line or self._own(node.func):
             return node
         called = node.func.attr if isinstance(node.func, ast.Attribute) else "log"
-        told: ast.expr = ast.Attribute(ast.Name(SHIELD, ast.Load()), TRACK, ast.Load())
-        for part in ast.walk(told):
+        own_function: ast.expr = ast.Attribute(ast.Name(SHIELD, ast.Load()), TRACK, ast.Load())
+        for part in ast.walk(own_function):
             if isinstance(part, ast.expr):
                 ast.copy_location(part, node.func)
         name = ast.copy_location(ast.Constant(called), node.func)
-        call = ast.Call(told, [name, *node.args], node.keywords)
-        return ast.copy_location(call, node)
+        own_call = ast.Call(own_function, [name, *node.args], node.keywords)
+        return ast.copy_location(own_call, node)
 
     def _own(self, func: ast.expr) -> bool:
         owner = func.value if isinstance(func, ast.Attribute) else func
@@ -143,7 +144,7 @@ def _block(block: list[ast.stmt], places: Places, tracked: _Tracked) -> None:
 def _shield_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     pauses = (ast.Yield, ast.YieldFrom, ast.Await)
     if any(isinstance(sub, pauses) for sub in ast.walk(node)):
-        return  # it would be left and entered again in the middle of its shield
+        return  # a generator would leave and enter its shield in the middle
     first = 1 if ast.get_docstring(node, clean=False) is not None else 0
     if len(node.body) > first:
         node.body[first:] = [_shielded(node.body[first:], {})]
@@ -155,7 +156,7 @@ def _shielded(group: list[ast.stmt], places: Places) -> ast.With:
     args: list[ast.expr] = [ast.Constant(first.lineno)]
     args.extend(ast.parse(text, mode="eval").body for text in texts)
     shield: ast.expr = ast.Name(SHIELD, ast.Load())
-    if not texts and all(map(calm, group)):
+    if not texts and all(map(draws_no_random_numbers, group)):
         shield = ast.Attribute(shield, CALM, ast.Load())
     call = ast.Call(func=shield, args=args, keywords=[])
     node = ast.With(items=[ast.withitem(context_expr=call)], body=group)

@@ -99,7 +99,7 @@ def excluded_attributes(cls: type) -> frozenset[str]:
 def is_never_compared(name: str) -> bool:
     """Return True if the content of instances of the named class is never compared.
 
-    >>> only_watches("rich.progress.Task"), only_watches("tqdm.std.tqdm")
+    >>> is_never_compared("rich.progress.Task"), is_never_compared("tqdm.std.tqdm")
     (True, False)
     """
     return name.startswith(BY_REFERENCE)
@@ -158,7 +158,7 @@ def belongs_to_program(cls: type) -> bool:
     """Return True if a display that holds an instance of this class holds an object of the program.
 
     >>> import collections, logging
-    >>> holds_for_others(collections.OrderedDict), holds_for_others(logging.Formatter)
+    >>> belongs_to_program(collections.OrderedDict), belongs_to_program(logging.Formatter)
     (False, False)
     """
     if _display_bases(cls):

@@ -1,4 +1,4 @@
-"""What a run read from outside: environment variables (`environment.jsonl`) and times (`clock.bin`).
+"""What a run read from outside: environment variables, times (`clock.bin`), and inputs cell by cell (`cells.jsonl`).
 
 `clock.bin` holds the times that the program read, eight bytes each. `clock.sum` beside it holds a number of
 bytes and their CRC; it is written after them, so a run that was killed may have a few more readings.
@@ -14,10 +14,12 @@ from zlib import crc32
 from rearview.errors import DamagedError
 from rearview.model import Run
 from rearview.model.environment import Environment
+from rearview.model.lineage import CellLineage
 from rearview.store.files import publish
 from rearview.store.json_lines import append_line, read_lines
 
 ENVIRONMENT_FILE = "environment.jsonl"
+CELLS_FILE = "cells.jsonl"
 FORMAT = 2
 """Every line has a checksum, as in all files of facts from format 2 on."""
 
@@ -104,3 +106,27 @@ def remove_clock(file: Path) -> None:
     """Remove the readings and their CRC."""
     file.unlink(missing_ok=True)
     file.with_name(_SUM).unlink(missing_ok=True)
+
+
+def append_cell(folder: Path, cell: CellLineage) -> None:
+    """Add what one cell took in and left to the folder of its run."""
+    line: dict[str, Any] = {"format": FORMAT, "cell": cell.cell, "code": cell.code}
+    line |= {"events": [list(event) for event in cell.events], "lineage": cell.lineage}
+    line |= {"seconds": cell.seconds, "size": cell.size, "before": cell.before}
+    line |= {"variables": dict(cell.variables)}
+    append_line(folder / CELLS_FILE, line)
+
+
+def read_cells(folder: Path) -> list[CellLineage]:
+    """Return what the cells of a run took in, as its folder has it; empty if it has no cells."""
+    if not (folder / CELLS_FILE).is_file():
+        return []
+    return [
+        CellLineage(
+            *(line["cell"], line["code"], tuple(map(tuple, line["events"]))),
+            *(line["lineage"], line["seconds"], line["size"]),
+            before=line.get("before", 0),
+            variables=line.get("variables", {}),
+        )
+        for line in read_lines(folder / CELLS_FILE, FORMAT)
+    ]

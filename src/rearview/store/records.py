@@ -6,9 +6,10 @@ A file is named `records-<pid>-<n>.jsonl`. Its first line is a header::
 
 Every other line is one log call: loops (`l`), iterations (`i`) and, if the loop targets are not plain
 counters, their values (`x`); the number of its first record (`s`), the time (`t`), the names (`n`) and
-values (`v`), and the checksum (`c`) of all that::
+values (`v`), and the checksum (`c`) of all that. Where the source file (`f`) and line (`y`) of the call are
+known, they are there too::
 
-    {"l":["epoch"],"i":[3],"s":96,"t":1731690000.5,"n":["loss","acc"],"v":[0.25,0.9],"c":…}
+    {"l":["epoch"],"i":[3],"f":"train.py","y":12,"s":96,"t":1731690000.5,"n":["loss"],"v":[0.25],"c":…}
 
 A process that has finished a file writes a last line, `{"end":true,"s":98,"c":…}`. A line survives the death
 of its process once the write has returned; a last line without a line end was never acknowledged and is not
@@ -62,6 +63,8 @@ class RecordLine(msgspec.Struct):
     l: list[str] = []  # noqa: E741
     i: list[int] = []
     x: list[Any] | None = None
+    f: str | None = None
+    y: int | None = None
 
 
 class Header(msgspec.Struct):
@@ -122,6 +125,15 @@ def encode_point(point: Point) -> bytes:
     return _encode(facts)[:-1] + b","
 
 
+def encode_place(file: str, line: int) -> bytes:
+    """Return what a line says of the log call in the source; the caller may reuse it.
+
+    >>> encode_place("train.py", 12)
+    b'"f":"train.py","y":12,'
+    """
+    return _encode({"f": _name(file), "y": line})[1:-1] + b","
+
+
 class RecordFile:
     """The file to which one process appends its records.
 
@@ -157,12 +169,18 @@ class RecordFile:
         return self._seq if os.getpid() == self._pid else self._about[3]
 
     def append(
-        self, prefix: bytes, items: Sequence[tuple[str, Any]], *, moment: float | None = None
+        self,
+        prefix: bytes,
+        items: Sequence[tuple[str, Any]],
+        *,
+        place: bytes = b"",
+        moment: float | None = None,
     ) -> None:
         """Add the records of one log call at the point that `prefix` encodes.
 
-        When this returns they survive the death of the process. `moment` is when they were logged, if
-        that is not now, as in imported runs.
+        When this returns they survive the death of the process. `place` is the call in the source, as
+        `encode_place` returns it. `moment` is when they were logged, if that is not now, as in
+        imported runs.
         """
         if os.getpid() != self._pid:
             self._begin()
@@ -185,10 +203,10 @@ class RecordFile:
             now = time.time() if moment is None else moment
             body = {"s": self._seq, "t": now, "n": names, "v": values}
             try:
-                text = prefix + _encode(body)[1:-1]
+                text = prefix + place + _encode(body)[1:-1]
             except UnicodeEncodeError:  # lone surrogates
                 body |= {"n": [_name(name) for name in names], "v": [_str(v) for v in values]}
-                text = prefix + _encode(body)[1:-1]
+                text = prefix + place + _encode(body)[1:-1]
             self._write(b'%b,"c":%d}\n' % (text, crc32(text)))  # as `add_check`, without a call
             self._seq += len(names)
 

@@ -100,6 +100,11 @@ def layout_of(store: Path) -> int | None:
     return number if isinstance(number, int) else None
 
 
+def store_id(store: Path) -> str:
+    """Return the id of a store; empty if it has none yet, or it is damaged."""
+    return str((_identity(store) or {}).get("id", ""))
+
+
 def remember(store: Path) -> Path:
     """Remember that the store is trusted at its current place; return the file that remembers it."""
     facts = _identity(store)

@@ -61,6 +61,31 @@ def convert(value: Any, put: Put | None = None) -> Any:
     return _nested(value, put)
 
 
+FAMILIES = {
+    **dict.fromkeys(("float", "int", "long", "bigint", "bool"), "a number"),
+    **dict.fromkeys(("str", "repr"), "text"),
+    "json": "a list or dictionary",
+    "object": "an array or image",
+    "bytes": "bytes",
+}
+"""What values of a kind (`records.kind`) are, in words; kinds of one family mix in a column."""
+_MARKERS = {"$float": "float", "$int": "int", "$str": "str", "$repr": "repr"}
+
+
+def family(converted: Any) -> str:
+    """Return the family of a converted value; empty for null.
+
+    >>> family(convert(0.5)), family(convert("a")), family(convert([1])), family(convert(None))
+    ('a number', 'text', 'a list or dictionary', '')
+    """
+    if converted is None:
+        return ""
+    if isinstance(converted, dict):
+        marker = next(iter(converted))
+        return FAMILIES[_MARKERS.get(marker, marker.removeprefix("$"))]
+    return FAMILIES["str" if isinstance(converted, str) else "float"]
+
+
 def _nested(value: Any, put: Put | None) -> Any:
     try:
         if isinstance(value, Mapping):

@@ -107,7 +107,7 @@ def test_a_returned_value_is_named_where_it_is_returned():
 def test_a_version_that_does_not_compute_it_is_refused():
     gone = OLDER.replace("        clip_grad_norm_(net.parameters(), 0.5)  # half\n", "")
     _, older = carried(NAMED, gone)
-    assert older.reason == "the statement whose value is `v` did not exist yet"
+    assert older.reason == "the statement whose value is `v` cannot be found there"
 
 
 def test_a_version_that_uses_the_name_is_refused():
@@ -155,7 +155,7 @@ def test_a_version_that_names_it_already_stays_as_it_is():
     [
         ("if a: out.append(f(1), left, right)\n", "no line of its own"),
         ("if a:\n    out.append(f(\n    1), left, right)\n", "several lines"),
-        ("if a:\n    pass\n", "did not exist yet"),
+        ("if a:\n    pass\n", "cannot be found there"),
         ("def f(:\n", "cannot be read"),
     ],
 )

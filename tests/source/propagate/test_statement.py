@@ -43,7 +43,7 @@ def test_the_answer_names_its_evidence():
         ("if x:\n    a\nelse:\n    b\n", (3, 4), NEW, "more than whole statements"),
         ("# only a comment\nx = 1\n", (1, 1), NEW, "do not hold whole statements"),
         (NEW, (3, 3), '{"cells": [], "nbformat": 4}', "is a notebook"),
-        (NEW, (3, 3), "", "did not exist yet"),
+        (NEW, (3, 3), "", "cannot be found there"),
         (NEW, (3, 3), "x = '\0'", "cannot be read"),
     ],
 )

@@ -85,3 +85,15 @@ def test_a_correction_by_hand_serves_its_neighbours():
 
 def test_a_chain_of_nothing_is_an_answer_of_nothing():
     assert through({"t.py": NEW}, ALL, []) == ()
+
+
+def test_line_numbers_of_a_refusal_are_those_of_the_version_as_it_was_run():
+    head = "def size(x):\n    return abs(x)\n\n\n"
+    loop = "for x in data:\n    loss = f(x)\n    step(loss)\n"
+    new = head + loop.replace("    step", "    log(size(loss))\n    step")
+    old = loop.replace("    step", "    loss = loss / 2\n    step")
+    (outcome,) = through(
+        {"t.py": new}, [Statement("t.py", (1, 2)), Statement("t.py", (7, 7))], [{"t.py": old}]
+    )
+    assert outcome.refused
+    assert "before or after line 3 of the old text" in outcome.reason

@@ -225,8 +225,8 @@ def test_a_very_long_line_is_read(store):
 
 def test_a_sealed_file_of_a_newer_format_is_refused(store, monkeypatch):
     store.run((at(), {"a": 1}))
-    monkeypatch.setattr(summary_module, "FORMAT", 3)
-    with pytest.raises(StoreError, match="format 3"):
+    monkeypatch.setattr(summary_module, "FORMAT", 4)
+    with pytest.raises(StoreError, match="format 4"):
         Tables(store.project).table(["a"])
 
 
@@ -262,6 +262,19 @@ def test_sealed_files_of_every_past_format_are_read(file, store):
     query = "SELECT seq, name, time FROM records ORDER BY seq"
     assert [list(row.values()) for row in Tables(store.project).sql(query)] == [
         [row[0], row[2], row[4]] for row in wanted
+    ]
+
+
+def test_records_have_a_place_in_the_source_from_format_3_on(store):
+    run = store.run()
+    for number in (2, 3):
+        target = store.runs.folder(run) / f"records-{number}-0.parquet"
+        target.write_bytes((GOLD / f"format-{number}.parquet").read_bytes())
+    store.add(store.run(), (at(), {"a": 1}), close=False)
+    query = "SELECT DISTINCT source, line FROM records WHERE line IS NOT NULL ORDER BY line"
+    assert [tuple(row.values()) for row in Tables(store.project).sql(query)] == [
+        ("train.py", 3),
+        ("lib/steps.py", 17),
     ]
 
 

@@ -88,6 +88,8 @@ class Clock:
         self._pid = os.getpid()
         self.readers: set[str] = set()
         """In a replay: modules that read the clock more often than was recorded."""
+        self.listeners: list[Callable[[str], None]] = []
+        """Called with the module that reads the clock; at most one."""
         self.in_loop: Callable[[], bool] = lambda: False
         """Whether a loop of the program is running."""
 
@@ -156,6 +158,8 @@ class Clock:
                 return real()
             if asked_by_tracker(caller) or (self._rule > 1 and self._is_apart(caller)):
                 return real()
+            if self.listeners:
+                self.listeners[0](_asking(caller))
             at = place[0] * 8
             place[0] += 1
             if at + 8 <= len(self._kept):

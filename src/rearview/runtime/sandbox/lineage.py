@@ -13,7 +13,8 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,15 +23,21 @@ from rearview.model.lineage import CellLineage, Event, lineage_of
 from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.file_log import foreign, libraries, listen
 from rearview.source.cells import code_hash
-from rearview.store.json_lines import append_line, read_lines
+from rearview.state.fingerprints import fingerprints
 from rearview.store.project import FOLDER
+from rearview.store.recorded_inputs import append_cell
 
-FILE = "cells.jsonl"
-FORMAT = 2
 MOST_FOLDERS = 2000
 """Folders that are watched at most."""
 MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
+LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
+"""Seconds that fingerprints of variables may take after a cell, and as a share of the cell's seconds."""
+CHANGES = (
+    *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
+    *("os.chdir", "os.fork", "os.chmod", "os.chown", "os.utime"),
+)
+"""Audit events of changes that are not a file written anew."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
 _HEADER = struct.Struct("iIII")
@@ -42,7 +49,9 @@ class Opened:
 
     def __init__(self) -> None:
         self.lost = ""
-        """Why files may be missing from the result; empty if none is."""
+        """Why something may be missing; empty: nothing is."""
+        self.written: set[str] = set()
+        """Files that were written between the last two times that `drain` was called."""
         self._folders: dict[int, str] = {}
         self._watched: set[str] = set()
         libc = ctypes.CDLL(None, use_errno=True)
@@ -91,6 +100,7 @@ class Opened:
                 elif name and not mask & _IS_DIR and number in self._folders:
                     path = f"{self._folders[number]}{os.sep}{os.fsdecode(name)}"
                     (opened if mask & _OPEN else written).add(path)
+        self.written = written
         return sorted(opened - written)
 
 
@@ -98,8 +108,8 @@ class Lineage:
     """Takes note of what the cells of one run take in, and writes it to the folder of the run."""
 
     def __init__(self, folder: Path, root: str) -> None:
-        self._file = folder / FILE
-        self._root = root
+        self._folder = folder
+        self.root = root
         self._not = (*libraries(), *foreign())
         self._opened = Opened()
         self._opened.watch_below(root.rstrip(os.sep))
@@ -110,34 +120,60 @@ class Lineage:
         self._begun = 0.0
         self._known: set[str] = set()
         self._modules: set[str] = set()
+        self._memory = 0
+        self._ids: dict[str, int] = {}
+        """By variable: which object it was when its fingerprint was last considered."""
+        self.written: set[str] = set()
+        """Files that the last cell wrote anew, as far as that was seen."""
+        self.listed: set[str] = set()
+        """Folders whose names the last cell read."""
+        self.barred = ""
+        """What the last cell did to files or the process that running it again would not repeat."""
         self._pid = os.getpid()
         listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
-        listen(self._notice, "socket.connect", "os.listdir", "os.scandir")
+        listen(self._notice, "socket.connect", "os.listdir", "os.scandir", *CHANGES)
 
-    def begin(self, source: str, namespace: Iterable[object] = ()) -> None:
+    def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Take in that a cell is about to run."""
-        for text in (
-            *_texts(source),
-            *(value for value in namespace if isinstance(value, str | Path)),
-        ):
-            self._watch_near(str(text))
+        self._memory = self._memory or _memory()
+        paths = [str(one) for one in (namespace or {}).values() if isinstance(one, str | Path)]
+        for text in (*_texts(source), *paths):
+            self._watch_near(text)
         self._opened.drain()
         self._events = []
+        self.written, self.listed, self.barred = set(), set(), ""
         self._known = set(names_read())
         self._modules = set(sys.modules)
         self._active, self._begun = True, perf_counter()
 
     def end(
-        self, cell: int, source: str, project: Callable[[str], bool], **used: int
+        self,
+        cell: int,
+        source: str,
+        project: Callable[[str], bool],
+        variables: Mapping[str, object] | None = None,
+        *,
+        as_written: str = "",
+        used: Mapping[str, int],
     ) -> CellLineage:
-        """Write what a cell used; `used` holds counts, such as the number of clock readings."""
+        """Write what a cell took in, and fingerprints of the `variables` that it left.
+
+        `as_written` is the source before magics became calls; `used` are numbers such as the readings
+        of the clock.
+        """
         seconds = perf_counter() - self._begun
         self._active = False
         files = [name for kind, name, *_ in self._events if kind == "file"]
         seen = set(files)
         for path in self._opened.drain():
-            if path not in seen and not self._is_foreign(path):
+            # a front end writes the notebook while its cells run
+            if path not in seen and not self._is_foreign(path) and not path.endswith(".ipynb"):
                 self._events.append(("file", path))
+        self.written |= {
+            path
+            for path in self._opened.written
+            if not self._is_foreign(path) and ".ipynb" not in path
+        }
         events = [self._hashed(event) for event in self._events[:MOST_FILES]]
         if len(self._events) > MOST_FILES:
             events.append(("more", str(len(self._events) - MOST_FILES)))
@@ -150,16 +186,30 @@ class Lineage:
         for name in sorted(set(sys.modules) - self._modules):
             file = getattr(sys.modules.get(name), "__file__", None)
             if isinstance(file, str) and project(file):
-                events.append(("module", name, self._content(file)))
+                events.append(("module", name, self.content(file)))
         events += [(kind, str(count)) for kind, count in sorted(used.items()) if count]
-        code = code_hash(source)
+        code = code_hash(as_written or source)
         kept = tuple(dict.fromkeys(events))
         lineage = lineage_of(self._before, code, kept)
         self._before = lineage
-        done = CellLineage(cell, code, kept, lineage, seconds, _memory())
+        left = self._left(source, variables or {}, seconds)
+        done = CellLineage(
+            cell, code, kept, lineage, seconds, _memory(), before=self._memory, variables=left
+        )
         if os.getpid() == self._pid:
-            append_line(self._file, _line(done))
+            append_cell(self._folder, done)
         return done
+
+    def _left(self, source: str, variables: Mapping[str, object], seconds: float) -> dict[str, str]:
+        """Return fingerprints of the variables that a cell bound or names, within a time budget."""
+        named = _names(source)
+        fresh = {
+            name: value
+            for name, value in variables.items()
+            if name in named or self._ids.get(name) != id(value)
+        }
+        self._ids = {name: id(value) for name, value in variables.items()}
+        return fingerprints(fresh, max(LEAST_CHECK, CHECKED_SHARE * seconds))
 
     def _notice(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._active or os.getpid() != self._pid:
@@ -168,15 +218,30 @@ class Lineage:
             if event == "open":
                 path, mode, flags = args
                 reads = mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3)
-                if isinstance(path, str | bytes) and reads:
+                if isinstance(path, str | bytes):
                     name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - text
-                    if not self._is_foreign(name):
+                    if self._is_foreign(name):
+                        return
+                    if reads:
                         self._events.append(("file", name))
+                    else:
+                        self.written.add(name)
+                        if ("file", name) in self._events:
+                            self.barred = self.barred or f"it changes {name}, which it reads"
+                        adds = set(mode or "") & {"a", "+"} or int(flags or 0) & os.O_APPEND
+                        self.barred = self.barred or ("it adds to a file" if adds else "")
             elif event == "socket.connect":
                 self._events.append(("socket", str(args[1])))
             elif event in {"os.listdir", "os.scandir"}:
                 if isinstance(args[0], str | bytes):
-                    self._opened.watch(os.path.abspath(os.fsdecode(args[0])))  # noqa: PTH100
+                    folder = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100 - text
+                    self._opened.watch(folder)
+                    if not (self._is_foreign(f"{folder}{os.sep}") or _by_import()):
+                        self.listed.add(folder)
+            elif event in CHANGES:
+                path = os.path.abspath(os.fsdecode(args[0])) if _is_path(args) else ""  # noqa: PTH100
+                if not path or event == "os.chdir" or not self._is_foreign(path):
+                    self.barred = self.barred or f"it changes the system ({event})"
             else:
                 words = args[1] if event == "subprocess.Popen" else args[:1]
                 self._events.append(("process", *map(str, words)))
@@ -196,11 +261,17 @@ class Lineage:
         if event[0] != "file":
             return event
         path = event[1]
-        shown = path.removeprefix(self._root)
-        return ("file", shown, self._content(path))
+        shown = path.removeprefix(self.root)
+        return ("file", shown, self.content(path))
 
-    def _content(self, path: str) -> str:
-        """Return the hash of a whole file; an unchanged file is not read again."""
+    def repeat(self, cell: CellLineage) -> None:
+        """Write the lineage of a cell whose results were given again, without running it."""
+        lineage = lineage_of(self._before, cell.code, cell.events)
+        self._before = lineage
+        append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory))
+
+    def content(self, path: str) -> str:
+        """Return the hash of a whole file; one that is as it was is not read again."""
         try:
             about = os.stat(path)  # noqa: PTH116 - hot
             key = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
@@ -211,37 +282,35 @@ class Lineage:
             return "gone"
 
 
-def read_cells(folder: Path) -> list[CellLineage]:
-    """Return what the cells of a run used, read from the run's folder."""
-    if not (folder / FILE).is_file():
-        return []
-    return [
-        CellLineage(
-            *(line["cell"], line["code"], tuple(map(tuple, line["events"]))),
-            *(line["lineage"], line["seconds"], line["size"]),
-        )
-        for line in read_lines(folder / FILE, FORMAT)
-    ]
-
-
-def _line(done: CellLineage) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "cell": done.cell,
-        "code": done.code,
-        "events": [list(event) for event in done.events],
-        "lineage": done.lineage,
-        "seconds": done.seconds,
-        "size": done.size,
-    }
-
-
 def _texts(source: str) -> Iterator[str]:
     """Yield the texts in a cell that may be paths."""
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
+
+
+def _by_import() -> bool:
+    """Return True if Python itself is looking for a module."""
+    frame = sys._getframe(2)
+    for _ in range(4):
+        if frame is None or frame.f_back is None:
+            return False
+        if str(frame.f_globals.get("__name__", "")).startswith(("importlib", "_frozen_importlib")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_path(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], str | bytes) and os.sep in os.fsdecode(args[0])
+
+
+def _names(source: str) -> set[str]:
+    """Return the names that stand in a cell."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    return set()
 
 
 def _hash(data: bytes) -> str:

@@ -1,9 +1,9 @@
-"""Which statements of an edited text are the recorded ones, and which are new.
+"""Pair the statements of a recorded text with those of the edited text; the others were added or are missing.
 
 Statements are compared by their syntax tree without positions, so formatting, comments and docstrings do
 not count. A recorded block may gain statements; it stays the same block as long as its head
-(`for epoch in range(10)`) is the same. For each recorded statement that is missing, the added statement
-that most likely replaced it is named.
+(`for epoch in range(10)`) is the same. For each missing recorded statement, the added statement that most
+likely replaced it is named.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 
 from rearview.source.log_calls import log_call
 from rearview.source.loops import FUNCTIONS
-from rearview.source.probes.bindings import Given, Loose, Rewritten, loose, rewritten
+from rearview.source.probes.bindings import (
+    NamedValue,
+    Rebindable,
+    RewrittenStatement,
+    rebindable,
+    rewritten,
+)
 from rearview.source.text import BODIES, blocks, effective, parse
 
 
@@ -30,25 +36,25 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class MissingStatement:
-    """A recorded statement that the edited text lacks; `instead` stands in its place, if any."""
+    """A recorded statement that the edited text lacks; `instead` is the statement in its place, if any."""
 
     node: ast.stmt
     instead: ast.stmt | None
     line: int
     """Line of the edited text where it was expected."""
     why: str = ""
-    """What keeps `instead` from computing the same, where it comes close."""
+    """Why `instead` does not compute the same, if it comes close."""
     inside: ast.stmt | None = None
-    """The added statement that it was put into, whole as it was."""
+    """The added statement into which it was moved, unchanged."""
     held: bool = False
-    """`instead` contains all that it evaluates."""
+    """`instead` contains everything that it evaluates."""
     moved: bool = False
-    """`instead` is the very statement, at another place."""
+    """`instead` is the same statement at another place."""
 
 
 @dataclass(slots=True)
 class StatementComparison:
-    """What became of each statement of two texts."""
+    """Which statements of two texts are paired, added or missing."""
 
     old: ast.Module
     new: ast.Module
@@ -56,26 +62,26 @@ class StatementComparison:
     added: list[Added] = field(default_factory=list)
     lost: list[MissingStatement] = field(default_factory=list)
     widened: list[tuple[ast.stmt, tuple[ast.alias, ...]]] = field(default_factory=list)
-    """Recorded imports that bring in further names now."""
-    given: list[tuple[Given, tuple[ast.AST, ...]]] = field(default_factory=list)
-    """Names that recorded statements give to their values now, with the nodes around them."""
+    """Recorded imports that now import further names."""
+    given: list[tuple[NamedValue, tuple[ast.AST, ...]]] = field(default_factory=list)
+    """Names that recorded statements now give to their values, with the nodes around them."""
 
     @property
     def changed(self) -> list[ast.stmt]:
-        """Statements of the edited text that stand in place of recorded ones."""
+        """Statements of the edited text that replace recorded ones."""
         return [lost.instead for lost in self.lost if lost.instead is not None]
 
 
-ALIKE = 0.35  # statements of one kind that share less are two statements
-OTHER = 0.6  # as much must statements of two kinds share
+ALIKE = 0.35  # two statements of the same kind that share less are unrelated
+OTHER = 0.6  # two statements of different kinds must share this much
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-def likeliest(old: ast.stmt, added: list[ast.stmt]) -> ast.stmt | None:
-    """Return the added statement that reads most like `old`; None if each is something else.
+def most_similar(old: ast.stmt, added: list[ast.stmt]) -> ast.stmt | None:
+    """Return the added statement whose text is most similar to `old`; None if none is similar enough.
 
     >>> old, *new = ast.parse("lr = 0.1; rearview.log('lr', lr); lr = 0.2").body
-    >>> ast.unparse(likeliest(old, new))
+    >>> ast.unparse(most_similar(old, new))
     'lr = 0.2'
     """
     words = _words(old)
@@ -84,9 +90,9 @@ def likeliest(old: ast.stmt, added: list[ast.stmt]) -> ast.stmt | None:
         if isinstance(new, ast.Import | ast.ImportFrom) and type(new) is not type(old):
             continue
         if _logs(new) and not _logs(old):
-            continue  # that is what a probe looks like
-        theirs = _words(new)
-        alike = 2 * (words & theirs).total() / max(1, words.total() + theirs.total())
+            continue  # it is a probe
+        new_words = _words(new)
+        alike = 2 * (words & new_words).total() / max(1, words.total() + new_words.total())
         if alike >= (ALIKE if type(new) is type(old) else OTHER) and alike > best[0]:
             best = (alike, new)
     return best[1]
@@ -119,10 +125,10 @@ class _Shapes:
         self.of: dict[int, tuple[int, int, int]] = {}
 
     def look(self, node: ast.stmt) -> tuple[int, int, int]:
-        """Return (number of the whole, number of its head, count of statements)."""
-        known = self.of.get(id(node))
-        if known is not None:
-            return known
+        """Return (number of the statement, number of its head, count of statements in it)."""
+        cached = self.of.get(id(node))
+        if cached is not None:
+            return cached
         head: list[object] = [type(node).__name__]
         inner: list[tuple[int, ...]] = []
         size = 1
@@ -140,9 +146,9 @@ class _Shapes:
             inner.append(tuple(whole for whole, _, _ in looks))
             size += sum(count for _, _, count in looks)
         head_key = repr(head)
-        found = (self._number((head_key, tuple(inner))), self._number(head_key), size)
-        self.of[id(node)] = found
-        return found
+        shape = (self._number((head_key, tuple(inner))), self._number(head_key), size)
+        self.of[id(node)] = shape
+        return shape
 
     def _number(self, key: object) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
@@ -163,7 +169,7 @@ def _dump(value: object) -> object:
 
 
 def _wider(old: ast.stmt, new: ast.stmt) -> tuple[ast.alias, ...] | None:
-    """Return the aliases that `new` imports beyond `old`, or None when it is not that import."""
+    """Return the names that the import `new` adds to the import `old`; None if it is another import."""
     if isinstance(old, ast.Import) and isinstance(new, ast.Import):
         pass
     elif isinstance(old, ast.ImportFrom) and isinstance(new, ast.ImportFrom):
@@ -179,12 +185,12 @@ def _wider(old: ast.stmt, new: ast.stmt) -> tuple[ast.alias, ...] | None:
 
 
 class _Aligner:
-    def __init__(self, result: StatementComparison, unsettled: Loose) -> None:
+    def __init__(self, result: StatementComparison, unsettled: Rebindable) -> None:
         self.shapes = _Shapes()
         self.result = result
-        self.loose = unsettled
+        self.rebindable = unsettled
         self.weights: dict[tuple[int, int], int] = {}
-        self.rewrites: dict[tuple[int, int], Rewritten | None] = {}
+        self.rewrites: dict[tuple[int, int], RewrittenStatement | None] = {}
         self.places: dict[int, tuple[list[ast.stmt], int]] = {}
         """Block and index of each statement of the edited text."""
         self.gaps: list[_Gap] = []
@@ -193,9 +199,9 @@ class _Aligner:
                 self.places.update({id(stmt): (block, at) for at, stmt in enumerate(block)})
 
     def weight(self, old: ast.stmt, new: ast.stmt, spare: tuple[set[int], set[int]]) -> int:
-        """Return how many statements can be paired when `old` is taken for `new`; 0: not at all.
+        """Return how many statements are paired if `old` is paired with `new`; 0 if that is impossible.
 
-        `spare` holds the heads that the block of either has more often than that of the other.
+        `spare` are the heads that occur in one of the two blocks more often than in the other.
         """
         whole_old, head_old, size = self.shapes.look(old)
         whole_new, head_new, _ = self.shapes.look(new)
@@ -205,24 +211,24 @@ class _Aligner:
             return 0
         key = (id(old), id(new))
         if key not in self.weights:
-            self.weights[key] = self._weigh(old, new, same=head_old == head_new)
+            self.weights[key] = self._weigh(old, new, same_head=head_old == head_new)
         return self.weights[key]
 
-    def _weigh(self, old: ast.stmt, new: ast.stmt, *, same: bool) -> int:
-        if not same:
+    def _weigh(self, old: ast.stmt, new: ast.stmt, *, same_head: bool) -> int:
+        if not same_head:
             if _wider(old, new):
                 return NEAR
-            found = rewritten(old, new, lambda name: self._above(new, name), self.loose)
-            self.rewrites[id(old), id(new)] = found
-            if found is None or found.why:
+            rewrite = rewritten(old, new, lambda name: self._above(new, name), self.rebindable)
+            self.rewrites[id(old), id(new)] = rewrite
+            if rewrite is None or rewrite.why:
                 return 0
         pairs = zip(blocks(old), blocks(new), strict=True)
-        return (SAME if same else NEAR) + sum(
+        return (SAME if same_head else NEAR) + sum(
             sum(weight for _, _, weight in self.pair(effective(a), effective(b))) for a, b in pairs
         )
 
     def _above(self, stmt: ast.stmt, name: str) -> ast.Assign | ast.AnnAssign | None:
-        """Return the statement above, in the same block, that assigns to `name` and nothing else."""
+        """Return the statement before `stmt`, in its block, that assigns to `name` and nothing else."""
         block, at = self.places[id(stmt)]
         for k in range(at - 1, -1, -1):
             above = block[k]
@@ -240,15 +246,18 @@ class _Aligner:
         self, olds: list[ast.stmt], news: list[ast.stmt]
     ) -> list[tuple[ast.stmt, ast.stmt, int]]:
         """Return the heaviest common subsequence of two blocks."""
-        same = [self.shapes.look(stmt) for stmt in olds], [self.shapes.look(stmt) for stmt in news]
+        shapes = (
+            [self.shapes.look(stmt) for stmt in olds],
+            [self.shapes.look(stmt) for stmt in news],
+        )
         first = 0
-        while first < min(len(olds), len(news)) and same[0][first][0] == same[1][first][0]:
+        while first < min(len(olds), len(news)) and shapes[0][first][0] == shapes[1][first][0]:
             first += 1
         tail = 0
         limit = min(len(olds), len(news)) - first
-        while tail < limit and same[0][-1 - tail][0] == same[1][-1 - tail][0]:
+        while tail < limit and shapes[0][-1 - tail][0] == shapes[1][-1 - tail][0]:
             tail += 1
-        head = [(olds[i], news[i], SAME * same[0][i][2]) for i in range(first)]
+        head = [(olds[i], news[i], SAME * shapes[0][i][2]) for i in range(first)]
         rows = olds[first : len(olds) - tail]
         cols = news[first : len(news) - tail]
         best = [[0] * (len(cols) + 1) for _ in range(len(rows) + 1)]
@@ -274,14 +283,14 @@ class _Aligner:
         start = len(olds) - tail
         shift = len(news) - len(olds)
         head.extend(
-            (olds[k], news[k + shift], SAME * same[0][k][2]) for k in range(start, len(olds))
+            (olds[k], news[k + shift], SAME * shapes[0][k][2]) for k in range(start, len(olds))
         )
         return head
 
     def walk(
         self, olds: list[ast.stmt], news: list[ast.stmt], parents: tuple[ast.AST, ...]
     ) -> None:
-        """Note what became of each statement of two blocks, and of the blocks inside."""
+        """Record for each statement of two blocks, and of the blocks inside, whether it is paired."""
         olds, news = effective(olds), effective(news)
         pairs = self._settled([(a, b) for a, b, _ in self.pair(olds, news)], news)
         above = {id(given.stmt) for pair in pairs for given in self._given(*pair)}
@@ -309,14 +318,14 @@ class _Aligner:
                 after = outside and b is getattr(new, "orelse", None)
                 self.walk(a, b, parents if after else (*parents, new))
 
-    def _given(self, old: ast.stmt, new: ast.stmt) -> tuple[Given, ...]:
-        found = self.rewrites.get((id(old), id(new)))
-        return found.given if found is not None else ()
+    def _given(self, old: ast.stmt, new: ast.stmt) -> tuple[NamedValue, ...]:
+        rewrite = self.rewrites.get((id(old), id(new)))
+        return rewrite.given if rewrite is not None else ()
 
     def _settled(
         self, pairs: list[tuple[ast.stmt, ast.stmt]], news: list[ast.stmt]
     ) -> list[tuple[ast.stmt, ast.stmt]]:
-        """Return the pairs without those whose value is computed before other recorded code."""
+        """Return the pairs without those whose value would be computed before other recorded code."""
         place = {id(stmt): at for at, stmt in enumerate(news)}
         recorded = {place[id(new)]: new for _, new in pairs}
         kept = []
@@ -330,39 +339,39 @@ class _Aligner:
             if not between:
                 kept.append((old, new))
                 continue
-            self.rewrites[id(old), id(new)] = Rewritten(
+            self.rewrites[id(old), id(new)] = RewrittenStatement(
                 (),
                 f"`{ast.unparse(between[0]).splitlines()[0]}` (line {between[0].lineno}) ran before it",
             )
         return kept
 
     def settle(self) -> None:
-        """Say for each statement that was lost what stands in its place."""
+        """Find, for each missing statement, the added statement in its place."""
         while self.gaps:
             gaps, self.gaps = self.gaps, []
             added: dict[int, ast.stmt] = {}
             for gap in gaps:
                 for stmt in gap.added:
                     added.setdefault(self.shapes.look(stmt)[0], stmt)
-            taken: set[int] = set()
+            used: set[int] = set()
             for gap in gaps:
                 for stmt in gap.lost:
-                    self._lose(stmt, gap, added, taken)
+                    self._lose(stmt, gap, added, used)
             self.result.added.extend(
                 Added(stmt, gap.parents)
                 for gap in gaps
                 for stmt in gap.added
-                if id(stmt) not in taken
+                if id(stmt) not in used
             )
 
     def _lose(
-        self, stmt: ast.stmt, gap: _Gap, added: Mapping[int, ast.stmt], taken: set[int]
+        self, stmt: ast.stmt, gap: _Gap, added: Mapping[int, ast.stmt], used: set[int]
     ) -> None:
         lost = self.result.lost
         shape = self.shapes.look(stmt)[0]
         twin = added.get(shape)
-        if twin is not None and id(twin) not in taken:
-            taken.add(id(twin))
+        if twin is not None and id(twin) not in used:
+            used.add(id(twin))
             lost.append(MissingStatement(stmt, twin, twin.lineno, moved=True))
             return
         around = [
@@ -374,23 +383,23 @@ class _Aligner:
                 lost.append(MissingStatement(stmt, None, inner.lineno, inside=outer))
                 return
         for outer in gap.added:
-            if isinstance(stmt, ast.Expr) and id(outer) not in taken and _holds(outer, stmt.value):
-                taken.add(id(outer))
+            if isinstance(stmt, ast.Expr) and id(outer) not in used and _holds(outer, stmt.value):
+                used.add(id(outer))
                 lost.append(MissingStatement(stmt, outer, outer.lineno, held=True))
                 return
-        instead = likeliest(stmt, [each for each in gap.added if id(each) not in taken])
+        instead = most_similar(stmt, [each for each in gap.added if id(each) not in used])
         if instead is None:
             first = next((each.lineno for each in gap.added), gap.line)
             lost.append(MissingStatement(stmt, None, first))
             return
-        taken.add(id(instead))
+        used.add(id(instead))
         near = self.rewrites.get((id(stmt), id(instead)))
         lost.append(
             MissingStatement(stmt, instead, instead.lineno, near.why if near is not None else "")
         )
         pairs = list(zip(blocks(stmt), blocks(instead), strict=False))
         if type(stmt) is type(instead) and len(blocks(stmt)) == len(blocks(instead)):
-            for a, b in pairs:  # what was added inside is still to be found
+            for a, b in pairs:  # statements may have been added inside
                 self.walk(a, b, (*gap.parents, instead))
 
     def _inner(self, outer: ast.stmt, shape: int) -> ast.stmt | None:
@@ -403,7 +412,7 @@ class _Aligner:
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """What stands between two statements that were found again."""
+    """The added and missing statements between two pairs."""
 
     lost: list[ast.stmt]
     added: list[ast.stmt]
@@ -413,8 +422,8 @@ class _Gap:
 
 
 def _holds(stmt: ast.stmt, value: ast.expr) -> bool:
-    wanted = ast.dump(value)
-    return any(type(node) is type(value) and ast.dump(node) == wanted for node in ast.walk(stmt))
+    expected = ast.dump(value)
+    return any(type(node) is type(value) and ast.dump(node) == expected for node in ast.walk(stmt))
 
 
 def _end(parents: tuple[ast.AST, ...]) -> int:
@@ -426,14 +435,14 @@ def _end(parents: tuple[ast.AST, ...]) -> int:
 
 
 def compare(
-    old: ast.Module, new: ast.Module, unsettled: Loose | None = None
+    old: ast.Module, new: ast.Module, unsettled: Rebindable | None = None
 ) -> StatementComparison:
-    """Return what became of each statement of `old` in `new`.
+    """Return which statements of `old` are in `new`, which are missing, and which were added.
 
-    `unsettled` is what calls may rebind, by all recorded texts; by `old` alone if not given.
+    `unsettled` names what calls may rebind, according to all recorded texts (by default, only `old`).
     """
     result = StatementComparison(old, new)
-    matcher = _Aligner(result, unsettled if unsettled is not None else loose([old]))
+    matcher = _Aligner(result, unsettled if unsettled is not None else rebindable([old]))
     matcher.walk(old.body, new.body, (new,))
     matcher.settle()
     result.added.sort(key=lambda item: (item.node.lineno, item.node.col_offset))

@@ -6,7 +6,7 @@
     return f(y)                   ->  out = f(y) ... return out
 
 The first three only add a name. In the last, a value is computed in a statement of its own, so what the
-recorded statement evaluated before that value now comes after it: `early` says if that matters.
+recorded statement evaluated before that value now comes after it: `computed_before` says if that matters.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rearview.source.loops import FUNCTIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Loose:
-    """What a call may change behind the text's back."""
+class Rebindable:
+    """Variables and attributes that a call may rebind."""
 
     names: frozenset[str] = frozenset()
     """Variables that some function declares `global` or `nonlocal`."""
     attributes: frozenset[str] = frozenset()
-    """Attributes that are stored outside `__init__`, or computed when they are read."""
+    """Attributes that are assigned outside `__init__`, or computed when they are read."""
 
 
-def loose(trees: Iterable[ast.Module]) -> Loose:
-    r"""Return what the recorded texts rebind from elsewhere.
+def rebindable(trees: Iterable[ast.Module]) -> Rebindable:
+    r"""Return what calls may rebind, according to the recorded texts.
 
     >>> tree = ast.parse("def f(self):\n    global n\n    self.a = n = 1")
-    >>> sorted(loose([tree]).names | loose([tree]).attributes)
+    >>> sorted(rebindable([tree]).names | rebindable([tree]).attributes)
     ['a', 'n']
     """
     names: set[str] = set()
@@ -50,24 +50,24 @@ def loose(trees: Iterable[ast.Module]) -> Loose:
             elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
                 if id(node) not in born:
                     attributes.add(node.attr)
-    return Loose(frozenset(names), frozenset(attributes))
+    return Rebindable(frozenset(names), frozenset(attributes))
 
 
-def early(stmt: ast.stmt, reads: set[int], unsettled: Loose) -> str:
-    """Return what the statement computes before the last of `reads`; nothing if only loads.
+def computed_before(stmt: ast.stmt, reads: set[int], unsettled: Rebindable) -> str:
+    """Return what the statement computes before the last of `reads`, as text; '' if it only reads variables.
 
-    `reads` are ids of names in it. A variable or a method that is merely looked up may be looked
-    up later, unless a call may change which one that is.
+    `reads` are ids of names in the statement. Reading a variable or a method may be done later, unless a
+    call may rebind it.
 
     >>> stmt = ast.parse("out.append((a[0], v))").body[0]
-    >>> early(stmt, {id(n) for n in ast.walk(stmt) if getattr(n, "id", "") == "v"}, Loose())
+    >>> computed_before(stmt, {id(n) for n in ast.walk(stmt) if getattr(n, "id", "") == "v"}, Rebindable())
     'a[0]'
     """
     done = list(_evaluated(stmt))
     last = max((at for at, node in enumerate(done) if id(node) in reads), default=-1)
     for node in done[: last + 1]:
         if id(node) in reads or isinstance(node, ast.Constant | ast.Tuple | ast.List):
-            continue  # a display of things that were looked up is not worth an order either
+            continue  # a tuple or list of plain lookups has no side effects
         if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
             continue
         if isinstance(node, ast.Name) and node.id not in unsettled.names:
@@ -78,13 +78,13 @@ def early(stmt: ast.stmt, reads: set[int], unsettled: Loose) -> str:
     return ""
 
 
-def reached(stmt: ast.stmt, reads: set[int]) -> list[int]:
-    """Return those of `reads` that the statement comes to, in the order in which it does."""
+def names_reached(stmt: ast.stmt, reads: set[int]) -> list[int]:
+    """Return the names of `reads` that the statement evaluates, in the order of evaluation."""
     return [id(node) for node in _evaluated(stmt) if id(node) in reads]
 
 
 def _evaluated(node: ast.AST | None) -> Iterator[ast.AST]:
-    """Yield the parts of a statement's head in the order in which they are done."""
+    """Yield the parts of a statement's head in the order of evaluation."""
     if node is None:
         return
     for part in _parts(node):
@@ -125,61 +125,65 @@ WRITABLE = (
     ast.Assert,
     ast.If,
 )
-"""Statements that may name their values. Not loops: how they are written says how they are run."""
+"""Kinds of statements whose values an edit may name; not loops, because their text determines how
+they run.
+"""
 _MAYBE = (ast.BoolOp, ast.IfExp, ast.Compare, ast.ListComp, ast.SetComp, ast.DictComp)
 _OPAQUE = (ast.Lambda, ast.GeneratorExp)
 
-Before = Callable[[str], ast.Assign | ast.AnnAssign | None]
-"""Gives the statement above, in the same block, that assigns a value to one name alone."""
+AssignmentAbove = Callable[[str], ast.Assign | ast.AnnAssign | None]
+"""Returns the statement before, in the same block, that assigns to one name and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class NamedValue:
     """A name that an edit gives to a value of a recorded statement."""
 
     stmt: ast.stmt
-    """Binds the name: the recorded statement as it reads now, or one put above it."""
+    """The statement that binds the name: the recorded one as it reads now, or one inserted before it."""
     target: ast.Name
     sure: bool
-    """It is bound whenever the statement runs."""
+    """The name is bound whenever the statement runs."""
     read: ast.Name | None = None
-    """Where the recorded statement takes the value from the name, if it does."""
+    """Where the recorded statement reads the value by its name, if it does."""
     into: ast.stmt | None = None
-    """The statement that `read` stands in."""
+    """The statement that contains `read`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A recorded statement as it reads now; `why` says what keeps it from computing the same."""
+class RewrittenStatement:
+    """A recorded statement as it reads now; `why` says why it does not compute the same, if it does not."""
 
-    given: tuple[Given, ...]
+    given: tuple[NamedValue, ...]
     why: str = ""
 
 
-def rewritten(old: ast.stmt, new: ast.stmt, before: Before, loose: Loose) -> Rewritten | None:
+def rewritten(
+    old: ast.stmt, new: ast.stmt, before: AssignmentAbove, rebindable: Rebindable
+) -> RewrittenStatement | None:
     r"""Return the names that `new` gives to values of `old`; None if it is another statement.
 
     >>> one, two = (ast.parse(t).body[0] for t in ("f(x)", "n = f(x)"))
-    >>> [g.target.id for g in rewritten(one, two, lambda name: None, Loose()).given]
+    >>> [g.target.id for g in rewritten(one, two, lambda name: None, Rebindable()).given]
     ['n']
     """
     if not isinstance(old, WRITABLE) or not isinstance(new, WRITABLE):
         return None
-    found = _BindingReader(new, before)
-    if not found.statement(old):
+    reader = _BindingReader(new, before)
+    if not reader.statement(old):
         return None
-    lifted = [given for given in found.given if given.read is not None]
-    why = _order(lifted, new, loose) if lifted else ""
-    return Rewritten(tuple(found.given), why)
+    lifted = [named_value for named_value in reader.given if named_value.read is not None]
+    why = _order(lifted, new, rebindable) if lifted else ""
+    return RewrittenStatement(tuple(reader.given), why)
 
 
 class _BindingReader:
-    """Reads two statements side by side, noting where only the second names a value."""
+    """Compares two statements and notes where only the second one names a value."""
 
-    def __init__(self, new: ast.stmt, before: Before) -> None:
+    def __init__(self, new: ast.stmt, before: AssignmentAbove) -> None:
         self.new = new
         self.before = before
-        self.given: list[Given] = []
+        self.given: list[NamedValue] = []
         self._stmt = new
         self._maybe = 0
 
@@ -188,25 +192,25 @@ class _BindingReader:
         new = self.new
         if isinstance(old, ast.Expr) and isinstance(new, ast.Assign | ast.AnnAssign):
             targets = _targets(new)
-            # how `yield from` is run depends on the statement it stands in
+            # how `yield from` runs depends on the statement that contains it
             if new.value is None or isinstance(old.value, ast.YieldFrom):
                 return False
             return self._give(targets) and self.node(old.value, new.value)
         if isinstance(old, ast.Assign) and isinstance(new, ast.Assign):
-            wanted = [ast.dump(target) for target in old.targets]
+            old_targets = [ast.dump(target) for target in old.targets]
             extra = []
             for target in new.targets:
-                if wanted and ast.dump(target) == wanted[0]:
-                    wanted.pop(0)
+                if old_targets and ast.dump(target) == old_targets[0]:
+                    old_targets.pop(0)
                 else:
                     extra.append(target)
-            return not wanted and self._give(extra) and self.node(old.value, new.value)
+            return not old_targets and self._give(extra) and self.node(old.value, new.value)
         if type(old) is not type(new):
             return False
         if isinstance(old, ast.Assert):  # its message is evaluated only when it fails
-            same = self.field(old.test, getattr(new, "test", None))
+            same_test = self.field(old.test, getattr(new, "test", None))
             self._maybe += 1
-            return same and self.field(old.msg, getattr(new, "msg", None))
+            return same_test and self.field(old.msg, getattr(new, "msg", None))
         return all(
             self.field(getattr(old, name, None), getattr(new, name, None))
             for name in old._fields
@@ -218,11 +222,11 @@ class _BindingReader:
             names = list(_names(target))
             if not names:
                 return False
-            self.given += [Given(self._stmt, name, sure=True) for name in names]
+            self.given += [NamedValue(self._stmt, name, sure=True) for name in names]
         return True
 
     def field(self, old: object, new: object) -> bool:
-        """Return True if the same field of two nodes reads the same."""
+        """Return True if the same field of two nodes has the same code."""
         if isinstance(old, ast.AST) and isinstance(new, ast.AST):
             return self.node(old, new)
         if isinstance(old, list) and isinstance(new, list):
@@ -230,9 +234,9 @@ class _BindingReader:
         return type(old) is type(new) and old == new
 
     def node(self, old: ast.AST, new: ast.AST) -> bool:
-        """Return True if two expressions read the same but for names given in the second."""
+        """Return True if two expressions are equal except for names that the second gives to values."""
         if isinstance(new, ast.NamedExpr) and not isinstance(old, ast.NamedExpr):
-            self.given.append(Given(self._stmt, new.target, sure=not self._maybe))
+            self.given.append(NamedValue(self._stmt, new.target, sure=not self._maybe))
             return self.node(old, new.value)
         if isinstance(new, ast.Name) and isinstance(new.ctx, ast.Load):
             if isinstance(old, ast.Name):
@@ -244,14 +248,14 @@ class _BindingReader:
             return ast.dump(old) == ast.dump(new)
         self._maybe += isinstance(old, _MAYBE)
         first = isinstance(old, ast.BoolOp | ast.IfExp | ast.Compare)
-        same = True
-        for at, (one, two) in enumerate(_children(old, new)):
-            # the first thing that a choice evaluates is always evaluated
+        all_equal = True
+        for at, (old_child, new_child) in enumerate(_children(old, new)):
+            # the first operand of `and`, `or` and `if` is always evaluated
             self._maybe -= first and at == 0
-            same = same and self.field(one, two)
+            all_equal = all_equal and self.field(old_child, new_child)
             self._maybe += first and at == 0
         self._maybe -= isinstance(old, _MAYBE)
-        return same
+        return all_equal
 
     def _lifted(self, old: ast.AST, read: ast.Name) -> bool:
         stmt = self.before(read.id)
@@ -261,11 +265,11 @@ class _BindingReader:
         assert isinstance(target, ast.Name)
         assert stmt.value is not None
         kept, self._stmt = self._stmt, stmt
-        same = self.node(old, stmt.value)
+        equal = self.node(old, stmt.value)
         self._stmt = kept
-        # inner ones first: that is the order in which the recorded statement computed them
-        self.given.append(Given(stmt, target, sure=True, read=read, into=kept))
-        return same
+        # inner ones first: the recorded statement computed them in this order
+        self.given.append(NamedValue(stmt, target, sure=True, read=read, into=kept))
+        return equal
 
 
 def _targets(stmt: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
@@ -273,7 +277,7 @@ def _targets(stmt: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 
 def _children(old: ast.AST, new: ast.AST) -> Iterator[tuple[object, object]]:
-    """Yield the fields of two nodes side by side, in the order in which they are evaluated."""
+    """Yield the fields of two nodes side by side, in the order of evaluation."""
     names = list(old._fields)
     if isinstance(old, ast.BoolOp):
         names.remove("values")
@@ -289,33 +293,33 @@ def _children(old: ast.AST, new: ast.AST) -> Iterator[tuple[object, object]]:
 
 
 def _names(target: ast.expr) -> Iterator[ast.Name]:
-    """Yield the names of a target that is nothing but names; nothing otherwise."""
+    """Yield the names of a target that consists only of names; nothing for other targets."""
     items = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
     if all(isinstance(item, ast.Name) for item in items):
         yield from (item for item in items if isinstance(item, ast.Name))
 
 
-def _order(lifted: list[Given], stmt: ast.stmt, loose: Loose) -> str:
-    """Say what was computed before a value that is now computed first, or nothing."""
-    names = [given.target.id for given in lifted]
+def _order(lifted: list[NamedValue], stmt: ast.stmt, rebindable: Rebindable) -> str:
+    """Return what was computed before a value that is now computed first, or ''."""
+    names = [named_value.target.id for named_value in lifted]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         return f"what `{twice}` names was computed more than once"
-    places = [(given.stmt.lineno, given.stmt.col_offset) for given in lifted]
+    places = [(named_value.stmt.lineno, named_value.stmt.col_offset) for named_value in lifted]
     if places != sorted(places):
         return f"`{names[-1]}` was computed after `{names[-2]}`"
     bound = {
         node.target.id
-        for given in lifted
-        for node in ast.walk(given.stmt)
+        for named_value in lifted
+        for node in ast.walk(named_value.stmt)
         if isinstance(node, ast.NamedExpr)
     }
-    loose = Loose(loose.names | bound, loose.attributes)
-    for one in (*(given.stmt for given in lifted), stmt):
-        reads = [id(given.read) for given in lifted if given.into is one]
-        if reads != reached(one, set(reads)):
+    rebindable = Rebindable(rebindable.names | bound, rebindable.attributes)
+    for statement in (*(named_value.stmt for named_value in lifted), stmt):
+        reads = [id(named_value.read) for named_value in lifted if named_value.into is statement]
+        if reads != names_reached(statement, set(reads)):
             return "it was evaluated later, or not always"
-        first = early(one, set(reads), loose)
+        first = computed_before(statement, set(reads), rebindable)
         if first:
             return f"`{first}` was evaluated before it"
     return ""

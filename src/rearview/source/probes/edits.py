@@ -1,4 +1,4 @@
-"""Edits that are refused whatever they compute: changed, removed, shadowing, reflected upon."""
+"""Edits that are always refused: changed or removed statements, shadowed modules, reflection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rearview.source.loops import FUNCTIONS
 from rearview.source.probes.align import Added, MissingStatement, StatementComparison
-from rearview.source.probes.bindings import Given
+from rearview.source.probes.bindings import NamedValue
 from rearview.source.probes.side_effects import ProbeRefusal
 from rearview.source.scopes import Scope
 from rearview.source.text import BODIES, blocks
@@ -23,8 +23,8 @@ def _shown(node: ast.stmt) -> str:
     return f"`{text if len(text) <= 60 else text[:57] + '...'}`"
 
 
-def gone_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
-    """Say that a file of the run is not there any more, or under which names it may be."""
+def missing_file_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
+    """Return the refusal for a file of the run that is missing; it lists names the file may have now."""
     if not candidates:
         why = "the run used this file and it is gone"
         return ProbeRefusal(path, 1, f"`{path}`", why, "Bring it back.")
@@ -39,8 +39,8 @@ def gone_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
     )
 
 
-def lost_refusal(path: str, lost: MissingStatement) -> ProbeRefusal:
-    """Say that a recorded statement is not there any more, or not what or where it was."""
+def missing_statement_refusal(path: str, lost: MissingStatement) -> ProbeRefusal:
+    """Return the refusal for a recorded statement that was changed, moved or removed."""
     was = f"line {lost.node.lineno} of the version"
     if lost.inside is not None:
         return ProbeRefusal(
@@ -99,63 +99,67 @@ def lost_refusal(path: str, lost: MissingStatement) -> ProbeRefusal:
     )
 
 
-def given_refusal(
-    path: str, given: Given, scope: Scope, found: StatementComparison, parents: tuple[ast.AST, ...]
+def named_value_refusal(
+    path: str,
+    named_value: NamedValue,
+    scope: Scope,
+    comparison: StatementComparison,
+    parents: tuple[ast.AST, ...],
 ) -> ProbeRefusal | None:
-    """Say why a value of the run may not have the name that an edit gives it, or None."""
-    name = given.target.id
+    """Return why an edit may not give this name to a value of the run; None if it may."""
+    name = named_value.target.id
     home = scope.home(name) or scope
     line = home.recorded_use(name)
     if home.is_class:
         return ProbeRefusal(
             path,
-            given.stmt.lineno,
-            _shown(given.stmt),
+            named_value.stmt.lineno,
+            _shown(named_value.stmt),
             f"it gives the recorded class an attribute `{name}`",
             "Log the value where the class is used.",
         )
     if line is not None:
         return ProbeRefusal(
             path,
-            given.stmt.lineno,
-            _shown(given.stmt),
+            named_value.stmt.lineno,
+            _shown(named_value.stmt),
             f"it gives the value the name `{name}`, which the recorded code uses (line {line})",
             "Choose a name that the recorded code does not use.",
         )
-    return reflection_refusal(path, Added(given.stmt, parents), [name], found, scope)
+    return reflection_refusal(path, Added(named_value.stmt, parents), [name], comparison, scope)
 
 
 def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
-    """Return the one part that differs in two statements, as text; None when there are more.
+    """Return the only part in which two statements differ, as text; None if they differ in several.
 
     >>> differing(*ast.parse("f(a, lr=0.1); f(a, lr=0.2)").body)
     ('0.1', '0.2')
     """
-    found: tuple[ast.AST, ast.AST] | None = None
+    difference: tuple[ast.AST, ast.AST] | None = None
     whole = old.value if isinstance(old, ast.Expr) else None
     while type(old) is type(new):
         pairs = _unlike(old, new)
         if pairs is None or len(pairs) != 1:
             break
-        found = old, new = pairs[0]
-    if found is None or found[0] is whole:
+        difference = old, new = pairs[0]
+    if difference is None or difference[0] is whole:
         return None  # both are shown anyway
-    was, now = (" ".join(ast.unparse(part).split()) for part in found)
+    was, now = (" ".join(ast.unparse(part).split()) for part in difference)
     return (was, now) if max(len(was), len(now)) <= 60 else None
 
 
 def _unlike(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
-    """Return the children that differ; None when more than children do."""
+    """Return the children in which two nodes differ; None if they differ in more than children."""
     pairs: list[tuple[ast.AST, ast.AST]] = []
     for name in old._fields:
         if name in BODIES and blocks(old):
             continue
-        one, two = getattr(old, name, None), getattr(new, name, None)
-        if not isinstance(one, list) or not isinstance(two, list):
-            one, two = [one], [two]
-        if len(one) != len(two):
+        old_field, new_field = getattr(old, name, None), getattr(new, name, None)
+        if not isinstance(old_field, list) or not isinstance(new_field, list):
+            old_field, new_field = [old_field], [new_field]
+        if len(old_field) != len(new_field):
             return None
-        for a, b in zip(one, two, strict=True):
+        for a, b in zip(old_field, new_field, strict=True):
             if isinstance(a, ast.AST) and isinstance(b, ast.AST):
                 if ast.dump(a) != ast.dump(b):
                     pairs.append((a, b))
@@ -167,7 +171,7 @@ def _unlike(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
 def class_refusal(
     path: str, item: Added, attributes: frozenset[str], methods: frozenset[str]
 ) -> ProbeRefusal | None:
-    """Say why a statement may not be added to a recorded class, or None if it may."""
+    """Return why a statement may not be added to a recorded class; None if it may."""
     inner = [node for node in item.parents if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
     if not inner or not isinstance(inner[-1], ast.ClassDef):
         return None
@@ -193,12 +197,12 @@ def class_refusal(
 
 
 def reflection_refusal(
-    path: str, item: Added, names: list[str], found: StatementComparison, scope: Scope
+    path: str, item: Added, names: list[str], comparison: StatementComparison, scope: Scope
 ) -> ProbeRefusal | None:
-    """Say that recorded code lists the variables of the scope after the probe binds one."""
+    """Return the refusal for a probe that binds a variable before recorded code lists the variables there."""
     if not names or scope.is_class:
         return None
-    for _, stmt in found.matched:
+    for _, stmt in comparison.matched:
         if stmt.lineno <= item.node.lineno or isinstance(stmt, (*FUNCTIONS, ast.ClassDef)):
             continue
         for node in ast.walk(stmt):
@@ -234,7 +238,7 @@ def _stands_in(stmt: ast.stmt, scope: Scope) -> bool:
 
 
 def shadow_refusals(trees: Mapping[str, ast.Module], fresh: set[str]) -> list[ProbeRefusal]:
-    """Say which new files take the place of a module that recorded code imports."""
+    """Return refusals for new files that take the place of a module which recorded code imports."""
     imported: dict[str, tuple[str, int]] = {}
     folders = {path.rpartition("/")[0] for path in trees}
     for path, tree in trees.items():
@@ -244,13 +248,13 @@ def shadow_refusals(trees: Mapping[str, ast.Module], fresh: set[str]) -> list[Pr
                     imported.setdefault(alias.name.split(".")[0], (path, node.lineno))
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.setdefault(node.module.split(".")[0], (path, node.lineno))
-    found: list[ProbeRefusal] = []
+    refusals: list[ProbeRefusal] = []
     for path in sorted(fresh):
         folder, _, file = path.removesuffix("/__init__.py").rpartition("/")
         name = file.removesuffix(".py")
         if path.endswith(".py") and folder in folders and name in imported:
             where, line = imported[name]
-            found.append(
+            refusals.append(
                 ProbeRefusal(
                     path,
                     1,
@@ -259,4 +263,4 @@ def shadow_refusals(trees: Mapping[str, ast.Module], fresh: set[str]) -> list[Pr
                     "Give the file another name.",
                 )
             )
-    return found
+    return refusals

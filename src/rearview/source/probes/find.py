@@ -1,4 +1,7 @@
-"""What an edit adds to a recorded program, or why it is more than a look."""
+"""Find the probes that an edit adds to a recorded program, or the reasons to refuse the edit.
+
+This is the entrance of the room: a backfill calls `find`.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ from rearview.source.loops import (
 )
 from rearview.source.moved_files import FileNames
 from rearview.source.probes.align import Added, StatementComparison, compare
-from rearview.source.probes.bindings import Given, Loose, loose
+from rearview.source.probes.bindings import NamedValue, Rebindable, rebindable
 from rearview.source.probes.edits import (
     class_refusal,
-    given_refusal,
-    gone_refusal,
-    lost_refusal,
+    missing_file_refusal,
+    missing_statement_refusal,
+    named_value_refusal,
     reflection_refusal,
     shadow_refusals,
 )
@@ -51,27 +54,29 @@ def find(
     used: Collection[str] | None = None,
     names: FileNames | None = None,
 ) -> Probes:
-    """Return what `new` adds to the recorded source `old`; raise if it does more than look.
+    """Return the probes that `new` adds to the recorded source `old`; raise if it changes the computation.
 
-    `used` names the files that the run executed; edits elsewhere do not matter. `names` says what
-    the old files are called in `new`, if that differs; the answer has their old names.
+    `used` names the files that the run executed; edits of other files do not matter. `names` gives the new
+    names of renamed files; the result has their old names.
     """
-    found, refusals = check(old, new, used=used, names=names)
+    probes, refusals = check(old, new, used=used, names=names)
     if refusals:
         first = refusals[0]
         now = names.changed if names is not None else {}
         path = now.get(first.path, first.path)
         was = f" ({first.path} in the run)" if first.path in now else ""
-        others = dict.fromkeys(f"{now.get(r.path, r.path)}:{r.line}" for r in refusals[1:])
-        more = ", ".join([place for place in others if place != f"{path}:{first.line}"][:3])
-        rest = f" Also refused: {more}{' and more' if len(refusals) > 4 else ''}." if more else ""
+        other_places = dict.fromkeys(f"{now.get(r.path, r.path)}:{r.line}" for r in refusals[1:])
+        listed = ", ".join([place for place in other_places if place != f"{path}:{first.line}"][:3])
+        also = (
+            f" Also refused: {listed}{' and more' if len(refusals) > 4 else ''}." if listed else ""
+        )
         raise ProbeError(
             f"{path}:{first.line}{was} is not a probe: {first.what}: {first.why}. "
-            f"{first.remedy}{rest}",
+            f"{first.remedy}{also}",
             path=path,
             line=first.line,
         )
-    return found
+    return probes
 
 
 def check(
@@ -81,13 +86,13 @@ def check(
     used: Collection[str] | None = None,
     names: FileNames | None = None,
 ) -> tuple[Probes, tuple[ProbeRefusal, ...]]:
-    """Return what an edit adds and every reason to refuse it, without raising for either."""
+    """Return the probes of an edit and every reason to refuse it; nothing is raised."""
     names = names or FileNames()
     new = names.as_then(new, old)
     kept = [path for path in old if path.endswith(".py") and (used is None or path in used)]
     edited = [path for path in kept if path in new and new[path] != old[path]]
     refusals = [
-        gone_refusal(path, names.doubtful.get(path, ())) for path in kept if path not in new
+        missing_file_refusal(path, names.doubtful.get(path, ())) for path in kept if path not in new
     ]
     trees: dict[str, ast.Module] = {}
     for path in kept:
@@ -99,11 +104,11 @@ def check(
     context = _Context(trees, old)
     work = _Work(context)
     for path in edited:
-        work.file(path, compare(trees[path], parse(new[path], path), context.loose))
+        work.file(path, compare(trees[path], parse(new[path], path), context.rebindable))
     work.modules_of(old, new)
     refusals += [*work.refusals, *shadow_refusals(trees, set(new) - set(old))]
-    # a changed statement first: what else is wrong may follow from it
-    told = dict.fromkeys([*sorted(work.changed), *sorted(refusals)])
+    # changed statements first: other refusals may follow from them
+    all_refusals = dict.fromkeys([*sorted(work.changed), *sorted(refusals)])
     source = {**old, **{path: new[path] for path in (*edited, *work.modules)}}
     probes = Probes(
         tuple(work.probes),
@@ -113,7 +118,7 @@ def check(
         tuple(work.modules),
         tuple(work.namings),
     )
-    return probes, tuple(told)
+    return probes, tuple(all_refusals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ class _FileFacts:
 
     program: ProgramFacts
     calls: FileCalls
-    loose: Loose
+    rebindable: Rebindable
     attributes: frozenset[str]
     methods: frozenset[str]
 
@@ -142,7 +147,7 @@ def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
         known = _facts_of_files[path, text] = _FileFacts(
             facts([tree]),
             calls_of_file(tree, path),
-            loose([tree]),
+            rebindable([tree]),
             frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)),
             frozenset(
                 stmt.name
@@ -166,9 +171,9 @@ class _Context:
             frozenset[str]().union(*(file.program.modules for file in files)),
             frozenset[str]().union(*(file.program.generators for file in files)),
         )
-        self.loose = Loose(
-            frozenset[str]().union(*(file.loose.names for file in files)),
-            frozenset[str]().union(*(file.loose.attributes for file in files)),
+        self.rebindable = Rebindable(
+            frozenset[str]().union(*(file.rebindable.names for file in files)),
+            frozenset[str]().union(*(file.rebindable.attributes for file in files)),
         )
         self.paths: Chains = paths(calls)
         self.loopers = loopers(calls)
@@ -187,7 +192,7 @@ class _Context:
 
 
 class _Work:
-    """Gathers probes file by file."""
+    """Collects the probes, file by file."""
 
     def __init__(self, context: _Context) -> None:
         self.context = context
@@ -200,45 +205,51 @@ class _Work:
         self.modules: list[str] = []
         self._imports: list[ast.AST] = []
 
-    def file(self, path: str, found: StatementComparison) -> None:
-        """Take in one edited file."""
-        self.loops[path] = recorded_loop_ids(found.old, found.matched, path)
-        self.changed += [lost_refusal(path, lost) for lost in found.lost]
-        extra = [alias for _, aliases in found.widened for alias in aliases]
-        added = [item.node for item in found.added]
-        if not added and not extra and not found.given:
+    def file(self, path: str, comparison: StatementComparison) -> None:
+        """Add the probes of one edited file."""
+        self.loops[path] = recorded_loop_ids(comparison.old, comparison.matched, path)
+        self.changed += [missing_statement_refusal(path, lost) for lost in comparison.lost]
+        extra = [alias for _, aliases in comparison.widened for alias in aliases]
+        added = [item.node for item in comparison.added]
+        if not added and not extra and not comparison.given:
             return
-        # what stands in place of recorded code is not what was recorded
-        fresh = {id(node) for node in (*added, *found.changed)}
-        for given, _ in found.given:
-            fresh |= {id(given.target), id(given.read)}
-        scopes = Scopes(found.new, fresh, {id(alias) for alias in extra})
-        aliases = Aliases(found.new)
-        self.namings += namings(path, [given for given, _ in found.given])
+        # a statement that replaces recorded code is no probe
+        fresh = {id(node) for node in (*added, *comparison.changed)}
+        for named_value, _ in comparison.given:
+            fresh |= {id(named_value.target), id(named_value.read)}
+        scopes = Scopes(comparison.new, fresh, {id(alias) for alias in extra})
+        aliases = Aliases(comparison.new)
+        self.namings += namings(path, [named_value for named_value, _ in comparison.given])
         self.changed += [
             refusal
-            for given, parents in found.given
-            if (refusal := given_refusal(path, given, scopes.of[id(given.stmt)], found, parents))
+            for named_value, parents in comparison.given
+            if (
+                refusal := named_value_refusal(
+                    path, named_value, scopes.of[id(named_value.stmt)], comparison, parents
+                )
+            )
         ]
-        judge = self._judge(path, scopes, added, aliases, [given for given, _ in found.given])
-        for stmt, more in found.widened:
-            narrow: ast.stmt = ast.Import(names=list(more))
+        judge = self._judge(
+            path, scopes, added, aliases, [named_value for named_value, _ in comparison.given]
+        )
+        for stmt, added_names in comparison.widened:
+            narrow: ast.stmt = ast.Import(names=list(added_names))
             if isinstance(stmt, ast.ImportFrom):
-                narrow = ast.ImportFrom(stmt.module, list(more), stmt.level)
+                narrow = ast.ImportFrom(stmt.module, list(added_names), stmt.level)
             ast.copy_location(narrow, stmt)
             scopes.of[id(narrow)] = scopes.of[id(stmt)]
             judge.look(narrow, aliases)
             self._imports.append(narrow)
         self.refusals += judge.refusals
-        wanted = needs(found.added, scopes, aliases, found.given)
-        for item, need in zip(found.added, wanted, strict=True):
+        needs_of_added = needs(comparison.added, scopes, aliases, comparison.given)
+        for item, need in zip(comparison.added, needs_of_added, strict=True):
             self._imports += ast.walk(item.node)
             context = self.context
             refusal = class_refusal(path, item, context.attributes, context.methods)
             if refusal is not None:
                 self.refusals.append(refusal)
             names = [name for name, _ in bound_by(item.node)]
-            reflection = reflection_refusal(path, item, names, found, scopes.of[id(item.node)])
+            reflection = reflection_refusal(path, item, names, comparison, scopes.of[id(item.node)])
             if reflection is not None:
                 self.refusals.append(reflection)
             self.probes.append(self._probe(item, need, judge, aliases, set(map(id, added))))
@@ -250,16 +261,16 @@ class _Work:
         scopes: Scopes,
         added: list[ast.stmt],
         aliases: Aliases,
-        given: Sequence[Given] = (),
+        named_values: Sequence[NamedValue] = (),
     ) -> Judge:
         homes = [
             (scope.home(each.target.id) or scope, each.target.id)
-            for each in given
+            for each in named_values
             if (scope := scopes.of[id(each.stmt)])
         ]
         levels = Levels(scopes, added, homes)
         judge = Judge(path, scopes, levels, self.context.facts, self.context.functions)
-        for (home, name), each in zip(homes, given, strict=True):
+        for (home, name), each in zip(homes, named_values, strict=True):
             if each.read is not None:
                 judge.relied[id(home), name] = each.read.lineno
         for stmt in added:
@@ -288,7 +299,7 @@ class _Work:
         outer = self.context.paths.get((path, function), ())
         ids = self.loops[path]
         own = _path(item.parents, ids)
-        found = tuple(sorted({path + own for path in outer}))
+        chains = tuple(sorted({path + own for path in outer}))
         calls = calls_in(node, aliases)
         decorators = getattr(node, "decorator_list", ())
         return Probe(
@@ -305,36 +316,36 @@ class _Work:
             chains=tuple(sorted({names + loops for names in names_of(outer)})),
             depth=need.depth,
             feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
-            paths=found,
+            paths=chains,
             fed_by=tuple(path + _path(chain, ids) for path in outer for chain in need.feeds),
             generators=tuple(ast.unparse(e) for e in judge.generators.get(node.lineno, ())),
             cautions=tuple(judge.cautions.get(node.lineno, ())),
         )
 
     def modules_of(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
-        """Take in the new files that added code imports."""
+        """Add the new files that added code imports."""
         while self._imports:
             node = self._imports.pop()
-            for other in _imported(node, set(new) - set(old)):
-                if other in self.modules:
+            for imported in _imported(node, set(new) - set(old)):
+                if imported in self.modules:
                     continue
-                self.modules.append(other)
-                tree = parse(new[other], other)
+                self.modules.append(imported)
+                tree = parse(new[imported], imported)
                 body = list(tree.body)
                 scopes = Scopes(tree, {id(stmt) for stmt in body}, set())
-                self.refusals += self._judge(other, scopes, body, Aliases(tree)).refusals
+                self.refusals += self._judge(imported, scopes, body, Aliases(tree)).refusals
                 self._imports += ast.walk(tree)
 
 
-def namings(path: str, given: Sequence[Given]) -> list[Naming]:
-    """Return what recorded statements name now, one for each statement that binds names."""
-    found: dict[int, Naming] = {}
-    for each in given:
-        before = found.get(id(each.stmt))
+def namings(path: str, named_values: Sequence[NamedValue]) -> list[Naming]:
+    """Return the recorded statements that now name their values, one entry per statement."""
+    by_statement: dict[int, Naming] = {}
+    for each in named_values:
+        before = by_statement.get(id(each.stmt))
         names = (*(before.names if before is not None else ()), each.target.id)
         into = each.into.lineno if each.into is not None else None
-        found[id(each.stmt)] = Naming(path, each.stmt.lineno, names, into)
-    return list(found.values())
+        by_statement[id(each.stmt)] = Naming(path, each.stmt.lineno, names, into)
+    return list(by_statement.values())
 
 
 def _kind(node: ast.stmt, *, logs: bool, prints: bool) -> ProbeKind:
@@ -348,7 +359,7 @@ def _kind(node: ast.stmt, *, logs: bool, prints: bool) -> ProbeKind:
 
 
 def _path(parents: tuple[ast.AST, ...], ids: Mapping[int, LoopId]) -> tuple[str, ...]:
-    """Return the recorded loops among the nodes around a statement, in its function, by id."""
+    """Return the ids of the recorded loops among the nodes around a statement, in its function."""
     own: tuple[str, ...] = ()
     for node in parents:
         if isinstance(node, FUNCTIONS):
@@ -364,7 +375,7 @@ def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tu
 
 
 def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
-    """Say where a statement stands among the loops of its level, called ones included."""
+    """Return where a statement is among the loops of its level, including loops in functions it calls."""
     level = next(
         node
         for node in reversed(item.parents)
@@ -389,18 +400,18 @@ def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
     return Position.ALONE
 
 
-def _imported(node: ast.AST, candidates: set[str]) -> list[str]:
-    """Return the new files that an import may mean."""
-    wanted: list[str] = []
+def _imported(node: ast.AST, new_files: set[str]) -> list[str]:
+    """Return the new files that an import may load."""
+    modules: list[str] = []
     if isinstance(node, ast.Import):
-        wanted = [alias.name for alias in node.names]
+        modules = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
         base = node.module or ""
-        wanted = [base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)]
+        modules = [base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)]
     ends = [
         f"{name.replace('.', '/')}{end}"
-        for name in wanted
+        for name in modules
         if name
         for end in (".py", "/__init__.py")
     ]
-    return [c for c in sorted(candidates) if any(c == end or c.endswith(f"/{end}") for end in ends)]
+    return [c for c in sorted(new_files) if any(c == end or c.endswith(f"/{end}") for end in ends)]

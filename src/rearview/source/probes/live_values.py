@@ -1,7 +1,7 @@
-"""How close the values of added code may be to the objects of the recorded run.
+"""How closely the values of added code are connected with the objects of the recorded run.
 
-Added code may do as it likes with values of its own; an object of the run it may only read. `Levels`
-tells the two apart for each expression, from the text alone and on the safe side.
+Added code may change values of its own, but it may only read an object of the run. `Levels` tells the two
+apart for each expression, from the text alone; in doubt a value counts as an object of the run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rearview.source.scopes import Scope, Scopes
 
 
 class Level(IntEnum):
-    """How a value relates to the objects of the recorded run."""
+    """How a value is connected with the objects of the recorded run."""
 
     FRESH = 0
-    """Made by the probe."""
+    """Created by the probe."""
     SHALLOW = 1
-    """A container made by the probe, with live things in it."""
+    """A container created by the probe that contains objects of the run."""
     CODE = 2
     """A module, function or class."""
     LIVE = 3
@@ -29,12 +29,12 @@ class Level(IntEnum):
 
 
 def deeper(level: Level) -> Level:
-    """Return the level of a part of a value."""
+    """Return the level of an element or attribute of a value."""
     return Level.LIVE if level is Level.SHALLOW else level
 
 
 def join(*levels: Level) -> Level:
-    """Return the level of a new value made of parts: a copy is at most shallow."""
+    """Return the level of a new value made from others: a copy is at most shallow."""
     return Level.FRESH if max(levels, default=Level.FRESH) is Level.FRESH else Level.SHALLOW
 
 
@@ -49,7 +49,7 @@ class ProgramFacts:
 
 
 def facts(trees: list[ast.Module]) -> ProgramFacts:
-    """Gather what the recorded texts say about names."""
+    """Collect what the recorded texts say about names."""
     modules: set[str] = set()
     generators: set[str] = set()
     for tree in trees:
@@ -66,8 +66,8 @@ def facts(trees: list[ast.Module]) -> ProgramFacts:
 class Levels:
     """Levels of the expressions of added code.
 
-    Variables of probes get the highest level that any assignment gives them, so the order of
-    statements does not matter. `given` are names that probes share with recorded code.
+    A variable of a probe gets the highest level that any assignment gives it, so the order of statements
+    does not matter. `given` are names that probes share with recorded code.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Levels:
                 self._give(base, Level.SHALLOW, scope)
 
     def of(self, node: ast.expr, scope: Scope) -> Level:
-        """Return how close the value of an expression may be to the live objects."""
+        """Return the level of an expression."""
         if isinstance(node, ast.Name):
             return self._name(node.id, scope)
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred | ast.Await):
@@ -147,21 +147,21 @@ class Levels:
         home = scope.home(name)
         if home is None:
             return Level.CODE
-        known = self._levels.get((id(home), name))
-        if known is not None:
-            return known
+        level = self._levels.get((id(home), name))
+        if level is not None:
+            return level
         if home.kinds.get(name) in {"import", "def"}:
             return Level.CODE
         own_class = home.added and home.parent is not None and home.parent.is_class
         if name == "self" and own_class and home.parent is not None and home.parent.added:
             return Level.FRESH
-        # an exception caught by the probe is its own; parameters may be anything
+        # an exception that the probe catches is its own; parameters may be objects of the run
         return Level.FRESH if name in home.added_bound else Level.LIVE
 
     def _call(self, node: ast.Call, scope: Scope) -> Level:
         called = last_name(node.func)
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        levels = [self.of(arg, scope) for arg in given]
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        levels = [self.of(arg, scope) for arg in arguments]
         if called in FRESH:
             return Level.FRESH
         if called in {"globals", "locals", "vars"}:
@@ -170,9 +170,9 @@ class Levels:
             levels.append(self.of(node.func.value, scope))
         elif isinstance(node.func, ast.Name):
             home = scope.home(node.func.id)
-            known = home is not None and node.func.id not in home.added_bound
-            if known and not called[:1].isupper() and not levels:
-                return Level.LIVE  # a function of the project may hand out what it holds
+            is_recorded = home is not None and node.func.id not in home.added_bound
+            if is_recorded and not called[:1].isupper() and not levels:
+                return Level.LIVE  # a function of the project may return an object of the run
         levels = [Level.FRESH if level is Level.CODE else level for level in levels]
         if called in COPIES or called[:1].isupper():
             return join(*levels)

@@ -1,8 +1,8 @@
-"""How far back a probe must begin because its own variables carry values forward.
+"""How far back the replay of a probe must start because its own variables carry values between iterations.
 
-A checkpoint holds the state of the run, not the variables that a probe adds. A probe that counts
-over iterations, or that reads at the end of an epoch what it gathered in its steps, is exact only
-if replay begins before the first of those iterations.
+A checkpoint contains the state of the run, not the variables that a probe adds. A probe that counts
+iterations, or that reads at the end of an epoch what it collected in its steps, is exact only if the
+replay starts before the first of those iterations.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from rearview.source.log_calls import Aliases, log_call
 from rearview.source.loops import FUNCTIONS, LOOPS
 from rearview.source.mutations import last_name, root
 from rearview.source.probes.align import Added
-from rearview.source.probes.bindings import Given
+from rearview.source.probes.bindings import NamedValue
 from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
 
 START = -1
-"""Depth of a probe that must be replayed from the start of the program."""
+"""Depth of a probe whose replay must start with the program."""
 
 Chain = tuple[int, ...]
-Named = tuple[Given, tuple[ast.AST, ...]]
-"""A name that a recorded statement gives its value, with the nodes around the statement."""
+NamedInContext = tuple[NamedValue, tuple[ast.AST, ...]]
+"""A name that a recorded statement gives to its value, with the nodes around the statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Where the replay of an added statement may begin, and what must run to feed it."""
+    """Where the replay of an added statement may start, and which loops must run to feed it."""
 
     depth: int
-    """Loops of its function that may be entered in the middle; START: none, nor the callers'."""
+    """How many loops of its function may be entered in the middle; START: none, nor the callers' loops."""
     feeds: tuple[tuple[ast.AST, ...], ...]
-    """Chains of loops, besides its own, whose iterations must run for it."""
+    """Chains of other loops whose iterations must run for it."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Event:
     chain: Chain
     blocks: tuple[int, ...]
     plain: bool
-    """An unconditional assignment: what the variable held before does not matter."""
+    """An unconditional assignment: the value before it does not matter."""
     foreign: bool
 
 
@@ -71,12 +71,12 @@ class _Collector(ast.NodeVisitor):
         self.base = self.scope = self.scopes.of[id(added.node)]
         self.visit(added.node)
 
-    def name(self, number: int, added: Added, chain: Chain, given: Given) -> None:
-        """Note that a recorded statement gives its value a name."""
+    def name(self, number: int, added: Added, chain: Chain, named_value: NamedValue) -> None:
+        """Record that a recorded statement gives its value a name."""
         self.stmt, self.chain = number, chain
         self.blocks = tuple(id(parent) for parent in added.parents)
         self.base = self.scope = self.scopes.of[id(added.node)]
-        self._note(given.target.id, given.target, write=True, plain=given.sure)
+        self._note(named_value.target.id, named_value.target, write=True, plain=named_value.sure)
 
     def visit(self, node: ast.AST) -> None:
         kept = self.scope, self.blocks
@@ -84,7 +84,7 @@ class _Collector(ast.NodeVisitor):
             self._statement(node)
         self.scope = self.scopes.opened.get(id(node), self.scope)
         block = isinstance(node, ast.stmt | ast.excepthandler | ast.match_case)
-        # a `with` runs its body for certain; everything else may not
+        # only a `with` certainly runs its body
         if block and hasattr(node, "body") and not isinstance(node, ast.With | ast.AsyncWith):
             self.blocks = (*self.blocks, id(node))
         super().visit(node)
@@ -104,7 +104,7 @@ class _Collector(ast.NodeVisitor):
         (uses.writes if write else uses.reads).append(event)
 
     def _within(self, scope: Scope) -> bool:
-        """Return True if a scope lies inside the statement: its variables live only there."""
+        """Return True if a scope is inside the statement: its variables exist only there."""
         up = scope.parent
         while up is not None:
             if up is self.base:
@@ -130,7 +130,7 @@ class _Collector(ast.NodeVisitor):
     def _mutation(self, call: ast.Call | None) -> None:
         if call is None:
             return
-        # called for its effect: whatever variable of the probe it is given may change
+        # called for its effect: it may change any variable of the probe that it gets
         bases = [root(arg) for arg in (*call.args, *(k.value for k in call.keywords))]
         if isinstance(call.func, ast.Attribute):
             bases.append(root(call.func.value))
@@ -180,13 +180,16 @@ class _Collector(ast.NodeVisitor):
 
 
 def needs(
-    added: Sequence[Added], scopes: Scopes, aliases: Aliases, given: Sequence[Named] = ()
+    added: Sequence[Added],
+    scopes: Scopes,
+    aliases: Aliases,
+    named_values: Sequence[NamedInContext] = (),
 ) -> list[Need]:
-    """Return, for each added statement, where its replay may begin."""
+    """Return, for each added statement, where its replay may start."""
     collector = _Collector(scopes, aliases)
     loops: dict[int, ast.AST] = {}
     chains: list[Chain] = []
-    named = [Added(each.stmt, parents) for each, parents in given]
+    named = [Added(each.stmt, parents) for each, parents in named_values]
     for number, item in enumerate([*added, *named]):
         chain: Chain = ()
         for parent in item.parents:
@@ -199,7 +202,7 @@ def needs(
         if number < len(added):
             collector.look(number, item, chain)
         else:
-            collector.name(number, item, chain, given[number - len(added)][0])
+            collector.name(number, item, chain, named_values[number - len(added)][0])
     depths = [len(chain) for chain in chains]
     feeds: list[set[Chain]] = [set() for _ in chains]
     changed = True
@@ -221,11 +224,11 @@ def needs(
 def _limit(
     read: _Event, writes: list[_Event], depths: list[int], feeds: list[set[Chain]]
 ) -> tuple[int, set[Chain]]:
-    """Return (depth, chains that feed it) as one read of one variable sets them."""
+    """Return (depth, chains that feed it) that result from one read of one variable."""
     depth = depths[read.stmt]
     feed: set[Chain] = set()
     if read.foreign or any(write.foreign for write in writes):
-        # calls cannot be ordered against it: only a variable that no loop changes is certain
+        # the order of calls is unknown: only a variable that no loop changes is certain
         changing = [write for write in writes if write.chain or write.foreign]
         return (START if changing else depth), {write.chain for write in changing if write.chain}
     sure = [
@@ -237,7 +240,7 @@ def _limit(
     ]
     base = max(sure, key=lambda write: write.order, default=None)
     if base is not None and base.stmt == read.stmt:
-        return depth, feed  # all within one statement, which runs as a whole
+        return depth, feed  # both are in one statement, which always runs as a whole
     reaching = [write for write in writes if _reaches(write, read, base)]
     if base is not None and base.chain:
         depth = min(depth, len(base.chain))
@@ -254,10 +257,10 @@ def _limit(
 
 
 def _reaches(write: _Event, read: _Event, base: _Event | None) -> bool:
-    """Return True if what `write` leaves may be there at `read`, given the certain one before it."""
+    """Return True if `read` may read the value that `write` assigns; `base` is the last sure write."""
     shared = 0
-    for mine, theirs in zip(write.chain, read.chain, strict=False):
-        if mine != theirs:
+    for write_loop, read_loop in zip(write.chain, read.chain, strict=False):
+        if write_loop != read_loop:
             break
         shared += 1
     if base is None:

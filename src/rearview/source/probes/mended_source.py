@@ -1,7 +1,7 @@
-"""A mended program: which lines an edit changes, and which loop is which after it.
+"""Edits with which a stopped run is resumed: the lines they change, and the ids of the loops after them.
 
-A run that goes on with a mended source restores a state that the old source computed. So a line that the
-edit changes must not run before that state is restored: what it does would be lost, or done twice.
+A run that is resumed with an edited source restores a state that the old source computed. So a changed
+line must not run before that state is restored: its effect would be lost, or happen twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rearview.source.trees import first_line, last_line
 
 _DEFINITIONS = (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)
 _FRESH = 1000
-"""Added to the ordinal of a loop that the recorded text does not have."""
+"""Added to the ordinal of loops that the recorded text does not have."""
 
 
 @dataclass
@@ -25,13 +25,13 @@ class Mend:
     """What an edit changes, by file and line of the edited text."""
 
     lines: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Lines that must not run before the state is restored, with what was done to them."""
+    """Lines that must not run before the state is restored, with the kind of change."""
     trees: dict[str, ast.Module] = field(default_factory=dict)
     ids: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Ids of loops as they were recorded, by line."""
+    """Recorded ids of loops, by line."""
 
     def run_in(self, loop: str) -> Iterator[tuple[str, int]]:
-        """Yield the changed lines that a loop may run: its own, and those of functions it names."""
+        """Yield the changed lines that a loop may run: its own, and those of functions that it mentions."""
         names: set[str] = set()
         todo: list[ast.stmt] = [
             node
@@ -59,20 +59,20 @@ class Mend:
 def mend(recorded: Mapping[str, bytes], old: Mapping[str, bytes], new: Mapping[str, bytes]) -> Mend:
     """Return what an edit of the text `old` into `new` changes.
 
-    Loops have the ids that they have in the text that was `recorded`, where they are in it.
+    Loops keep the ids that they have in the `recorded` text, if they are in it.
     """
-    found = Mend()
+    edits = Mend()
     for path in sorted(path for path in new if path.endswith(".py")):
         after = _parsed(new[path])
         if after is None:
             continue
-        found.trees[path] = after
+        edits.trees[path] = after
         first = _parsed(recorded.get(path, b""))
-        found.ids[path] = _ids(first, after, path)
+        edits.ids[path] = _ids(first, after, path)
         before = _parsed(old.get(path, b""))
         if before is not None and old.get(path) != new[path]:
-            found.lines[path] = dict(_changed(before, after))
-    return found
+            edits.lines[path] = dict(_changed(before, after))
+    return edits
 
 
 def _parsed(data: bytes) -> ast.Module | None:
@@ -96,13 +96,13 @@ def _ids(recorded: ast.Module | None, new: ast.Module, path: str) -> dict[int, s
 
 
 def _changed(old: ast.Module, new: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the lines of `new` that are not as in `old`, with what was done to them."""
-    found = compare(old, new)
-    beside = {id(before): after for before, after in found.matched}
-    for added in found.added:
+    """Yield the lines of `new` that differ from `old`, with the kind of change."""
+    comparison = compare(old, new)
+    beside = {id(before): after for before, after in comparison.matched}
+    for added in comparison.added:
         if not isinstance(added.node, _DEFINITIONS) and not _is_text(added.node):
             yield from ((line, "was added") for line in _lines(added.node))
-    for lost in found.lost:
+    for lost in comparison.lost:
         if lost.instead is not None:
             yield from ((line, "was changed") for line in _differing(lost, lost.instead))
         elif not isinstance(lost.node, _DEFINITIONS) and not _is_text(lost.node):
@@ -115,10 +115,10 @@ def _lines(node: ast.stmt) -> range:
 
 
 def _differing(lost: MissingStatement, instead: ast.stmt) -> Iterator[int]:
-    """Yield the lines that run otherwise; those of a function run when it is called."""
+    """Yield the lines that run differently; the lines of a function run when it is called."""
     old = lost.node
     if isinstance(old, FUNCTIONS) and isinstance(instead, FUNCTIONS):
-        # defaults and decorators are values, which belong to the state that is restored
+        # defaults and decorators are values, which are part of the restored state
         if old.name == instead.name and _values(old) == _values(instead):
             for stmt in instead.body:
                 yield from _lines(stmt)
@@ -128,7 +128,7 @@ def _differing(lost: MissingStatement, instead: ast.stmt) -> Iterator[int]:
 
 
 def _values(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Return what is computed when a function is defined."""
+    """Return the expressions that are evaluated when a function is defined."""
     parts = [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]
     return ["" if part is None else ast.dump(part) for part in parts]
 
@@ -141,19 +141,19 @@ def _neighbour(tree: ast.Module, node: ast.stmt, beside: Mapping[int, ast.stmt])
     """Return the line of a statement that runs whenever the removed `node` would have run."""
     for parent in ast.walk(tree):
         for _, block in ast.iter_fields(parent):
-            if isinstance(block, list) and any(one is node for one in block):
-                place = next(n for n, one in enumerate(block) if one is node)
-                for other in (*block[:place][::-1], *block[place + 1 :]):
-                    silent = isinstance(other, ast.Global | ast.Nonlocal) or _is_text(other)
-                    if id(other) in beside and not silent:
-                        return beside[id(other)].lineno
+            if isinstance(block, list) and any(statement is node for statement in block):
+                place = next(n for n, statement in enumerate(block) if statement is node)
+                for nearby in (*block[:place][::-1], *block[place + 1 :]):
+                    silent = isinstance(nearby, ast.Global | ast.Nonlocal) or _is_text(nearby)
+                    if id(nearby) in beside and not silent:
+                        return beside[id(nearby)].lineno
                 return beside[id(parent)].lineno if id(parent) in beside else None
     return None
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name):
-            yield one.id
-        elif isinstance(one, ast.Attribute):
-            yield one.attr
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name):
+            yield inner.id
+        elif isinstance(inner, ast.Attribute):
+            yield inner.attr

@@ -1,6 +1,6 @@
-"""One added statement (`Probe`), and all that an edit adds (`Probes`): the values that `find` returns.
+"""One added statement (`Probe`) and all statements that an edit adds (`Probes`): the result of `find`.
 
-`sameness` tells if two edits log a name in the same way, whatever else they add.
+`sameness` says if two edits log a name in the same way, whatever else they add.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from rearview.source.wrap_probes import Places
 
 
 class ProbeKind(StrEnum):
-    """What an added statement is there for."""
+    """The purpose of an added statement."""
 
     LOG = "log"
-    """It logs names: to Rearview or to a tracker."""
+    """It logs names, to Rearview or to a tracker."""
     PRINT = "print"
     """It prints, or logs a line of text."""
     IMPORT = "import"
     DEFINITION = "definition"
     VALUE = "value"
-    """It computes something that other probes read."""
+    """It computes a value that other probes read."""
 
 
 class Position(StrEnum):
-    """Where a statement stands among the recorded loops of its own level."""
+    """Where a statement is among the recorded loops of its own level."""
 
     BEFORE = "before"
     BETWEEN = "between"
     AFTER = "after"
     ALONE = "alone"
-    """No recorded loop stands at its level."""
+    """There is no recorded loop at its level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +48,29 @@ class Probe:
     path: str
     first: int
     last: int
-    """Lines in the edited text, both inclusive."""
+    """Lines in the edited text, inclusive."""
     column: int
     line: int
-    """Line of the statement itself, below its decorators."""
+    """Line of the statement itself, after its decorators."""
     kind: ProbeKind
     names: tuple[str, ...]
-    """What it logs; `*` stands for a part that only the run knows."""
+    """The names that it logs; `*` stands for a part that is known only at run time."""
     function: str
     loops: tuple[str, ...]
     """Recorded loops around it in its function, outermost first."""
     place: Position
     chains: tuple[tuple[str, ...], ...]
-    """Loops that may run around it, callers' included; empty when nobody calls it by name."""
+    """Loops that may run around it, including those of callers; empty if no call names its function."""
     depth: int
-    """How many of `loops` replay may enter in the middle; START: begin with the program."""
+    """How many of `loops` a replay may enter in the middle; START: the replay starts with the program."""
     feeds: tuple[tuple[str, ...], ...] = ()
-    """Loops of its function, besides its own, whose iterations must run for it."""
+    """Other loops of its function whose iterations must run for it."""
     paths: tuple[tuple[str, ...], ...] = ()
-    """The same as `chains`, by the ids of the loops: names may be shared."""
+    """Like `chains`, with the ids of the loops, because names may be shared."""
     fed_by: tuple[tuple[str, ...], ...] = ()
-    """The same as `feeds`, by ids, callers' loops included."""
+    """Like `feeds`, with ids, including the loops of callers."""
     generators: tuple[str, ...] = ()
-    """Live random generators that it draws from, to be shielded with the global ones."""
+    """Random generators of the run that it draws from; they are saved and restored around it."""
     cautions: tuple[str, ...] = ()
 
 
@@ -83,10 +83,10 @@ class Naming:
     """Line of the statement that binds the names."""
     names: tuple[str, ...]
     into: int | None = None
-    """Line of the recorded statement below that reads the value by its name, if there is one."""
+    """Line of the recorded statement after it that reads the value by its name, if there is one."""
 
     def pushed(self, path: str, line: int, count: int) -> Naming:
-        """Return the naming after `count` lines were inserted before `line` of the file `path`."""
+        """Return the naming as it is after `count` lines were inserted before `line` of the file `path`."""
         if path != self.path:
             return self
         into = self.into
@@ -101,15 +101,15 @@ class Probes:
 
     probes: tuple[Probe, ...]
     source: Mapping[str, str]
-    """The recorded version with the probes in it: what is to be replayed."""
+    """The recorded version with the probes in it: the source that is replayed."""
     variables: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
-    """(path, function) -> names that only probes bind there: no part of the recorded state."""
+    """(path, function) -> names that only probes bind there; they are not part of the recorded state."""
     loops: Mapping[str, Mapping[int, LoopId]] = field(default_factory=dict)
-    """Edited file -> line of each recorded loop -> the id it was recorded under."""
+    """Edited file -> line of each recorded loop -> its recorded id."""
     modules: tuple[str, ...] = ()
     """Files that only probes import."""
     namings: tuple[Naming, ...] = ()
-    """Recorded statements that give their values names for probes."""
+    """Recorded statements that now name their values for probes."""
 
     def __bool__(self) -> bool:
         return bool(self.probes)
@@ -120,16 +120,16 @@ class Probes:
         return tuple(dict.fromkeys(name for probe in self.probes for name in probe.names))
 
     def of(self, name: str) -> tuple[Probe, ...]:
-        """Return the probes that log `name`, be it spelled out or by a pattern."""
+        """Return the probes that log `name`, literally or by a pattern."""
         return tuple(p for p in self.probes if any(fits(pattern, name) for pattern in p.names))
 
     def places(self, path: str) -> Places:
-        """Return where `shield_tree` has to put shields in one file."""
+        """Return the positions of probes in one file, for `shield_tree`."""
         return {(p.line, p.column): p.generators for p in self.probes if p.path == path}
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Return True if a logged name is one that a pattern stands for.
+    """Return True if a pattern with `*` matches a logged name.
 
     >>> fits("norm/*", "norm/fc1"), fits("norm", "norms")
     (True, False)
@@ -144,10 +144,10 @@ _TELLS = (ProbeKind.LOG, ProbeKind.PRINT)
 
 
 def sameness(probes: Probes, name: str) -> str:
-    """Return a text that two edits of one version share if `name` is logged alike in both.
+    """Return a text that is equal for two edits of one version if they log `name` in the same way.
 
-    Other log statements may come and go, with what only they need; layout and comments do not
-    count. Where in doubt, the texts differ.
+    Other log statements, and statements that only they need, do not count; nor do layout and comments.
+    In doubt, the texts differ.
     """
     trees, nodes = _nodes(probes)
     kept = _kept(nodes, probes.of(name))
@@ -166,8 +166,8 @@ def sameness(probes: Probes, name: str) -> str:
 def needed(probes: Probes, names: Sequence[str]) -> set[Probe]:
     """Return the statements that log `names`, those that bind what they read, and so on.
 
-    What recorded code binds, too, is there without them. What else mentions a variable that comes
-    with them may change it, and comes as well: if it is no probe, the answer is a refusal.
+    Names that recorded code binds need no added statement. Other added statements that mention one of the
+    variables may change it, so they are included; if such a statement is no probe, the edit is refused.
     """
     _, nodes = _nodes(probes)
     kept = {probe for name in names for probe in probes.of(name)}
@@ -179,42 +179,46 @@ def needed(probes: Probes, names: Sequence[str]) -> set[Probe]:
     mentions = {probe: _mentioned(node) for probe, node in nodes.items()}
     while True:
         read = {name for probe in kept for name in mentions[probe]}
-        made = {
+        bound_names = {
             name for probe in kept if probe.kind is not ProbeKind.IMPORT for name in binds[probe]
         }
-        more = {
+        further = {
             probe
             for probe in nodes
             if probe not in kept
-            and (binds[probe] & read or (probe.kind not in _TELLS and mentions[probe] & made))
+            and (
+                binds[probe] & read or (probe.kind not in _TELLS and mentions[probe] & bound_names)
+            )
         }
-        if not more:
+        if not further:
             return kept
-        kept |= more
+        kept |= further
 
 
 def _nodes(probes: Probes) -> tuple[dict[str, ast.Module], dict[Probe, ast.stmt]]:
-    """Return the files that have probes, and the statement of each probe."""
+    """Return the files that have probes, and the syntax tree of each probe."""
     trees = {
         path: parse(probes.source[path], path)
         for path in sorted({probe.path for probe in probes.probes})
     }
-    found = {
+    nodes_by_position = {
         (path, node.lineno, node.col_offset): node
         for path, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.stmt)
     }
-    return trees, {probe: found[probe.path, probe.line, probe.column] for probe in probes.probes}
+    return trees, {
+        probe: nodes_by_position[probe.path, probe.line, probe.column] for probe in probes.probes
+    }
 
 
-def _kept(nodes: dict[Probe, ast.stmt], asked: tuple[Probe, ...]) -> set[Probe]:
-    """Return the asked statements and all that may have a part in their values.
+def _kept(nodes: dict[Probe, ast.stmt], logging: tuple[Probe, ...]) -> set[Probe]:
+    """Return the `logging` statements and all statements that may affect their values.
 
-    What binds a name that they mention has; so has what mentions a variable that only probes have,
-    since it may change it; and so has what neither logs, prints nor binds anything.
+    These are statements that bind a name they mention; statements that mention a variable of probes,
+    because they may change it; and statements that neither log, print nor bind anything.
     """
-    kept = {probe for probe in nodes if probe in asked}
+    kept = {probe for probe in nodes if probe in logging}
     binds = {probe: {name for name, _ in bound_by(node)} for probe, node in nodes.items()}
     kept |= {probe for probe in nodes if probe.kind is ProbeKind.VALUE and not binds[probe]}
     mentions = {probe: _mentioned(node) for probe, node in nodes.items()}
@@ -226,14 +230,14 @@ def _kept(nodes: dict[Probe, ast.stmt], asked: tuple[Probe, ...]) -> set[Probe]:
             if not isinstance(nodes[probe], _REBINDS)
             for name in binds[probe]
         }
-        more = {
+        further = {
             probe
             for probe in nodes
             if probe not in kept and (binds[probe] & read or mentions[probe] & own)
         }
-        if not more:
+        if not further:
             return kept
-        kept |= more
+        kept |= further
 
 
 def _mentioned(node: ast.stmt) -> set[str]:

@@ -31,7 +31,7 @@ class ProbeRefusal:
 
 
 class Judge(ast.NodeVisitor):
-    """Look through added statements of one file; `refusals` and `cautions` hold the verdict."""
+    """Examines the added statements of one file; `refusals` and `cautions` are the result."""
 
     def __init__(
         self, path: str, scopes: Scopes, levels: Levels, facts: ProgramFacts, functions: Functions
@@ -45,17 +45,17 @@ class Judge(ast.NodeVisitor):
         self.cautions: dict[int, list[str]] = {}
         self.generators: dict[int, list[ast.expr]] = {}
         self.relied: dict[tuple[int, str], int] = {}
-        """Scope and name of a value that recorded code takes from a probe's name -> line."""
+        """(scope, name) of a probe's variable that recorded code reads -> line."""
         self._scope: Scope = scopes.top
         self._loops = 0
         self._own = False
-        """Inside a function that the edit adds."""
+        """Whether the visitor is inside a function that the edit adds."""
         self._alone: int = 0
         self._line = 0
         self._aliases = Aliases(ast.Module([], []))
 
     def look(self, stmt: ast.stmt, aliases: Aliases) -> None:
-        """Judge one added statement."""
+        """Examine one added statement."""
         self._scope = self.scopes.of[id(stmt)]
         self._loops, self._own, self._line = 0, False, stmt.lineno
         self._aliases = aliases
@@ -63,15 +63,15 @@ class Judge(ast.NodeVisitor):
 
     def _refuse(self, node: ast.AST, why: str, remedy: str) -> None:
         line = getattr(node, "lineno", self._line)
-        what = " ".join(ast.unparse(node).split())
-        what = f"`{what if len(what) <= 60 else what[:57] + '...'}`"
-        self.refusals.append(ProbeRefusal(self.path, line, what, why, remedy))
+        code = " ".join(ast.unparse(node).split())
+        code = f"`{code if len(code) <= 60 else code[:57] + '...'}`"
+        self.refusals.append(ProbeRefusal(self.path, line, code, why, remedy))
 
     def _caution(self, text: str) -> None:
         self.cautions.setdefault(self._line, []).append(text)
 
     def visit(self, node: ast.AST) -> None:
-        """Walk a node in its own scope."""
+        """Visit a node in its own scope."""
         if isinstance(node, ast.stmt):
             self._bindings(node)
         opens = self.scopes.opened.get(id(node))
@@ -85,7 +85,7 @@ class Judge(ast.NodeVisitor):
         self._scope, self._loops, self._own = kept
 
     def _bindings(self, stmt: ast.stmt) -> None:
-        # a compound statement's own bindings; its inner statements come later on their own
+        # only the bindings of the compound statement itself; inner statements are visited later
         holder: list[ast.AST] = [stmt]
         if not isinstance(stmt, (*FUNCTIONS, ast.ClassDef)) and hasattr(stmt, "body"):
             holder = [
@@ -110,13 +110,13 @@ class Judge(ast.NodeVisitor):
     def _same_import(self, name: str, stmt: ast.stmt, home: Scope) -> bool:
         if home is not self.scopes.top or not isinstance(stmt, ast.Import | ast.ImportFrom):
             return False
-        mine = {ast.dump(a) for a in stmt.names}
+        own_names = {ast.dump(a) for a in stmt.names}
         where = getattr(stmt, "module", None)
         return any(
             type(node) is type(stmt)
             and getattr(node, "module", None) == where
             and any(
-                (alias.asname or alias.name.split(".")[0]) == name and ast.dump(alias) in mine
+                (alias.asname or alias.name.split(".")[0]) == name and ast.dump(alias) in own_names
                 for alias in node.names
             )
             for node in getattr(home.node, "body", ())
@@ -225,8 +225,8 @@ class Judge(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        found = log_call(node, self._aliases)
-        if found is None:
+        call = log_call(node, self._aliases)
+        if call is None:
             verdict = self._verdict(node)
             if verdict is not None:
                 self._refuse(node, *verdict)
@@ -236,8 +236,8 @@ class Judge(ast.NodeVisitor):
     def _verdict(self, node: ast.Call) -> tuple[str, str] | None:
         called = last_name(node.func)
         keywords = {k.arg: k.value for k in node.keywords}
-        given = [*node.args, *keywords.values()]
-        levels = [self.levels.of(arg, self._scope) for arg in given]
+        arguments = [*node.args, *keywords.values()]
+        levels = [self.levels.of(arg, self._scope) for arg in arguments]
         live = any(level in {Level.LIVE, Level.SHALLOW} for level in levels)
         owner = Level.CODE
         if isinstance(node.func, ast.Attribute):
@@ -263,8 +263,10 @@ class Judge(ast.NodeVisitor):
             return mutations.IN_PLACE
         if called in mutations.FIRST_ARGUMENT and levels and levels[0] is not Level.FRESH:
             return mutations.FIRST_ARGUMENT[called]
-        held = given and isinstance(given[0], ast.Name | ast.Attribute | ast.Subscript)
-        if called == "next" and held and levels[0] is Level.LIVE:
+        first_is_object = arguments and isinstance(
+            arguments[0], ast.Name | ast.Attribute | ast.Subscript
+        )
+        if called == "next" and first_is_object and levels[0] is Level.LIVE:
             return (
                 "it takes an item from an iterator of the run",
                 "Draw from a new one: `next(iter(...))`.",
@@ -286,8 +288,8 @@ class Judge(ast.NodeVisitor):
                 return mutations.METHODS[called]
             if called.endswith("_") and not called.endswith("__"):
                 return mutations.IN_PLACE
-            known = receiver in self.facts.modules
-            if called in mutations.ALONE and (known or self._alone == id(node)):
+            is_module = receiver in self.facts.modules
+            if called in mutations.ALONE and (is_module or self._alone == id(node)):
                 return mutations.ALONE[called]
         return self._project_call(node, called)
 
@@ -307,11 +309,11 @@ class Judge(ast.NodeVisitor):
             self._caution(f"`{called}` calls `.{effect}()`: the model's mode may stay switched")
         return None
 
-    def _effect(self, name: str, seen: set[str]) -> str:
-        """Return the strongest training call that a project function leads to, or nothing."""
-        if name in seen or name not in self.functions:
+    def _effect(self, name: str, visited: set[str]) -> str:
+        """Return the strongest training call that a project function leads to, or ''."""
+        if name in visited or name not in self.functions:
             return ""
-        seen.add(name)
+        visited.add(name)
         weak = ""
         for function in self.functions[name]:
             locals_ = {n for stmt in function.body for n, _ in bound_by(stmt)}
@@ -321,12 +323,12 @@ class Judge(ast.NodeVisitor):
                 called = last_name(node.func)
                 if isinstance(node.func, ast.Attribute):
                     base = node.func.value
-                    mine = isinstance(base, ast.Name) and base.id in locals_
-                    if called in mutations.TRAINS and not mine:
+                    is_local = isinstance(base, ast.Name) and base.id in locals_
+                    if called in mutations.TRAINS and not is_local:
                         return called
                     if called in mutations.SWITCHES:
                         weak = called
-                inner = self._effect(called, seen)
+                inner = self._effect(called, visited)
                 if inner in mutations.TRAINS:
                     return inner
                 weak = weak or inner
@@ -339,13 +341,13 @@ class Judge(ast.NodeVisitor):
             used.append(node.func.value)
         for expr in used:
             if ast.unparse(expr) in self.facts.generators:
-                known = self.generators.setdefault(self._line, [])
-                if ast.dump(expr) not in {ast.dump(other) for other in known}:
-                    known.append(expr)
+                generators = self.generators.setdefault(self._line, [])
+                if ast.dump(expr) not in {ast.dump(generator) for generator in generators}:
+                    generators.append(expr)
 
 
 def _harmless(node: ast.Call) -> bool:
-    """Return True if it is the usual way to read a norm: clipping at infinity multiplies by one."""
+    """Return True for `clip_grad_norm_` with infinity: the usual way to read a norm; it changes nothing."""
     if last_name(node.func) != "clip_grad_norm_":
         return False
     limit = node.args[1] if len(node.args) > 1 else None

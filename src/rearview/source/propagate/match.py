@@ -138,6 +138,9 @@ def likeness(one: StatementNode, two: StatementNode) -> float:
         return value
     if {one.kind, two.kind} <= _SIMPLE:
         return 0.9 * _dice(_tail(one), _tail(two))
+    if {one.kind, two.kind} <= {"Return", *_SIMPLE}:  # what is computed, returned or not
+        short = min(len(one.words), len(two.words)) < 4
+        return 0.0 if short else 0.9 * _dice(_tail(one), _tail(two))
     if one.is_block or two.is_block or one.is_scope or two.is_scope:
         return 0.0
     if {one.kind, two.kind} & _REWRITTEN:
@@ -282,6 +285,7 @@ class _Matcher:
             for gap in self.inside(new, old)
         ]
         self.moved()
+        self.next_to_pairs()
         self.same_in_scope(self.telling)
         self.same_in_scope(value_of)
         for news, olds in gaps:
@@ -289,6 +293,7 @@ class _Matcher:
         self.containers()
         self.rest()
         self.same_in_scope(_sets)
+        self.beside_partners()
         return found
 
     def same_below(self, new: StatementNode) -> bool:
@@ -322,24 +327,52 @@ class _Matcher:
         for name in [name for name in news if name in olds]:
             if news[name].kind == olds[name].kind:
                 found.pair(news.pop(name), olds.pop(name))
+        for kind in ("ClassDef", "FunctionDef"):
+            self.scopes_by_contents(
+                [node for node in news.values() if node.kind == kind],
+                [node for node in olds.values() if node.kind == kind],
+            )
+            self.scopes_by_own_name()
+
+    def scopes_by_own_name(self) -> None:
+        """Pair functions and classes of paired scopes that have the same name."""
+        found = self.found
+        theirs: dict[tuple[StatementNode, str, str], list[StatementNode]] = defaultdict(list)
+        for old in found.old.nodes:
+            if old.is_scope and not old.is_block and old not in found.back:
+                theirs[old.scope(), _name(old), old.kind].append(old)
+        if not theirs:
+            return
+        for new in found.new.nodes:
+            if not new.is_scope or new.is_block or new in found.there:
+                continue
+            around = found.there.get(new.scope())
+            same = theirs.get((around, _name(new), new.kind), []) if around is not None else []
+            if len(same) == 1 and same[0] not in found.back:
+                found.pair(new, same[0])
+
+    def scopes_by_contents(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
+        """Pair functions, or classes, that hold the same statements."""
+        found = self.found
+        news = [node for node in news if node not in found.there]
+        olds = [node for node in olds if node not in found.back]
         votes: list[tuple[float, int, StatementNode, StatementNode]] = []
         where: dict[int, list[StatementNode]] = defaultdict(list)
-        held = {node: Counter(self.contents(node)) for node in (*news.values(), *olds.values())}
-        for old in olds.values():
+        held = {node: Counter(self.contents(node)) for node in (*news, *olds)}
+        for old in olds:
             for key in held[old]:
                 where[key].append(old)
-        for new in news.values():
+        for new in news:
             shared: Counter[StatementNode] = Counter()
             for key, times in held[new].items():
                 if len(where[key]) <= 8:
                     for old in where[key]:
                         shared[old] += min(times, held[old][key])
             for old, count in shared.items():
-                if old.kind == new.kind:
-                    total = held[new].total() + held[old].total()
-                    alike = 2 * count / total + (0.3 if _name(old) == _name(new) else 0.0)
-                    if alike >= 0.4 and (count > 1 or alike > 0.8):
-                        votes.append((-alike, abs(new.order - old.order), new, old))
+                total = held[new].total() + held[old].total()
+                alike = 2 * count / total + (0.3 if _name(old) == _name(new) else 0.0)
+                if alike >= 0.4 and (count > 1 or alike > 0.8):
+                    votes.append((-alike, abs(new.order - old.order), new, old))
         votes.sort(key=lambda vote: (vote[0], vote[1], vote[2].order, vote[3].order))
         for _, _, new, old in votes:
             if new not in found.there and old not in found.back:
@@ -459,6 +492,19 @@ class _Matcher:
                 if len(ones) == len(twos) == 1 and telling and self.free(ones[0], twos[0]):
                     self.pair_subtrees(ones[0], twos[0])
 
+    def next_to_pairs(self) -> None:
+        """Pair the same statements that stand next to two paired ones: a run of them moved."""
+        found = self.found
+        for step, nodes in ((1, found.new.nodes), (-1, reversed(found.new.nodes))):
+            for new in nodes:
+                if new.is_block or new in found.there or new.is_scope:
+                    continue
+                beside = _next(new, -step)
+                partner = found.there.get(beside) if beside is not None else None
+                old = _next(partner, step) if partner is not None else None
+                if old is not None and self.whole[new] == self.whole[old] and self.free(new, old):
+                    self.pair_subtrees(new, old)
+
     def same_in_scope(self, key: Callable[[StatementNode], Hashable | None]) -> None:
         """Pair statements of paired scopes that have the same key, and are the only ones that do."""
         found = self.found
@@ -479,7 +525,7 @@ class _Matcher:
 
     def telling(self, node: StatementNode) -> Hashable | None:
         """Return what identifies a simple statement within its function; None if it is too short."""
-        return (self.whole[node], "same") if len(node.words) >= 3 else None
+        return (self.whole[node], "same") if len(node.words) >= 2 else None
 
     def free(self, new: StatementNode, old: StatementNode) -> bool:
         return not any(each in self.found.there for each in new.walk()) and not any(
@@ -547,8 +593,55 @@ class _Matcher:
                 stop = partner.index if partner is not None else len(old.children)
                 if pending and stop > edges_old:
                     self.alike(pending, old.children[edges_old + 1 : stop])
+                    self.only_container(pending, old.children[edges_old + 1 : stop])
                 pending = []
                 edges_old = max(edges_old, stop)
+
+    def only_container(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
+        """Pair the compound statements of a gap that holds one on either side, if heads are alike."""
+        ones = [each for each in news if each.children and each not in self.found.there]
+        twos = [each for each in olds if each.children and each not in self.found.back]
+        if len(ones) != 1 or len(twos) != 1 or ones[0].is_scope or twos[0].is_scope:
+            return
+        one, two = ones[0], twos[0]
+        if one.kind != two.kind:
+            return
+        heads = [{word for word in each.words if word not in _KEYWORDS} for each in (one, two)]
+        shared = len(heads[0] & heads[1])
+        if 2 * shared > min(map(len, heads)) or heads[0] == heads[1]:
+            self.found.pair(one, two)
+
+    def beside_partners(self) -> None:
+        """Pair statements that occur several times with the one beside their neighbour's partner."""
+        found = self.found
+        for new in found.new.nodes:
+            old = found.there.get(new)
+            if old is None or new.children or new.is_block or self.beside(new, old):
+                continue
+            for step in (-1, 1):
+                next_new = _next(new, step)
+                partner = found.there.get(next_new) if next_new is not None else None
+                better = _next(partner, -step) if partner is not None else None
+                if better is None or self.head[better] != self.head[new] or better.children:
+                    continue
+                rival = found.back.get(better)
+                if rival is None:
+                    found.pair(new, better)
+                    break
+                gain = self.beside(new, better) - self.beside(rival, better)
+                if gain + self.beside(rival, old) > 0:
+                    found.pair(new, better)
+                    if self.head[rival] == self.head[old]:
+                        found.pair(rival, old)
+                    break
+
+    def beside(self, new: StatementNode, old: StatementNode) -> int:
+        """Return how many neighbours of a statement are paired with the same neighbour of another."""
+        count = 0
+        for step in (-1, 1):
+            one, two = _next(new, step), _next(old, step)
+            count += one is not None and two is not None and self.found.there.get(one) is two
+        return count
 
     def stood_in(self, new: StatementNode) -> StatementNode | None:
         """Return the old block from which most statements of a block without a partner came."""
@@ -561,6 +654,13 @@ class _Matcher:
         if not best or best[0][1] < 2 or best[0][1] * 2 < homes.total():
             return None
         return best[0][0]
+
+
+def _next(node: StatementNode, step: int) -> StatementNode | None:
+    """Return the statement before (-1) or behind (1) a statement of a block."""
+    at = node.index + step
+    siblings = node.parent.children if node.parent is not None else []
+    return siblings[at] if 0 <= at < len(siblings) else None
 
 
 def _sets(node: StatementNode) -> Hashable | None:

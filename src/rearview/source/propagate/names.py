@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import pairwise
 
 from rearview.source.data_flow import BUILTINS, Uses, binds, definition, parameters, uses, visible
 from rearview.source.mutations import last_name
@@ -89,7 +90,7 @@ def resolve(
 
     `here` and `there` are (block, index) in the new and the old tree.
     """
-    resolver = _Resolver(found, votes, here, there)
+    resolver = _Resolver(found, votes, used, here, there)
     renamed: dict[str, str] = {}
     missing: list[str] = []
     certainty = 1.0
@@ -111,11 +112,13 @@ class _Resolver:
         self,
         found: Matching,
         votes: Votes,
+        used: Uses,
         here: tuple[StatementNode, int],
         there: tuple[StatementNode, int],
     ) -> None:
         self.found = found
         self.votes = votes
+        self.used = used
         self.here = here
         self.seen = visible(*there)
         self.at_home = visible(*here)
@@ -138,7 +141,9 @@ class _Resolver:
         if name in seen:
             if target in {None, name} or votes.kept[name] > votes.table[name][target or ""]:
                 return name, 1.0
-            exchanged = target in seen and not votes.kept[name]
+            exchanged = (
+                target in seen and not votes.kept[name] and votes.table[name][target or ""] > 1
+            )
             return (target, 0.8) if exchanged else (name, 1.0)
         if target is not None and votes.table[name] and not votes.table[name][target]:
             target = None  # wherever it is read, another name stands there
@@ -156,6 +161,7 @@ class _Resolver:
             (other, count)
             for other, count in votes.best(name)
             if other in seen
+            and other not in self.used.reads  # two values of the statement are not one
             and not (other in self.at_home and votes.kept[other])
             and (other not in self.modules or name in self.new_modules)
         ]
@@ -163,17 +169,68 @@ class _Resolver:
         if options and options[0][1] * 2 > total:
             return options[0][0], 0.9 if options[0][1] > 1 else 0.75
         hits = votes.best(name)
-        if len(hits) == 1 and not votes.kept[name] and hits[0][0] in seen - self.modules:
+        known = seen - self.modules - self.used.reads
+        if len(hits) == 1 and not votes.kept[name] and hits[0][0] in known:
             return hits[0][0], 0.8  # the only one that ever stands where a name born since does
+        logger = self.logger(name)
+        if logger is not None:
+            return logger, 0.85
         fresh = seen - self.at_home - self.modules - taken
+        same = [each for each in fresh if each.lower() == name.lower()]
+        if len(same) == 1:
+            return same[0], 0.9
         alike = [each for each in fresh if similar(name, each)]
         if len(alike) == 1:
             return alike[0], 0.75
+        longer = [each for each in fresh if _extends(name, each) or _extends(each, name)]
+        if len(longer) == 1:
+            return longer[0], 0.7
         if target in fresh and not votes.table[name] and _exchanged(self.found, home):
             return target, 0.7
         if name in self.free:  # nothing binds it, and the old text reads it all the same
             return name, 0.9
         return None, 1.0
+
+    def logger(self, name: str) -> str | None:
+        """Return what the old text logs or prints with where `name` does so now."""
+        methods = {method for root, method in self.used.members if root == name}
+        if methods and methods <= _SEVERITIES:
+            tally = Counter(
+                node.words[0]
+                for node in self.found.old.nodes
+                if node.kind == "Expr"
+                and node.words[1:2] == (".",)
+                and node.words[2] in _SEVERITIES
+            )
+            known = [each for each, _ in tally.most_common() if each in self.seen]
+            if known:
+                return known[0]
+            made = {value_call(n.tree) for n in self.found.new.nodes if name in binds(n)}
+            return "logging" if "getLogger" in made and "logging" in self.seen else None
+        if not methods and "print" in name.lower():
+            calls = sum(node.words[:1] == ("print",) for node in self.found.old.nodes)
+            return "print" if calls > 1 else None
+        return None
+
+
+_SEVERITIES = frozenset(
+    ["debug", "info", "warn", "warning", "error", "critical", "exception", "log"]
+)
+
+
+def value_call(tree: ast.AST) -> str:
+    """Return the last name of the function that an assignment calls; empty if it calls none."""
+    value = getattr(tree, "value", None)
+    return last_name(value.func) if isinstance(value, ast.Call) else ""
+
+
+def _extends(longer: str, name: str) -> bool:
+    """Return True if a name is another one with words before or behind it.
+
+    >>> _extends("tensorboard_writer", "writer"), _extends("rewriter", "writer")
+    (True, False)
+    """
+    return len(name) > 3 and (longer.endswith(f"_{name}") or longer.startswith(f"{name}_"))
 
 
 def free_names(tree: StatementTree) -> set[str]:
@@ -294,14 +351,26 @@ def members(
     An attribute that the old text never mentions is renamed where another one stands in its place
     wherever both texts have the statement; it is not there if the new text defines it.
     """
-    asked = set(used.attributes)
+    known = {word.lstrip("'") for node in found.old.nodes for word in node.words}
+    asked = set(used.attributes) - known if used.attributes else set()
     if not asked:
         return {}, []
-    known = {word.lstrip("'") for node in found.old.nodes for word in node.words}
+    renamed = _renamed_members(found, votes, asked)
+    asked -= renamed.keys()
+    gone = asked & _defined(found, asked) if asked else set()
+    return renamed, sorted(pair for pair in used.members if pair[1] in gone)
+
+
+def _renamed_members(found: Matching, votes: Votes, asked: set[str]) -> dict[str, str]:
+    """Return what attributes that the old text never mentions are called there."""
     still = {word.lstrip("'") for node in found.new.nodes for word in node.words}
-    asked -= known
+    dotted = {word for node in found.old.nodes for dot, word in pairwise(node.words) if dot == "."}
     renamed: dict[str, str] = {}
+    functions = _renamed_functions(found, asked)
     for member in sorted(asked):
+        if functions.get(member, member) not in still | {member}:
+            renamed[member] = functions[member]
+            continue
         every = votes.best(member)
         hits = [(other, n) for other, n in every if other not in still]
         if len(hits) == 1 or (hits and hits[0][1] > 2 * hits[1][1]):
@@ -310,12 +379,14 @@ def members(
         if len(every) == 1 and every[0][1] > 1 and not votes.kept[member]:
             renamed[member] = every[0][0]
             continue
-        plain = {each for each in known - still if each.strip("_") == member.strip("_")}
+        plain = {each for each in dotted if each.strip("_") == member.strip("_")}
         if len(plain) == 1:  # made private, or public, since
             renamed[member] = plain.pop()
-    asked -= renamed.keys()
-    if not asked:
-        return renamed, []
+    return renamed
+
+
+def _defined(found: Matching, asked: set[str]) -> set[str]:
+    """Return the attributes of some that the new text itself defines."""
     defined: set[str] = set()
     for node in found.new.nodes:
         if node.is_block or asked.isdisjoint(word.lstrip("'") for word in node.words):
@@ -332,7 +403,51 @@ def members(
                 defined.add(each.id)
             elif isinstance(each, ast.Constant) and isinstance(each.value, str):
                 defined.add(each.value.lstrip("-").replace("-", "_"))
-    return renamed, sorted(pair for pair in used.members if pair[1] in asked & defined)
+    return defined
+
+
+def keywords(found: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
+    """Return keywords of calls by what the called function named that argument in the old text."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    renamed: dict[str, str] = {}
+    calls = [n for stmt in chosen for n in ast.walk(stmt) if isinstance(n, ast.Call) and n.keywords]
+    for call in calls:
+        called = last_name(call.func)
+        pairs = [
+            (new.tree.args, old.tree.args)
+            for new, old in found.there.items()
+            if isinstance(new.tree, functions)
+            and isinstance(old.tree, functions)
+            and not new.is_block
+            and new.tree.name == called
+        ]
+        if len(pairs) != 1:
+            continue
+        ones, twos = (
+            [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+            for args in pairs[0]
+        )
+        for keyword in call.keywords:
+            word = keyword.arg
+            if word is None or word in twos or word not in ones or len(ones) != len(twos):
+                continue
+            other = twos[ones.index(word)]
+            if other not in ones:
+                renamed[word] = other
+    return renamed
+
+
+def _renamed_functions(found: Matching, names: set[str]) -> dict[str, str]:
+    """Return what the functions of some names were called in the old text."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {
+        new.tree.name: old.tree.name
+        for new, old in found.there.items()
+        if isinstance(new.tree, functions)
+        and isinstance(old.tree, functions)
+        and new.tree.name in names
+        and not new.is_block
+    }
 
 
 def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
@@ -427,7 +542,7 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
     two = grow(there)
     partner = _partner(here, binds, reads, naming.names, two) or match(one, two).there.get(reads)
     if partner is None or there.repaired:
-        return f"the statement whose value is `{first}` did not exist yet"
+        return f"the statement whose value is `{first}` cannot be found there"
     try:
         if naming.into is None:
             edits = list(_named(binds.tree, partner.tree, naming.names))

@@ -1,39 +1,27 @@
 """The place in the old tree that corresponds to a place in the new one.
 
-A place lies between two statements of a block. Where several places lie between the same two anchors, the
-statements around them decide.
+A place lies between two statements of a block. Paired statements around it are the anchors; where several
+places lie between the same two, `gap` chooses.
 """
 
 import ast
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from rearview.source.data_flow import (
     Uses,
     binds,
     bound_in,
-    conflict,
     definition,
-    rebinds,
     uses,
     visible,
 )
-from rearview.source.propagate.match import Matching, lead, likeness
+from rearview.source.propagate.gap import REACH, Nowhere, Spot, between, child_of, siblings
+from rearview.source.propagate.match import Matching, likeness
 from rearview.source.propagate.splice import indent_of
 from rearview.source.trees import StatementNode, StatementTree
-
-REACH = 8  # siblings looked at on either side
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A statement's place in the new tree: before child `index` of `block`, under `comment`."""
-
-    block: StatementNode
-    index: int
-    used: Uses
-    comment: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,209 +35,6 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Nowhere:
-    """No place can be named, and why."""
-
-    reason: str
-
-
-def child_of(old: StatementNode, target: StatementNode) -> int | None:
-    """Return the index in `target` of the child that holds a node, None if none does."""
-    node = old
-    while node.parent is not None:
-        if node.parent is target:
-            return node.index
-        node = node.parent
-    return None
-
-
-def siblings(found: Matching, spot: Spot, *, before: bool) -> list[StatementNode]:
-    """Return what stands on one side, nearest first, beyond blocks the old text does not have."""
-    block, index = spot.block, spot.index
-    run: list[StatementNode] = []
-    while True:
-        children = block.children
-        run += children[:index][::-1] if before else children[index:]
-        owner = block.parent
-        if owner is None or owner.is_scope or owner in found.there or len(run) >= REACH:
-            return run
-        if owner.kind not in {"With", "Try"} and not any(n in found.there for n in block.children):
-            return run  # a branch or loop that is all new, not one put around old statements
-        assert owner.parent is not None
-        block, index = owner.parent, owner.index + (not before)
-
-
-def between(  # noqa: C901, PLR0912 - cases of one decision, in order
-    found: Matching, spot: Spot, target: StatementNode, low: int, high: int
-) -> tuple[int, float] | Nowhere:
-    """Choose among places between the same anchors: by data flow, order, comment, adjacency."""
-    if low == high:
-        return low, 1.0
-    under = _under_comment(found, spot, target, low, high)
-    if under is not None:
-        return under, 1.0
-    low, high = _possible(spot, target, low, high)
-    if low >= high:
-        return low, 0.97
-    before = _run(siblings(found, spot, before=True), found)
-    after = _run(siblings(found, spot, before=False), found)
-    gap = target.children[low:high]
-    tied = [node for node in gap if conflict(spot.used, uses([node.tree]))]
-    moved = [node for node in gap if node in found.back]
-    if moved and not (before or after) and any(_decides(spot.used, n) for n in tied):
-        return Nowhere(
-            f"two places are equally good: line {moved[0].start} of the old text moved over it"
-        )
-    if len(before) + len(after):
-        for node in moved:  # what went elsewhere in the new text still tells before from after
-            at = child_of(found.back[node], spot.block)
-            if at is not None and at < spot.index:
-                low = max(low, node.index + 1)
-            elif at is not None:
-                high = min(high, node.index)
-        if low >= high:
-            return low, 0.9
-    tied = [node for node in tied if low <= node.index < high]
-    near = low if len(before) <= len(after) else high
-    if not spot.index and spot.block.children and not after:
-        near = high  # the first of its block goes with what follows it
-    if not tied:
-        return near, 1.0
-    if not before and after:
-        return low, 0.9
-    if before and not after:
-        return high, 0.9
-    deciding = [node for node in tied if _decides(spot.used, node)]
-    if not deciding:
-        return near, 0.85
-    last = high == len(target.children) and spot.index == len(spot.block.children)
-    if last and not any(_parts_with(spot.used, node) for node in deciding):
-        return high, 0.8  # what it reads is filled up to the end of the block
-    completed = _completed(found, spot, deciding)
-    if completed is not None:
-        return completed, 0.85
-    counterpart = _counterparts(found, spot, before, after, target.children[low:high])
-    if counterpart is not None:
-        return counterpart, 0.8
-    return Nowhere(
-        "two places are equally good: before or after line "
-        f"{deciding[0].start} of the old text, which changes what it reads"
-    )
-
-
-def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[int, int]:
-    """Return the first and last place at which what is read has a value and control arrives."""
-    if low == 0 and high and _docstring(target):
-        low = 1
-    for node in target.children[low:high]:
-        if isinstance(node.tree, (ast.Return, ast.Raise, ast.Continue, ast.Break)):
-            high = node.index
-            break
-    lacking = spot.used.reads - visible(target, low)
-    for node in target.children[low:high]:
-        set_here = lacking & (bound_in(node) | binds(node))
-        if set_here:
-            low = node.index + 1
-            lacking -= set_here
-    return low, high
-
-
-def _completed(found: Matching, spot: Spot, deciding: list[StatementNode]) -> int | None:
-    """Return the place behind statements that set what one definition sets in the new text.
-
-    `x, known = f(y)` may have been `x = f(y)` and an `if` that sets `x` and `known`.
-    """
-    for name in spot.used.reads:
-        home = definition(spot.block, spot.index, name)
-        partner = found.there.get(home) if home is not None and not home.is_scope else None
-        if home is None or partner is None:
-            continue
-        rest = binds(home) - binds(partner)
-        if rest and all(rest & uses([node.tree]).writes for node in deciding):
-            return max(node.index for node in deciding) + 1
-    return None
-
-
-def _parts_with(used: Uses, node: StatementNode) -> bool:
-    """Return True if a statement binds a name that is read, or leaves, not only sets a part of it."""
-    other = uses([node.tree])
-    return other.leaves or bool(other.writes & used.reads)
-
-
-def _docstring(block: StatementNode) -> bool:
-    """Return True if a block begins with a docstring, which has to stay first."""
-    first = block.children[0].tree
-    return (
-        (block.parent is None or block.parent.is_scope)
-        and isinstance(first, ast.Expr)
-        and isinstance(first.value, ast.Constant)
-        and isinstance(first.value.value, str)
-    )
-
-
-def _decides(used: Uses, node: StatementNode) -> bool:
-    """Return True if it matters which side of a statement the carried one stands on."""
-    other = uses([node.tree])
-    return other.leaves or rebinds(used, other)
-
-
-def _counterparts(
-    found: Matching,
-    spot: Spot,
-    before: list[StatementNode],
-    after: list[StatementNode],
-    gap: list[StatementNode],
-) -> int | None:
-    """Return the place if rewritten statements can be told apart by what they set."""
-    del found
-    sets_before = {lead(node) for node in before} - {()}
-    sets_after = {lead(node) for node in after} - {()}
-    at: int | None = None
-    for node in gap:
-        if lead(node) in sets_before - sets_after:
-            at = node.index + 1
-        elif lead(node) in sets_after - sets_before:
-            at = at if at is not None else node.index
-            break
-    if at is None:
-        return None
-    rest = [n for n in gap if n.index >= at and lead(n) not in sets_after]
-    return None if any(_decides(spot.used, n) for n in rest) else at
-
-
-def _under_comment(
-    found: Matching, spot: Spot, target: StatementNode, low: int, high: int
-) -> int | None:
-    """Return the place under the same comment, if one of the places has it."""
-    if not spot.comment:
-        return None
-    lines = found.old.parsed.lines
-    hits: list[int] = []
-    for at in range(low, high + 1):
-        start = target.children[at - 1].end + 1 if at else target.children[0].start
-        stop = target.children[at].start if at < len(target.children) else start
-        if at == len(target.children):
-            while stop <= len(lines) and lines[stop - 1].strip().startswith("#"):
-                stop += 1
-        if not at:
-            while start > 1 and lines[start - 2].strip().startswith("#"):
-                start -= 1
-        if spot.comment[-1] in {line.strip() for line in lines[start - 1 : stop - 1]}:
-            hits.append(at)
-    return hits[0] if len(hits) == 1 else None
-
-
-def _run(siblings: list[StatementNode], found: Matching) -> list[StatementNode]:
-    """Return the unpaired siblings up to the first paired one."""
-    run: list[StatementNode] = []
-    for node in siblings:
-        if node in found.there:
-            break
-        run.append(node)
-    return run
-
-
-@dataclass(frozen=True, slots=True)
 class _Anchor:
     old: StatementNode
     before: bool
@@ -257,13 +42,52 @@ class _Anchor:
     near: bool  # the very next sibling itself
     far: int  # siblings between
     gives: bool  # it sets what the statement reads
+    exact: bool = False  # it reads the same in both texts
 
 
 def locate(found: Matching, spot: Spot) -> Place | Nowhere:
     """Return where a statement of the new tree belongs in the old one."""
+    place = _by_statements(found, spot)
+    if isinstance(place, Place) and place.confidence >= 0.85:
+        return place
+    marked = _by_comment(found, spot)
+    if marked is None or not _same_values(found, spot, *marked):
+        return place
+    if isinstance(place, Place) and (place.block, place.index) == marked:
+        return replace(place, confidence=max(place.confidence, 0.85))
+    return Place(*marked, 0.75, ("the comment above it is there",))
+
+
+def _by_comment(found: Matching, spot: Spot) -> tuple[StatementNode, int] | None:
+    """Return the place under a comment that stands above the statement, and once in either text."""
+    comment = spot.comment[-1] if spot.comment else ""
+    if len(comment) < 10:
+        return None
+    old = [at for at, line in enumerate(found.old.parsed.lines, 1) if line.strip() == comment]
+    if len(old) != 1 or sum(line.strip() == comment for line in found.new.parsed.lines) != 1:
+        return None
+    below = next((n for n in found.old.nodes if not n.is_block and n.start > old[0]), None)
+    home = spot.block if spot.block.parent is None else spot.block.scope()
+    if (
+        below is None
+        or below.parent is None
+        or _scope_of(below.parent) is not found.there.get(home)
+    ):
+        return None
+    if any(
+        line.strip() and not line.strip().startswith("#")
+        for line in found.old.parsed.lines[old[0] : below.start - 1]
+    ):
+        return None
+    return below.parent, below.index
+
+
+def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
     anchors = _anchors(found, spot)
     home = found.block(spot.block)
-    target = _block(anchors, home)
+    if home is None and not anchors:
+        home = _copied_block(found, spot)
+    target = _inverted(anchors) or _block(anchors, home)
     if target is not home and _edge_of_home(anchors, spot, target, home):
         target = home
     if target is None:
@@ -271,7 +95,7 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
     target = _beside_definition(found, spot, target)
     spots = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
     if not spots:
-        return _at_edge(found, spot, target)
+        return _beside_copies(found, spot, target) or _at_edge(found, spot, target)
     low, high, agree = _range(spots, len(target.children))
     low, high = _beside_neighbour(spots, low, high, len(target.children))
     low = max([low, *_after_definitions(found, spot, target)])
@@ -281,42 +105,64 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
     if isinstance(chosen, Nowhere):
         return chosen
     at, certainty = chosen
+    if not _same_values(found, spot, target, at):
+        at = _with_same_values(found, spot, target, spots, at)
+        certainty *= 0.92
+    inner = _inside_branch(spot, anchors, target, at)
+    if inner is not None:
+        block, index = inner
+        return Place(block, index, 0.8 * agree * certainty, ("it stands with what it reads",))
     split = _split_neighbours(anchors, target, home, spot.used)
     if split is not None:
         return split
+    strength, reasons = _evidence(spots, target, at)
+    if home is not target:
+        reasons.append("the block around it has changed")
+        strength *= 0.9
+    return Place(target, at, agree * certainty * strength, tuple(reasons))
+
+
+def _evidence(spots: dict[_Anchor, int], target: StatementNode, at: int) -> tuple[float, list[str]]:
+    """Return how much the statements next to a place say for it, from 0 to 1, and in words."""
     touching = {
         a.before
         for a in spots
         if a.near and a.old.parent is target and a.old.index == (at - 1 if a.before else at)
     }
-    confidence = agree * certainty
     if len(touching) == 2:
-        reasons = ["both neighbours are there"]
-    elif touching:
-        reasons = ["one neighbour is there"]
-        confidence *= 0.97
-    elif any(a.old.parent is target for a in spots):
-        reasons = ["statements around it are there"]
-        confidence *= 0.9
-    else:
-        reasons = ["code inside the same block is there"]
-        confidence *= 0.75
-    if home is not target:
-        reasons.append("the block around it has changed")
-        confidence *= 0.9
-    return Place(target, at, confidence, tuple(reasons))
+        return 1.0, ["both neighbours are there"]
+    if touching:
+        return 0.97, ["one neighbour is there"]
+    if any(a.old.parent is target for a in spots):
+        return 0.82, ["statements around it are there"]
+    return 0.75, ["code inside the same block is there"]
+
+
+def _with_same_values(
+    found: Matching, spot: Spot, target: StatementNode, spots: dict[_Anchor, int], at: int
+) -> int:
+    """Return the place beside a neighbour at which what is read comes from the same statements."""
+    beside = [
+        a.old.index + a.before for a in spots if a.near and a.exact and a.old.parent is target
+    ]
+    return next((each for each in beside if _same_values(found, spot, target, each)), at)
 
 
 def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
     anchors: list[_Anchor] = []
     for before in (True, False):
         side = siblings(found, spot, before=before)
-        for far, new in enumerate(side[:REACH]):
+        for position, new in enumerate(side[:REACH]):
+            far = position
             old = found.there.get(new)
             gives = before and bool(uses([new.tree]).writes & spot.used.reads)
+            if new.parent is not spot.block:
+                far += 2  # beyond the block around the statement
             if old is not None:
                 alike = max(likeness(new, old), 0.6) if new.children else likeness(new, old)
-                anchors.append(_Anchor(old, before, alike / (1 + far), far == 0, far, gives))
+                exact = old.words == new.words and (len(new.words) > 2 or far == 0)
+                weight = alike / (1 + far)
+                anchors.append(_Anchor(old, before, weight, far == 0, far, gives, exact))
             elif new.children and (inner := _edge(found, new, last=before)) is not None:
                 # a block put around statements that stood there before
                 anchors.append(_Anchor(inner, before, 0.7 / (1 + far), False, far, gives))
@@ -348,14 +194,41 @@ def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode 
     if not votes:
         return None
     best = max(votes, key=lambda node: (votes[node], node.order))
+    agreed = _agreed(anchors)
+    if agreed is not None:
+        return agreed
     for anchor in anchors:  # what is set once a turn is read once a turn
-        if anchor.gives and anchor.near and anchor.old.parent is not None:
+        sets = anchor.gives and bool(uses([anchor.old.tree]).writes)
+        if sets and anchor.near and anchor.old.parent is not None:
             for node in anchor.old.above():
                 if node is best:
                     break
                 if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)):
                     return anchor.old.parent
     return best
+
+
+def _inverted(anchors: list[_Anchor]) -> StatementNode | None:
+    """Return the block of the neighbour below where the one above stands around it in the old text.
+
+    `with a: for x in y: f(x)` and then `g()` may have been `for x in y: with a: f(x)`, then `g()`.
+    """
+    near = {a.before: a.old for a in anchors if a.near and a.exact}
+    if len(near) == 2 and near[True] in list(near[False].above()):
+        return near[False].parent
+    return None
+
+
+def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
+    """Return the block in which both neighbours stand, or without these the next ones, unchanged."""
+    exact = [a for a in anchors if a.exact]
+    near = [a for a in exact if a.near]
+    if len(near) == 2 and near[0].old.parent is near[1].old.parent:
+        return near[0].old.parent
+    close = [a for a in exact if a.far < 3]
+    if near or len(close) < 2 or len({a.old.parent for a in close}) > 1:
+        return None
+    return close[0].old.parent
 
 
 def _beside_definition(found: Matching, spot: Spot, target: StatementNode) -> StatementNode:
@@ -385,6 +258,45 @@ def _beside_definition(found: Matching, spot: Spot, target: StatementNode) -> St
     return target
 
 
+def _same_values(found: Matching, spot: Spot, target: StatementNode, at: int) -> bool:
+    """Return True if what is read at a place was set by the partners of what sets it now."""
+    for name in spot.used.reads:
+        home = definition(spot.block, spot.index, name)
+        partner = found.there.get(home) if home is not None and not home.is_scope else None
+        if partner is None or partner.scope() is not _scope_of(target):
+            continue
+        if name in binds(partner) and definition(target, at, name) not in {partner, None}:
+            return False
+    return True
+
+
+def _inside_branch(
+    spot: Spot, anchors: list[_Anchor], target: StatementNode, at: int
+) -> tuple[StatementNode, int] | None:
+    """Return the place behind a definition in a branch, without which a name has no value there."""
+    above = next((a.old for a in anchors if a.near and a.before and a.exact), None)
+    for name in sorted(spot.used.reads):
+        home = definition(spot.block, spot.index, name)
+        if home is None or home.is_scope:
+            continue
+        there = definition(target, at, name)
+        if there is not None and above is not None and above.parent is there.parent:
+            there = above if above.index > there.index else there
+        elif home.parent is not spot.block:
+            continue
+        if there is None or there.is_scope or there.parent in {None, target, *target.above()}:
+            continue
+        outer = child_of(there, target)
+        branch = target.children[outer].tree if outer is not None else None
+        if outer is None or not isinstance(branch, ast.If):
+            continue
+        if branch.orelse or name in visible(target, outer):
+            continue
+        assert there.parent is not None
+        return there.parent, there.index + 1
+    return None
+
+
 def _scope_of(block: StatementNode) -> StatementNode:
     return block if block.parent is None else block.scope()
 
@@ -401,6 +313,11 @@ def _edge_of_home(
         return False
     if 0 < spot.index < len(spot.block.children) or any(a.gives for a in anchors):
         return False
+    between = list(takewhile(lambda node: node is not home, target.above()))
+    if any(a.near and a.exact and a.old.parent is target for a in anchors) and all(
+        node.is_block or node.kind == "With" for node in between
+    ):
+        return False  # what stands in a `with` runs as often as what stands around it
     return any(anchor.old.parent is home for anchor in anchors)
 
 
@@ -416,6 +333,19 @@ def _split_neighbours(
     follows = any(a.near and a.gives and a.old.parent is target for a in anchors)
     if follows and near[False].parent in list(target.above()):
         return None  # it follows what it reads, into the deeper block
+    if near[True] in list(near[False].above()) and target is near[False].parent:
+        return None
+    if any(a.near and a.gives and a.exact and a.old.parent is target for a in anchors):
+        return None  # what it reads comes from the same statement; the other neighbour went away
+    if (
+        target is home is near[False].parent
+        and child_of(near[True], target) == near[False].index - 1
+    ):
+        inner = target.children[near[False].index - 1]
+        if isinstance(inner.tree, ast.If) and used.reads & bound_in(inner) <= visible(
+            target, inner.index
+        ):
+            return None  # a branch sets it anew, and it had a value before
     for old in near.values():
         for node in old.above():
             if node is target:
@@ -427,8 +357,9 @@ def _split_neighbours(
                 continue  # once a turn of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
                 return Nowhere(
-                    "two places are equally good: its neighbours stand in different blocks, "
-                    f"at lines {near[True].start} and {near[False].start} of the old text"
+                    "two places are equally good: its neighbours stand in different blocks, at lines "
+                    "{} and {} of the old text",
+                    (near[True].start, near[False].start),
                 )
     return None
 
@@ -455,6 +386,9 @@ def _beside_neighbour(
     close = [(a, at) for a, at in spots.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5]
     nearest = min((a.far for a, _ in close), default=0)
     giving = [(a, at) for a, at in close if a.gives]
+    beside = [(a.before, at + 1 if a.before else at) for a, at in close if a.near]
+    if (True, low) in beside and low == high:
+        return low, high
     held = [
         (at + 1, at + 1 + a.far) if a.before else (at - a.far, at)
         for a, at in giving[:1] or [each for each in close if each[0].far == nearest]
@@ -462,6 +396,8 @@ def _beside_neighbour(
     if not held or any(first <= high and low <= last for first, last in held):
         return low, high
     first, last = held[0]
+    if (False, low) in beside and low == high and abs(low - last) <= 2:
+        return low, high
     return max(0, first), min(last, count)
 
 
@@ -477,6 +413,39 @@ def _after_definitions(found: Matching, spot: Spot, target: StatementNode) -> It
             yield at + 1
 
 
+def _copied_block(found: Matching, spot: Spot) -> StatementNode | None:
+    """Return the old block of a statement of which the one around the place is a copy."""
+    owner = spot.block.parent
+    if owner is None or owner.is_scope:
+        return None
+    twins = [
+        node
+        for node in owner.scope().walk()
+        if node.kind == owner.kind and node.words == owner.words and node in found.there
+    ]
+    if len(twins) != 1 or twins[0].is_block:
+        return None
+    same = [block for block in found.there[twins[0]].children if block.role == spot.block.role]
+    return same[0] if same else None
+
+
+def _beside_copies(found: Matching, spot: Spot, target: StatementNode) -> Place | None:
+    """Return the place among statements of which the new text has copies, paired with another."""
+    low, high, hits = 0, len(target.children), 0
+    near: list[int] = []
+    for before in (True, False):
+        for far, new in enumerate(siblings(found, spot, before=before)[:REACH]):
+            same = [old for old in target.children if old.words == new.words and len(old.words) > 1]
+            if len(same) == 1:
+                hits += 1
+                at = same[0].index + before
+                low, high = (max(low, at), high) if before else (low, min(high, at))
+                near += [at] * (far == 0)
+    if hits < 2 or low > high or not near or near[0] not in {low, high}:
+        return None
+    return Place(target, near[0], 0.75, ("the code around it was copied since",))
+
+
 def _at_edge(found: Matching, spot: Spot, target: StatementNode) -> Place | Nowhere:
     """Return the first or last place of a block whose statements were all rewritten."""
     owner = spot.block.parent
@@ -484,6 +453,8 @@ def _at_edge(found: Matching, spot: Spot, target: StatementNode) -> Place | Nowh
         return Place(target, 0, 0.8, ("the block is empty there",))
     if owner is not None and found.same(owner) and not owner.is_scope and spot.index == 0:
         return Place(target, 0, 0.7, ("it is the first of the same block",))
+    if owner in found.there and owner is not None and not owner.is_scope and spot.index == 0:
+        return Place(target, 0, 0.65, ("it is the first of a block that is there",))
     if owner is not None and found.same(owner) and not owner.is_scope:
         last = len(target.children)
         leaves = isinstance(
@@ -491,17 +462,41 @@ def _at_edge(found: Matching, spot: Spot, target: StatementNode) -> Place | Nowh
         )
         if spot.index == len(spot.block.children) and not leaves:
             return Place(target, last, 0.8, ("it is the last of the same block",))
-    return Nowhere("the statements around it did not exist yet")
+    return Nowhere("none of the statements around it can be found there")
 
 
 def _why_nowhere(block: StatementNode) -> str:
     for node in (block, *block.above()):
         tree = node.tree
         if isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return f"the code around it in `{tree.name}` did not exist yet"
+            return f"the code around it in `{tree.name}` cannot be found there"
         if isinstance(tree, (ast.For, ast.AsyncFor, ast.While)):
-            return f"the loop around it (line {node.start}) did not exist yet"
-    return "the code around it did not exist yet"
+            return f"the loop around it (line {tree.lineno} now) cannot be found there"
+    return "the code around it cannot be found there"
+
+
+def others(found: Matching, spot: Spot) -> list[Place]:
+    """Return further places that a statement may belong to, likelier ones first.
+
+    They are for when a replay has shown that the first one is wrong: under its comment, beside each
+    neighbour, and behind what sets the values that it reads.
+    """
+    known: list[tuple[StatementNode, int, float]] = []
+    marked = _by_comment(found, spot)
+    if marked is not None:
+        known.append((*marked, 0.75))
+    for anchor in _anchors(found, spot):
+        if anchor.near and anchor.old.parent is not None:
+            sure = 0.75 if anchor.exact else 0.65
+            known.append((anchor.old.parent, anchor.old.index + anchor.before, sure))
+    for name in sorted(spot.used.reads):
+        home = definition(spot.block, spot.index, name)
+        partner = found.there.get(home) if home is not None and not home.is_scope else None
+        if partner is not None and home is not None and home.parent is spot.block:
+            assert partner.parent is not None
+            known.append((partner.parent, partner.index + 1, 0.65))
+    reasons = ("a replay disproved the likelier place",)
+    return [Place(block, index, sure, reasons) for block, index, sure in known]
 
 
 def anywhere(chosen: list[ast.stmt], spot: Spot, old: StatementTree) -> Place | None:
@@ -538,7 +533,7 @@ def place_at(
     if after:
         inside = [n for n in around if not n.children or n.start == line]
         if not inside:
-            return Nowhere(f"no statement stands on line {line} to go behind")
+            return Nowhere("no statement stands on line {} to go behind", (line,))
         node = inside[-1]
         assert node.parent is not None
         return node.parent, node.index + 1, node.end + 1
@@ -548,7 +543,7 @@ def place_at(
         return starts.parent, starts.index, line
     cut = next((node for node in around if not node.children), None)
     if cut is not None:
-        return Nowhere(f"line {line} is inside the statement that starts on line {cut.start}")
+        return Nowhere("line {} is inside the statement that starts on line {}", (line, cut.start))
     model = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
     depth = len(indent_of(model)) if model.strip() else None
     found: list[tuple[StatementNode, int]] = []

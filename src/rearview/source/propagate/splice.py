@@ -98,7 +98,8 @@ def _reindent(inner: str, own: str, unit: str) -> str:
 def rename(text: str, names: Mapping[str, str]) -> str:
     """Return code with names replaced, in f-strings too; keywords are left alone.
 
-    An attribute is replaced where `names` has it with its dot: `{".loss": "cost"}`.
+    An attribute is replaced where `names` has it with its dot: `{".loss": "cost"}`, the keyword of an
+    argument where `names` has it with its sign: `{"loss=": "cost"}`.
 
     >>> rename("log(loss=loss, v=f'{loss:.2f} loss', w=a.loss)", {"loss": "cost"})
     "log(loss=cost, v=f'{cost:.2f} loss', w=a.loss)"
@@ -122,7 +123,10 @@ def rename(text: str, names: Mapping[str, str]) -> str:
             out.append(names[f".{piece}"])
         elif found["word"] and piece in names and before != ".":
             keyword = depth and before in {"(", ","} and re.match(r"\s*=(?!=)", text[at:])
-            out.append(piece if keyword else names[piece])
+            out.append(names.get(f"{piece}=", piece) if keyword else names[piece])
+        elif found["word"] and f"{piece}=" in names and before in {"(", ","}:
+            keyword = depth and re.match(r"\s*=(?!=)", text[at:])
+            out.append(names[f"{piece}="] if keyword else piece)
         else:
             out.append(piece)
         depth += (piece in "([{") - (piece in ")]}") if len(piece) == 1 else 0

@@ -27,6 +27,8 @@ from rearview.source.text import newline, split, try_parse
 
 CLEAR = 0.95  # a straight answer this sure is not asked for twice
 Files = Mapping[str, str]
+Disproved = Mapping[int, Mapping[tuple[str, int], str]]
+"""By number of a statement: (file, line) of a version before which it turned out wrong, and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class VersionOutcome:
     confidence: float
     reasons: tuple[str, ...]
     reason: str = ""
+    stands: tuple[Statement, ...] = ()
+    """Where the statements stand in the changed files."""
 
     @property
     def refused(self) -> bool:
@@ -97,6 +101,7 @@ def through(
     corrections: Mapping[int, Mapping[int, HandPlace]] | None = None,
     namings: Sequence[Naming] = (),
     sure: float = SURE,
+    disproved: Mapping[int, Disproved] | None = None,
 ) -> tuple[VersionOutcome, ...]:
     """Return for each version of a chain, newest first, the statements' place or a refusal.
 
@@ -105,6 +110,7 @@ def through(
     source are carried from there, unless that gives no place and the newest source does. `namings`
     are the recorded statements of the newest source that give their values names for the
     statements; they do so in every version. Places less likely right than `sure` are refused.
+    `disproved` has, for a version's index, the places at which a replay showed a statement wrong.
     """
     newest = _Source(new, tuple(statements), 1.0, tuple(namings))
     given = {-1: newest}
@@ -130,7 +136,12 @@ def through(
             toward = 1 if at > origin else -1
             near = next((k for k in range(at - toward, origin, -toward) if k in reached), None)
             outcome, where = _version(
-                at, given[origin], reached[near] if near is not None else None, chain[at], sure
+                at,
+                given[origin],
+                reached[near] if near is not None else None,
+                chain[at],
+                sure,
+                (disproved or {}).get(at, {}),
             )
             if at not in done or not outcome.refused:
                 keep(at, outcome, where)
@@ -140,13 +151,18 @@ def through(
 
 
 def _version(
-    at: int, origin: _Source, near: _Source | None, old: Files, sure: float
+    at: int,
+    origin: _Source,
+    near: _Source | None,
+    old: Files,
+    sure: float,
+    disproved: Disproved,
 ) -> tuple[VersionOutcome, _Where | None]:
     """Return the outcome for one version, asked straight and, where that helps, step by step."""
-    straight = _carry_all(origin, old, sure=sure)
+    straight = _carry_all(origin, old, sure=sure, disproved=disproved)
     if near is None or (not straight.reason and straight.confidence >= CLEAR):
         return straight.outcome(at, old), straight.where
-    step = _carry_all(near, old, sure=sure)
+    step = _carry_all(near, old, sure=sure, disproved=disproved)
     stepped = min(step.confidence, near.confidence)
     if straight.reason and step.reason:
         return straight.outcome(at, old), None
@@ -186,7 +202,10 @@ class _Try:
         if self.reason:
             return VersionOutcome(at, {}, (), "", self.confidence, self.reasons, self.reason)
         diff = difference(old, self.files)
-        return VersionOutcome(at, self.files, self.placed, diff, self.confidence, self.reasons)
+        stands = self.where[0] if self.where is not None else ()
+        return VersionOutcome(
+            at, self.files, self.placed, diff, self.confidence, self.reasons, stands=stands
+        )
 
 
 def difference(old: Files, files: Files) -> str:
@@ -205,6 +224,7 @@ def _carry_all(
     old: Files,
     by_hand: Mapping[int, HandPlace] | None = None,
     sure: float = SURE,
+    disproved: Disproved | None = None,
 ) -> _Try:
     """Carry every statement, those that define what others read first.
 
@@ -231,15 +251,16 @@ def _carry_all(
             path = place.path
             found = _put_by_hand(new, statement, texts.get(path), place, puts[path])
         else:
-            path, found = _carry_one(source.files, new, statement, texts, sure)
-        if found.line is None:
+            wrong = (disproved or {}).get(number, {})
+            path, found = _carry_one(source.files, new, statement, texts, sure, wrong, puts)
+        if found.line is None and found.present is None:
             return _Try({}, (), None, found.confidence, found.reasons, found.reason)
         confidence = min(confidence, found.confidence)
         reasons += [reason for reason in found.reasons if reason not in reasons]
-        there = _present(texts[path], found.line, found.text)
-        if there is not None:
-            placed[number] = Placed(path, there[0], "")
-            where[number] = Statement(path, there)
+        if found.line is None or found.present is not None:
+            assert found.present is not None
+            placed[number] = Placed(path, found.present[0], "")
+            where[number] = Statement(path, found.present)
             reasons.append("it stands there already")
             continue
         count = len(split(found.text.strip("\r\n")))
@@ -318,19 +339,27 @@ def _without(text: str, path: str, later: Sequence[Statement]) -> str:
 
 
 def _carry_one(
-    files: Files, new: str, statement: Statement, old: Mapping[str, str], sure: float
+    files: Files,
+    new: str,
+    statement: Statement,
+    old: Mapping[str, str],
+    sure: float,
+    disproved: Mapping[tuple[str, int], str],
+    puts: Mapping[str, _Puts],
 ) -> tuple[str, Carried]:
     """Carry into the same file, or into the one its surroundings came from."""
     path = statement.path
     found = refuse(f"{path} is not in that version")
     if path in old:
-        found = carry(new, statement.lines, old[path], sure)
-        if found.line is not None:
+        wrong = {line: why for (file, line), why in disproved.items() if file == path}
+        found = carry(new, statement.lines, old[path], sure, wrong, puts.get(path, ()))
+        if found.line is not None or found.present is not None:
             return path, found
     hits: list[tuple[str, Carried]] = []
     for other in candidates(files, new, statement.path, statement.lines, old):
         moved = carry(new, statement.lines, old[other])
-        if moved.line is not None and moved.confidence >= max(sure, 0.8):
+        known = moved.line is None or (other, moved.line) in disproved
+        if not known and moved.confidence >= max(sure, 0.8):
             hits.append((other, moved))
     if len(hits) > 1:
         names = " and ".join(name for name, _ in hits)
@@ -340,19 +369,6 @@ def _carry_one(
     other, moved = hits[0]
     reasons = (*moved.reasons, f"that code stood in {other} then")
     return other, Carried(moved.line, moved.text, moved.confidence * 0.95, reasons)
-
-
-def _present(old: str, line: int, text: str) -> tuple[int, int] | None:
-    """Return the lines next to a place that hold the same statement already."""
-    wanted = [each.strip() for each in split(text) if each.strip()]
-    lines = split(old)
-    for start in (line - len(wanted), line):
-        if (
-            start >= 1
-            and [each.strip() for each in lines[start - 1 : start - 1 + len(wanted)]] == wanted
-        ):
-            return start, start + len(wanted) - 1
-    return None
 
 
 def _put_by_hand(
@@ -367,7 +383,15 @@ def _put_by_hand(
     if place.after:
         while beyond := next((n for at, n in put_before if at == line + 1), 0):
             line += beyond
-    return carry_to(new, statement.lines, text, line, after=place.after, renames=place.renames)
+    return carry_to(
+        new,
+        statement.lines,
+        text,
+        line,
+        after=place.after,
+        renames=place.renames,
+        inserted=put_before,
+    )
 
 
 __all__ = ["Carried", "HandPlace", "Placed", "Statement", "VersionOutcome", "carry", "through"]

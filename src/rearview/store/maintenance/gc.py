@@ -28,6 +28,7 @@ import heapq
 import itertools
 import json
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -198,7 +199,38 @@ def gc(
             freed += size
             count += 1
     total = sum(size for size, _ in files.values())
+    room = None if budget is None else budget - (total - freed)
+    for folder, size in _superfluous_states(project, room, cutoff):
+        if not dry:
+            shutil.rmtree(folder, ignore_errors=True)
+        freed, count, total = freed + size, count + 1, total + size
     return Freed(tuple(gone), count, freed, total - freed, spared)
+
+
+def _superfluous_states(
+    project: Project, room: int | None, cutoff: float
+) -> Iterator[tuple[Path, int]]:
+    """Yield stored states of cells to remove, with their bytes: incomplete ones, and the oldest beyond `room`.
+
+    A replay of many versions computes a state again that is gone.
+    """
+    states = project.store / "multiversion" / "states"
+    complete: list[tuple[float, Path, int]] = []
+    for folder in sorted(states.iterdir()) if states.is_dir() else ():
+        stamp = folder.stat().st_mtime
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if (folder / "complete.json").is_file():
+            complete.append((stamp, folder, size))
+        elif stamp < cutoff:
+            yield folder, size
+    if room is None:
+        return
+    used = sum(size for _, _, size in complete)
+    for _, folder, size in sorted(complete):
+        if used <= room:
+            break
+        used -= size
+        yield folder, size
 
 
 def usage(project: Project) -> int:

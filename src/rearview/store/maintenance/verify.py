@@ -6,6 +6,8 @@ Nothing is deleted: damaged files move to `.rearview/damaged/`.
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,6 +144,7 @@ def verify(
         check.objects_of_their_own()
         check.manifests()
         check.versions()
+        check.kept_states()
     except OSError as exc:
         raise write_error(exc, "A repair", project.store) from exc
     return VerifyReport(
@@ -295,6 +298,23 @@ class _Check:
         publish(file, kept)
         return f"{done}; intact records stay", ()
 
+    def kept_states(self) -> None:
+        """Check what replays of many versions keep: states of cells, measurements."""
+        kept = self.project.store / "multiversion"
+        for folder in self._folders(kept / "states"):
+            what = _state_damage(folder)
+            if what:
+                # it is computed again by the next replay that needs it
+                done = "removed" if self.repair else ""
+                if self.repair:
+                    shutil.rmtree(folder, ignore_errors=True)
+                self._note(folder, what, done)
+        file = kept / "cells.jsonl"
+        if file.is_file():
+            bad = sum(not _is_json(line) for line in file.read_bytes().splitlines())
+            if bad:
+                self._note(file, f"has {bad} lines that cannot be read; all others can.", "skipped")
+
     def versions(self) -> None:
         try:
             for damage in self.sources.damage():
@@ -423,6 +443,28 @@ class _Check:
 
     def _note(self, path: Path, what: str, done: str = "", lost: tuple[str, ...] = ()) -> None:
         self.problems.append(Problem(path, what, done, lost, _run_of(path, self.project)))
+
+
+def _state_damage(folder: Path) -> str:
+    """Return what is wrong with a stored state of a cell; empty if it is complete."""
+    try:
+        facts = json.loads((folder / "complete.json").read_text("utf-8"))
+        size = (folder / "namespace").stat().st_size
+        if size != facts["bytes"]:
+            return f"has {size} of {facts['bytes']} bytes"
+    except FileNotFoundError:
+        return "is incomplete: the replay that stored it was interrupted"
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return f"cannot be read: {exc}"
+    return ""
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _run_of(path: Path, project: Project) -> str:

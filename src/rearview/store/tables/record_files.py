@@ -33,16 +33,28 @@ from rearview.store.records import has_end
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS, depth, unify, wide
-from rearview.store.tables.seal import FORMAT, LoadedRecords, NameSummary, Summary, load, seal
+from rearview.store.tables.seal import (
+    FORMAT,
+    PLACED,
+    LoadedRecords,
+    NameSummary,
+    Summary,
+    load,
+    seal,
+)
 from rearview.store.tables.sealed_records import checked_summary
 
 _TAIL = 256
 """Bytes at the end of a file that hold its last line, if that is the end line."""
-LONG = (
-    "run VARCHAR, process VARCHAR, attempt INTEGER, replay VARCHAR, seq BIGINT, time DOUBLE, "
-    "path VARCHAR, indices BIGINT[], labels VARCHAR, name VARCHAR, kind VARCHAR, number DOUBLE, "
-    "whole BIGINT, text VARCHAR"
-)
+_COLUMNS = {
+    "run": "VARCHAR", "process": "VARCHAR", "attempt": "INTEGER", "replay": "VARCHAR",
+    "seq": "BIGINT", "time": "DOUBLE", "path": "VARCHAR", "indices": "BIGINT[]",
+    "labels": "VARCHAR", "name": "VARCHAR", "kind": "VARCHAR", "number": "DOUBLE",
+    "whole": "BIGINT", "text": "VARCHAR",
+}  # fmt: skip
+_PLACE = {"source": "VARCHAR", "line": "INTEGER"}
+"""Columns that sealed files of older formats lack."""
+LONG = ", ".join(f"{name} {kind}" for name, kind in {**_COLUMNS, **_PLACE}.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,14 +349,18 @@ def _hash(file: Path) -> str:
     return str(xxhash.xxh3_128_hexdigest(file.read_bytes()))
 
 
-def long(parts: Sequence[RecordPart]) -> str:
-    """Return the SQL of the records of these parts."""
-    sealed = [part.file for part in parts if part.file is not None and not part.hidden]
-    texts = [f"SELECT * FROM read_parquet({files(sealed)})"] if sealed else []
-    texts += [
-        f"SELECT * FROM read_parquet({files([part.file])}) WHERE NOT ({_hidden(part)})"
-        for part in parts
-        if part.file is not None and part.hidden
+def long(parts: Sequence[RecordPart], *, places: bool = False) -> str:
+    """Return the SQL of the records of these parts; with `places`, also of their source and line."""
+    groups: dict[tuple[str, str], list[Path]] = {}
+    for part in parts:
+        if part.file is not None:
+            where = f" WHERE NOT ({_hidden(part)})" if part.hidden else ""
+            placed = places and part.summary.format >= PLACED
+            shown = _shown(placed=placed, places=places)
+            groups.setdefault((shown, where), []).append(part.file)
+    texts = [
+        f"SELECT {shown} FROM read_parquet({files(paths)}){where}"
+        for (shown, where), paths in groups.items()
     ]
     runs = sorted({part.summary.run for part in parts if part.file is None})
     if runs or not texts:
@@ -355,10 +371,18 @@ def long(parts: Sequence[RecordPart]) -> str:
             if part.file is None and part.hidden
         )
         texts.append(
-            f"SELECT * FROM own.live WHERE run IN ({', '.join(map(quoted, runs)) or 'NULL'})"
-            f"{left_out}"
+            f"SELECT {_shown(placed=places, places=places)} FROM own.live "
+            f"WHERE run IN ({', '.join(map(quoted, runs)) or 'NULL'}){left_out}"
         )
     return " UNION ALL ".join(texts)
+
+
+def _shown(*, placed: bool, places: bool) -> str:
+    """Return the columns of a scan of records; nulls for a place that the file does not have."""
+    columns = list(_COLUMNS)
+    if places:
+        columns += [n if placed else f"NULL::{kind} AS {n}" for n, kind in _PLACE.items()]
+    return ", ".join(columns)
 
 
 def _hidden(part: RecordPart) -> str:

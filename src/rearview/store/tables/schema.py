@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from enum import Enum
 
 from rearview.model import Checkpoint
 from rearview.model.proof import ORIGINS
-from rearview.store.tables.connection import Duck, fold
+from rearview.store.project import Project
+from rearview.store.tables.connection import Duck, fold, quoted
 from rearview.store.tables.pivot import ORIGIN, TYPES, encode, unify
 from rearview.store.tables.record_files import RunRecords, long
+from rearview.store.trust import store_id
 from rearview.store.values import convert
 from rearview.store.versions.versions import Versions
 
@@ -36,10 +40,19 @@ _PIVOTED = (
     "`name_arg`.\n"
 )
 TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
+    "projects": (
+        "One row: the project that is asked.",
+        {
+            "project": ("VARCHAR", "id of its store, kept when the folder is moved or copied"),
+            "name": ("VARCHAR", "name of its folder"),
+            "root": ("VARCHAR", "its folder"),
+        },
+    ),
     "runs": (
         "One row per run, in the order they started.",
         {
             "run": ("VARCHAR", "id"),
+            "project": ("VARCHAR", "`projects.project`"),
             "version": ("VARCHAR", "the source it ran; `versions.version`"),
             "script": ("VARCHAR", "path in the project, or `-m module`"),
             "argv": ("VARCHAR[]", "command line after the script"),
@@ -61,6 +74,14 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         {
             "version": ("VARCHAR", "hash of the source tree"),
             "run": ("VARCHAR", "run that it belongs to; null for a derived version"),
+            "parent": (
+                "VARCHAR",
+                (
+                    "the version before it: of the last run that started earlier with another source; of "
+                    "a derived version the one that probes were added to"
+                ),
+            ),
+            "project": ("VARCHAR", "`projects.project`"),
         },
     ),
     "files": (
@@ -69,6 +90,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "version": ("VARCHAR", "`versions.version`"),
             "path": ("VARCHAR", "path in the project"),
             "hash": ("VARCHAR", "git's name of the content: equal content, equal hash"),
+            "text": ("VARCHAR", "the source text; null if it is not UTF-8, or a link"),
         },
     ),
     "arguments": (
@@ -130,6 +152,16 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "process": ("VARCHAR", "start time and number of the process; orders processes"),
             "seq": ("BIGINT", "order within the process"),
             "time": ("DOUBLE", "seconds since 1970"),
+            "level": ("VARCHAR", "setup (outside all loops), outer or inner (any depth below)"),
+            "version": (
+                "VARCHAR",
+                (
+                    "the source that logged it: of the run or, with the probes in it, of the replay; null "
+                    "if the run had gone on with another source by then"
+                ),
+            ),
+            "source": ("VARCHAR", "file of the statement that logged it; `files.path`"),
+            "line": ("INTEGER", "line of that statement, from 1 on"),
         },
     ),
     "checkpoints": (
@@ -163,6 +195,55 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
     ),
 }
 
+EXAMPLES = {
+    "projects": "select p.name, root, count(*) as runs from projects p join runs using (project) group by all",
+    "runs": "select run, script, argv, ended - started as seconds from runs where status = 'finished'",
+    "versions": "select run, version, parent from versions where run is not null order by run",
+    "files": (
+        "select version, count(*) as files, sum(length(text)) as characters, "
+        "count(*) filter (text like '%rearview.log%') as files_that_log from files group by version"
+    ),
+    "arguments": "select name, text, origin, count(*) as runs from arguments group by all order by name",
+    "loops": "select run, path, iterations from loops where depth = 1",
+    "points": "select run, indices[1] as epoch, indices[2] as step, records from points where path = 'epoch/step'",
+    "records": (
+        "select r.name, r.level, r.source, r.line, "
+        "trim(string_split(f.text, chr(10))[r.line]) as statement, count(*) as records "
+        "from records r join files f on f.version = r.version and f.path = r.source "
+        "group by all order by r.source, r.line"
+    ),
+    "checkpoints": "select run, count(*) as checkpoints, max(bytes) as largest from checkpoints group by run",
+    "replays": "select names, verdict, count(*) as replays, sum(ended - started) as seconds from replays group by all",
+    "setup_pivot": "select * from setup_pivot",
+    "outer_pivot": "select run, max(epoch) as last_epoch from outer_pivot group by run",
+    "inner_pivot": "select run, epoch, max(step) as last_step from inner_pivot group by all order by all",
+    "full_pivot": (
+        "select r.version, p.* from full_pivot p join runs r using (run) order by r.started, epoch, step"
+    ),
+}
+"""One question for each relation; the page shows them, and a test asks them."""
+
+PAPER = {
+    "ProjectID": ("runs.project, versions.project", "and `projects`"),
+    "VersionID, its parent": ("versions.version, versions.parent", "a run is `runs.run`"),
+    "Filename": ("files.path, records.source", ""),
+    "Text": ("files.text", ""),
+    "Args": ("runs.argv, arguments.text", "as typed, and as the program read them"),
+    "LineNo": ("records.line", "in the text of `records.version`"),
+    "Iteration": (
+        "records.seq",
+        "order of calls; the i-th of a name is `row_number() over (partition by run, name order by process, seq)`",
+    ),
+    "LogLevel": ("records.level", ""),
+    "Epoch": ("records.indices", "`indices[1]`; loops may have any name, which is in `path`"),
+    "Step": ("records.indices", "`indices[2]`, and so on for deeper loops"),
+    "Type": ("records.kind", "of a stored value `value_kind(text)` and `value_dtype(text)`"),
+    "Blob": ("records.text", "`value_oid(text)` names the object that holds the bytes"),
+    "Name": ("records.name", ""),
+    "Val": ("records.number, records.whole, records.text", ""),
+}
+"""Where to find what the table of symbols of FlorDB's paper names."""
+
 PIVOTS = {
     "setup_pivot": "One row per run: what was logged outside all loops.",
     "outer_pivot": "One row per iteration of the outermost loops.",
@@ -195,6 +276,10 @@ FUNCTIONS = {
 }
 """SQL functions of a column of stored values or of `records.text`: their SQL and meaning."""
 
+_PAPER = """\
+Everything that the relational model of FlorDB's paper (table 1) names can be asked for, joined as the picture shows.
+"""
+
 _FUNCTIONS = """\
 A tensor, array, image, figure or histogram is a text of SQL that says what it is and which object of the \
 store holds it. These functions read it, from a column of a pivoted view or from `records.text`; of any \
@@ -204,6 +289,9 @@ other text they return null: `SELECT epoch, value_shape(w), value_dtype(w) FROM 
 _PICTURE = """\
 ```mermaid
 erDiagram
+    projects ||--o{ runs : "project"
+    projects ||--o{ versions : "project"
+    versions |o--o{ versions : "parent"
     versions ||--o{ files : "version"
     versions ||--o{ runs : "version"
     runs ||--o{ arguments : "run"
@@ -241,17 +329,31 @@ def markdown() -> str:
     for name, (about, columns) in TABLES.items():
         out += [f"## {name}\n", f"{about}\n", "| column | type | meaning |\n|---|---|---|"]
         out += [f"| {column} | {kind} | {text} |" for column, (kind, text) in columns.items()]
-        out.append("")
+        out += ["", *_example(name)]
     out += [
         "## Pivoted views\n",
         _PIVOTED,
         "| view | rows |\n|---|---|",
     ]
     out += [f"| {name} | {about} |" for name, about in PIVOTS.items()]
+    out += ["", *(line for name in PIVOTS if name in EXAMPLES for line in _example(name))]
+    out += ["## FlorDB's relational model\n", _PAPER, "| in the paper | here | |\n|---|---|---|"]
+    for symbol, (where, note) in PAPER.items():
+        found = ", ".join(f"`{column}`" for column in where.split(", "))
+        out.append(f"| {symbol} | {found} | {note} |")
     out += ["\n## Types\n", _TYPED]
     out += ["## Functions\n", _FUNCTIONS, "| function | returns |\n|---|---|"]
     out += [f"| {name}(value) | {about} |" for name, (_, about) in FUNCTIONS.items()]
     return "\n".join(out) + "\n"
+
+
+def _example(name: str) -> list[str]:
+    return ["```sql", _wrapped(EXAMPLES[name]), "```", ""]
+
+
+def _wrapped(sql: str) -> str:
+    """Return a question with a line for each clause."""
+    return re.sub(r" (?=(?:join|from|where|group by|order by) )", "\n", sql)
 
 
 if __name__ == "__main__":
@@ -260,10 +362,14 @@ if __name__ == "__main__":
     sys.stdout.write(markdown())
 
 
-def load_runs(duck: Duck, run_records: RunRecords) -> None:
-    """Create the tables that every question needs: `own.runs`, `own.args`, `own.replays`."""
+def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
+    """Create the tables that every question needs: `own.runs`, `own.args`, `own.replays`.
+
+    `project` is the id of the project.
+    """
+    facts = [column for column in _columns("runs") if column not in {"run", "project"}]
     runs = [
-        {"ord": k, "run": run.id, **{c: getattr(run, c) for c in _columns("runs") if c != "run"}}
+        {"ord": k, "run": run.id, "project": project, **{c: getattr(run, c) for c in facts}}
         for k, run in enumerate(run_records.runs)
     ]
     duck.load("own.runs", {"ord": "BIGINT", **_columns("runs")}, runs)
@@ -309,15 +415,19 @@ def load_views(duck: Duck, run_records: RunRecords) -> None:
     duck.execute(f"CREATE VIEW runs AS SELECT {shown} FROM own.runs ORDER BY ord")
     duck.execute(f"CREATE VIEW replays AS SELECT {', '.join(_columns('replays'))} FROM own.replays")
     parts = [part for run_parts in run_records.parts.values() for part in run_parts]
-    made = {
-        "origin": "",
-        "replay": "CASE WHEN NOT starts_with(l.replay, '$') THEN l.replay END AS replay",
+    resumed = ", ".join(quoted(run.id) for run in run_records.runs if run.continued) or "NULL"
+    computed = {
+        "origin": ORIGIN,
+        "replay": "CASE WHEN NOT starts_with(l.replay, '$') THEN l.replay END",
+        "level": "CASE len(l.indices) WHEN 0 THEN 'setup' WHEN 1 THEN 'outer' ELSE 'inner' END",
+        "version": "CASE WHEN r.replay IS NOT NULL THEN r.version "
+        f"WHEN l.attempt = 0 OR l.run NOT IN ({resumed}) THEN o.version END",
     }
-    columns = ", ".join(filter(None, (made.get(c, f"l.{c}") for c in _columns("records"))))
-    order = ", ".join(_columns("records"))
+    columns = ", ".join(f"{computed.get(c, f'l.{c}')} AS {c}" for c in _columns("records"))
     duck.execute(
-        f"CREATE VIEW records AS SELECT {order} FROM (SELECT {columns}, {ORIGIN} AS origin FROM "
-        f"({long(parts)}) l LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay)"
+        f"CREATE VIEW records AS SELECT {columns} FROM ({long(parts, places=True)}) l "
+        "LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay "
+        "LEFT JOIN own.runs o ON l.run = o.run"
     )
     for macro, (about, _) in FUNCTIONS.items():
         duck.execute(f"CREATE MACRO {macro}(value) AS {about}")
@@ -340,20 +450,60 @@ def _arguments(run_records: RunRecords) -> dict[str, dict[str, tuple[str, str | 
     }
 
 
-def load_versions(duck: Duck, versions: Versions | None, *, with_files: bool) -> None:
+def load_project(duck: Duck, project: Project) -> None:
+    """Create the table of the project."""
+    row = {"project": store_id(project.store), "name": project.root.name, "root": str(project.root)}
+    duck.load("projects", _columns("projects"), [row])
+
+
+def load_versions(
+    duck: Duck, run_records: RunRecords, versions: Versions | None, project: str, files: FileColumns
+) -> None:
     """Fill the tables of versions and, on request, of their files."""
     names = versions.names() if versions is not None else {}
-    rows = [
-        {"version": tree, "run": name.removeprefix("runs/") if name.startswith("runs/") else None}
-        for name, tree in names.items()
-    ]
+    parents = versions.parents() if versions is not None else {}
+    before = _versions_before(run_records)
+    rows = []
+    for name, tree in names.items():
+        run = name.removeprefix("runs/") if name.startswith("runs/") else None
+        parent = before.get(run) if run is not None else parents.get(tree)
+        rows.append({"version": tree, "run": run, "parent": parent, "project": project})
     duck.load("versions", _columns("versions"), rows)
     file_rows = []
-    if with_files and versions is not None:
+    if files is not FileColumns.NONE and versions is not None:
         for tree in sorted(set(names.values())):
+            texts = versions.files(tree) if files is FileColumns.TEXT else {}
             for path, oid in versions.hashes(tree).items():
-                file_rows.append({"version": tree, "path": path, "hash": oid})
+                text = _text(texts.get(path))
+                file_rows.append({"version": tree, "path": path, "hash": oid, "text": text})
     duck.load("files", _columns("files"), file_rows)
+
+
+class FileColumns(Enum):
+    """How much of the table of files a question needs; texts are read only if it mentions them."""
+
+    NONE = 0
+    NAMES = 1
+    TEXT = 2
+
+
+def _versions_before(run_records: RunRecords) -> dict[str, str | None]:
+    """Return the version before that of each run: of the last earlier run with another source."""
+    out: dict[str, str | None] = {}
+    now: str | None = None
+    before: str | None = None
+    for run in run_records.runs:
+        if run.version and run.version != now:
+            now, before = run.version, now
+        out[run.id] = before if run.version else None
+    return out
+
+
+def _text(data: bytes | None) -> str | None:
+    try:
+        return None if data is None else data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def load_checkpoints(duck: Duck, checkpoints: Callable[[], Iterable[Checkpoint]] | None) -> None:

@@ -24,8 +24,10 @@ from rearview.store.records import RecordLine, scan
 from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.sealed_records import MARK, NO_CHECK, write_check
 
-FORMAT = 2
-"""From 2 on, a summary ends in the checksum of the whole file."""
+FORMAT = 3
+"""From 2 on, a summary ends in the checksum of the whole file. From 3 on, records have `source` and `line`."""
+PLACED = 3
+"""First format with the columns `source` and `line`."""
 
 
 class NameSummary(msgspec.Struct, frozen=True):
@@ -118,7 +120,7 @@ _HEADERS = {
 # the fields of a line, with their types in DuckDB
 _LINE = (
     "{'l': 'VARCHAR[]', 'i': 'BIGINT[]', 'x': 'JSON[]', 's': 'BIGINT', 't': 'DOUBLE', "
-    "'n': 'VARCHAR[]', 'v': 'JSON[]'}"
+    "'n': 'VARCHAR[]', 'v': 'JSON[]', 'f': 'VARCHAR', 'y': 'INTEGER'}"
 )
 _KIND = f"""CASE json_type(v)
     WHEN 'DOUBLE' THEN 'float'
@@ -144,12 +146,13 @@ _LONG = """
          WHEN 'bytes' THEN json_extract_string(v, '/$bytes')
          WHEN 'repr' THEN json_extract_string(v, '/$repr')
          WHEN 'json' THEN CAST(json_extract(v, '/$json') AS VARCHAR)
-         WHEN 'object' THEN CAST(v AS VARCHAR) END AS "text"
+         WHEN 'object' THEN CAST(v AS VARCHAR) END AS "text", source, line
   FROM (SELECT *, {kind} AS kind FROM (
     SELECT k AS file, h.run AS run, h.process AS process, h.attempt AS attempt,
       h.replay AS replay, s + generate_subscripts(n, 1) - 1 AS seq, t AS time,
       coalesce(array_to_string(l, '/'), '') AS path, coalesce(i, []) AS indices,
-      CAST(to_json(x) AS VARCHAR) AS labels, unnest(n) AS name, unnest(v) AS v
+      CAST(to_json(x) AS VARCHAR) AS labels, unnest(n) AS name, unnest(v) AS v,
+      f AS source, y AS line
     FROM read_json({files}, format = 'newline_delimited', columns = {line}, filename = true,
       maximum_object_size = {most}) JOIN own.headers h USING (filename)))"""
 

@@ -23,7 +23,15 @@ from rearview.store.tables.query import (
 from rearview.store.tables.record_files import RunRecords, gather
 from rearview.store.tables.result_table import Table, refused
 from rearview.store.tables.run_query import known_columns, last_value_sql, matching_sql
-from rearview.store.tables.schema import load_checkpoints, load_runs, load_versions, load_views
+from rearview.store.tables.schema import (
+    FileColumns,
+    load_checkpoints,
+    load_project,
+    load_runs,
+    load_versions,
+    load_views,
+)
+from rearview.store.trust import store_id
 from rearview.store.versions.versions import Versions
 
 _LISTING = frozenset(
@@ -72,7 +80,7 @@ class Tables:
         self.close()
         self._opened = Duck(self._project.store)
         self._run_records = gather(self._project, self._opened)
-        load_runs(self._opened, self._run_records)
+        load_runs(self._opened, self._run_records, store_id(self._project.store))
 
     def close(self) -> None:
         """Free memory and temporary files."""
@@ -209,10 +217,16 @@ class Tables:
         words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(query)}
         duck = self._duck()
         if not self._described:
+            load_project(duck, self._project)
             load_views(duck, self._run_records)
             self._described = True
         if words & {"versions", "files"}:
-            load_versions(duck, self._versions, with_files="files" in words)
+            needed = FileColumns.NONE
+            if "files" in words:
+                texts = "text" in words or "*" in query
+                needed = FileColumns.TEXT if texts else FileColumns.NAMES
+            project = store_id(self._project.store)
+            load_versions(duck, self._run_records, self._versions, project, needed)
         if "checkpoints" in words:
             load_checkpoints(duck, self._checkpoints)
         if words & _LISTING:

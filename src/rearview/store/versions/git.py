@@ -122,6 +122,12 @@ class GitDatabase:
         pairs = (line.split("\0") for line in out.decode().splitlines())
         return {ref.removeprefix(REFS): tree for ref, tree in pairs}
 
+    def messages(self, below: str) -> dict[str, str]:
+        """Return the message of the commit of each ref below `refs/rearview/<below>`, by name."""
+        out = self._git("for-each-ref", "--format=%(refname)%00%(contents:subject)", REFS + below)
+        pairs = (line.split("\0") for line in out.decode().splitlines())
+        return {ref.removeprefix(REFS): message for ref, message in pairs}
+
     def entries(self, tree: str) -> dict[bytes, Entry]:
         """Return the files of a tree by path."""
         out: dict[bytes, Entry] = {}

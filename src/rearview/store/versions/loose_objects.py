@@ -102,6 +102,16 @@ class LooseDatabase:
                 out[name] = tree_of(self._read(commit, b"commit"))
         return out
 
+    def messages(self, below: str) -> dict[str, str]:
+        """Return the message of the commit of each ref below `refs/rearview/<below>`, by name."""
+        out = {}
+        for name, commit in self.refs().items():
+            if name.startswith(below):
+                with contextlib.suppress(VersionError):  # damaged: `verify` says so
+                    text = self._read(commit, b"commit").partition(b"\n\n")[2]
+                    out[name] = text.decode("utf-8", "replace")
+        return out
+
     def refs(self) -> dict[str, str]:
         """Return the content of each ref below `refs/rearview/`, unchecked."""
         out = {}

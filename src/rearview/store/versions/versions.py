@@ -29,6 +29,7 @@ _LINK = "120000"
 _MODULE = "160000"
 """Mode of a submodule, whose commit is not stored here."""
 _NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_DERIVED = re.compile(r"derived from ([0-9a-f]+)\s*$")
 WORKTREE = "worktree"
 """Names the source as it is now, where a version or run is expected."""
 MOST_SEEN = 64
@@ -169,7 +170,7 @@ class Versions:
             mode = old[key][0] if key in old and old[key][0] != _LINK else "100644"
             entries[key] = None if data is None else (mode, home.put(data))
         tree = home.tree(version, entries)
-        home.keep(f"derived/{tree}", tree, f"derived from {version}\n")
+        home.keep(f"derived/{tree}", tree, f"derived from {version}\n")  # as `parents` reads it
         return tree
 
     def files(self, version: str) -> dict[str, bytes]:
@@ -268,6 +269,16 @@ class Versions:
         out: dict[str, str] = {}
         for home in self._all():
             out.update(home.names())
+        return out
+
+    def parents(self) -> dict[str, str]:
+        """Return the version that each derived version was made from."""
+        out: dict[str, str] = {}
+        for home in self._all():
+            for name, message in home.messages("derived/").items():
+                found = _DERIVED.match(message)
+                if found is not None:
+                    out[name.removeprefix("derived/")] = found[1]
         return out
 
     def damage(self) -> Iterator[Damage]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import ctypes
 import os
 import random
@@ -16,14 +17,17 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 from typing import Any, cast
 
 from rearview.errors import UsageError
+from rearview.model.lineage import CellLineage
 from rearview.model.plan import Control
 from rearview.runtime import importer
+from rearview.runtime.cells.kernel_reuse import KernelReuse
 from rearview.runtime.importer import register_module
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
@@ -106,9 +110,14 @@ def _kernel_class() -> Any:
             run: Any = super().do_execute
             cell = None
             if self.cells is not None and not silent and store_history:
-                cell = self.cells.begin(code)
+                cell = self.cells.match(code)
             if self.cells is None or cell is None:
                 return await run(code, silent, store_history, *args, **kwargs)
+            if self.cells.reuse is not None:
+                given = await self.cells.reuse.before(cell, run)
+                if given is not None:
+                    return given
+            self.cells.begin(cell)
             reply: Mapping[str, Any] = {"status": "error", "ename": ""}
             try:
                 reply = await run(code, silent, store_history, *args, **kwargs)
@@ -137,8 +146,9 @@ class Cells:
         self._clock: list[int] = session.declared.get(clock.ROOT, [])
         self._clock_at = 0
         self._stream_position: list[Any] = session.declared.get(entropy.ROOT, [])
-        # state at the end of the last cell: between cells the kernel draws random numbers too
-        self._random, self._last_position = random.getstate(), list(self._stream_position)
+        # as the last cell left it: between cells the kernel draws too
+        self.random, self._last_position = random.getstate(), list(self._stream_position)
+        self.reuse: KernelReuse | None = None
         clock.between_cells[:] = [lambda: not session.cell]
         self._expected = ""
         self._recorded = isinstance(session.compiler, importer.Compiler)
@@ -150,41 +160,72 @@ class Cells:
             ids = {line: str(loop_id) for line, loop_id in parsed_ids.items()}
         self._ids = ids
 
-    def begin(self, source: str) -> CodeCell | None:
-        """Begin a cell; return None if the source is not a cell of the notebook."""
+    def match(self, source: str) -> CodeCell | None:
+        """Return the cell of the notebook that is about to run; None if it is not the notebook's."""
         for cell in self.notebook.cells[self._next :]:
             if cell.source == source:
                 self._next = cell.number
-                self.now = cell
-                self.session.cell = cell.number
-                self._expected = ast.dump(cell.tree())
-                self._clock_at = self._clock[0] if self._clock else 0
-                if self.lineage is not None:
-                    self.lineage.begin(cell.text, list(vars(sys.modules["__main__"]).values()))
-                random.setstate(self._random)
-                self._stream_position[:] = self._last_position
                 return cell
         return None
+
+    def begin(self, cell: CodeCell) -> None:
+        """Take in that a cell is about to run."""
+        self.now = cell
+        self.session.cell = cell.number
+        self._expected = ast.dump(cell.tree())
+        self._clock_at = self._clock[0] if self._clock else 0
+        if self.reuse is not None:
+            self.reuse.begin(cell)
+        if self.lineage is not None:
+            self.lineage.begin(cell.text, vars(sys.modules["__main__"]))
+        random.setstate(self.random)
+        self._stream_position[:] = self._last_position
+
+    @contextlib.contextmanager
+    def in_part(self, cell: CodeCell, text: str) -> Iterator[None]:
+        """Have `text`, which is a part of a cell, instrumented as that cell would be."""
+        self.now, self._expected = replace(cell, text=text), ast.dump(ast.parse(text))
+        try:
+            yield
+        finally:
+            self.now = None
+
+    def is_last(self, cell: CodeCell) -> bool:
+        """Return True if no cell comes after this one."""
+        return cell is self.notebook.cells[-1]
 
     def end(self, cell: CodeCell, reply: Mapping[str, Any]) -> None:
         """End a cell; `reply` is the kernel's answer."""
         self.now = None
         self.session.cell = 0
         before, self._last_position = self._last_position, list(self._stream_position)
-        self._random = random.getstate()
+        self.random = random.getstate()
+        done: CellLineage | None = None
         if self.lineage is not None:
             used = {"clock": (self._clock[0] if self._clock else 0) - self._clock_at}
             used["chance"] = int(before != self._last_position)
             try:
-                self.lineage.end(cell.number, cell.text, self.session.belongs, **used)
+                hides = self.session.modules.hides
+                left = {
+                    name: value
+                    for name, value in vars(sys.modules["__main__"]).items()
+                    if not (name.startswith("_") or hides(name))
+                }
+                done = self.lineage.end(
+                    *(cell.number, cell.text, self.session.belongs, left),
+                    as_written=cell.source,
+                    used=used,
+                )
             except Exception as exc:
                 self.lineage = None
                 cast(Recorder, self.session).fail(exc)
+        if self.reuse is not None:
+            self.reuse.after(cell, reply, done)
         if reply.get("status") != "ok" and "raises-exception" not in cell.tags:
             self.failed = self.failed or str(reply.get("ename") or "error")
             interrupted = self.failed == KeyboardInterrupt.__name__
             self.session.code = _INTERRUPTED if interrupted else 1
-        elif cell is self.notebook.cells[-1]:
+        elif self.is_last(cell):
             self.session.code = 0
 
     def visit(self, tree: Any) -> Any:
@@ -297,9 +338,13 @@ def run_notebook(control: Control, session: Session, app: Any) -> int:
     notebook = parse(sources.get(name, data), name)
     cells = Cells(session, notebook, f"{name}.py")
     _watch(app, cells)
+    if control.reuse_cells and isinstance(session, Recorder) and cells.lineage is not None:
+        cells.reuse = KernelReuse.start(app.kernel, cells, session, cells.lineage)
     session.code = 1 if notebook.cells else 0
     if control.kernel is not None:
         app.start()
+        if cells.reuse is not None:
+            cells.reuse.close()
     else:
         if "" in sys.path:
             sys.path[sys.path.index("")] = session.real(os.getcwd())  # noqa: PTH109 - patched

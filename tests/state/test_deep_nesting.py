@@ -1,4 +1,4 @@
-"""State nested deeper than Python can pickle costs that object only, never the checkpoint."""
+"""An object nested deeper than Python can pickle is lost alone; the rest of the checkpoint is saved."""
 
 from functools import reduce
 

@@ -1,4 +1,4 @@
-"""One look after another at the same program: nothing is remembered that may have changed."""
+"""Repeated captures of the same program: nothing is cached that may have changed."""
 
 import gc
 from collections import OrderedDict

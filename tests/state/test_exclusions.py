@@ -1,4 +1,4 @@
-"""What shows the computation is no training state; what the program keeps in it is."""
+"""Objects that only display the computation are not training state; what the program keeps in them is."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""Values that stand in no attribute come back too, or are reported."""
+"""Values that are not attributes (context variables, shared memory) are restored, or reported."""
 
 import contextvars
 import ctypes

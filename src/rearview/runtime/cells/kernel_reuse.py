@@ -1,0 +1,225 @@
+"""Reuse of results inside a kernel: messages of cells are kept and sent again, cells run late show nothing."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rearview.model.lineage import CellLineage
+from rearview.runtime.cells.cell_analysis import analyse
+from rearview.runtime.cells.result_reuse import GIVEN_UP, GivenUp, ResultReuse
+from rearview.runtime.cells.result_store import ResultStore
+from rearview.runtime.recorder import Recorder
+from rearview.runtime.sandbox import entropy
+from rearview.runtime.sandbox.lineage import Lineage
+from rearview.source.notebooks import CodeCell, Notebook
+from rearview.store.files import publish
+from rearview.store.trust import is_trusted
+
+FILE = "reused.json"
+"""File in the folder of a run: per cell, why it was run; empty: its results were given again."""
+SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
+_COMMS = ("comm_open", "comm_msg", "comm_close")
+
+
+class RunsCells(Protocol):
+    """What is needed of the cells that a kernel runs."""
+
+    notebook: Notebook
+    random: Any
+
+    def in_part(self, cell: CodeCell, text: str) -> AbstractContextManager[None]:
+        """Have a part of a cell instrumented as that cell would be."""
+        ...
+
+    def is_last(self, cell: CodeCell) -> bool:
+        """Return True if no cell comes after this one."""
+        ...
+
+
+class ShownMessages:
+    """What a kernel shows, cell by cell."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.problem = ""
+        """Why what a cell shows cannot be sent again."""
+        self.muted = False
+        self._send = kernel.session.send
+        kernel.session.send = self._pass
+        self._kernel = kernel
+
+    def _pass(self, stream: Any, message: Any, content: Any = None, *args: Any, **kw: Any) -> Any:
+        whole = isinstance(message, Mapping)
+        kind = str(message["header"]["msg_type"] if whole else message)
+        if kind in SHOWN or kind in _COMMS or kind == "error":
+            if self.muted:
+                return None
+            shown = message["content"] if whole else content
+            if kind in _COMMS or kw.get("buffers"):
+                self.problem = "it shows a widget"
+            elif kind in SHOWN:
+                # as text: what the program changes later is not shown later
+                self.messages.append(
+                    {"type": kind, "content": msgspec.json.decode(msgspec.json.encode(shown))}
+                )
+        if whole:
+            return self._send(stream, message, *args, **kw)
+        return self._send(stream, message, content, *args, **kw)
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return what was shown since the last time."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        messages, self.messages = self.messages, []
+        return messages
+
+    def show(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Send a message to the front end, as an output of the cell being executed."""
+        kernel = self._kernel
+        topic = f"kernel.{kernel.ident}.{kind}".encode()
+        self._send(
+            kernel.iopub_socket,
+            kind,
+            dict(content),
+            parent=kernel.get_parent("shell"),
+            ident=topic,
+        )
+
+
+class KernelReuse:
+    """Decides, cell by cell, between giving results again and running."""
+
+    def __init__(
+        self, kernel: Any, cells: RunsCells, session: Recorder, reuse: ResultReuse, off: str
+    ) -> None:
+        self._kernel = kernel
+        self._cells = cells
+        self._session = session
+        self._reuse = reuse
+        self._published = ShownMessages(kernel)
+        self._off = off
+        """Why nothing is reused; empty: results are."""
+        self._why = ""
+        self._logged = 0
+
+    @classmethod
+    def start(
+        cls, kernel: Any, cells: RunsCells, session: Recorder, lineage: Lineage
+    ) -> KernelReuse | None:
+        """Return the reuse of results for a notebook; None if its store is not trusted."""
+        if not is_trusted(session.project.store, session.settings.trust):
+            return None
+        off = ""
+        for cell in cells.notebook.cells:
+            if analyse(cell.source).shown:
+                off = f"cell {cell.number} reads results of earlier cells by `_`, `Out` or `In`"
+        reuse = ResultReuse(
+            ResultStore(session.project.cache / "cells"),
+            kernel.shell.user_ns,
+            session.modules.hides,
+            lineage,
+            session.belongs,
+            session.clock,
+            session.declared.get(entropy.ROOT, []),
+        )
+        return cls(kernel, cells, session, reuse, off)
+
+    async def before(self, cell: CodeCell, run: Callable[..., Any]) -> dict[str, Any] | None:
+        """Return the kernel's reply if a cell's results were given again; None: it is to be run."""
+        if self._off:
+            self._reuse.decisions.append((cell.number, self._off))
+            return None
+        try:
+            entry, self._why = self._reuse.find(cell)
+            if entry is not None:
+                for message in self._reuse.give(cell, entry):
+                    self._show(message)
+                return self._answer(cell)
+
+            async def late_run(part: CodeCell, text: str) -> str:
+                return await self._run_late(run, part, text)
+
+            random.setstate(self._cells.random)
+            await self._reuse.prepare(cell, late_run)
+            self._cells.random = random.getstate()
+        except GivenUp as exc:
+            return self._give_up(str(exc))
+        except Exception as exc:
+            return self._give_up(f"{type(exc).__name__}: {exc}")
+        self._published.take()
+        self._published.problem = ""
+        return None
+
+    def _show(self, message: Mapping[str, Any]) -> None:
+        content = dict(message["content"])
+        if message["type"] == "execute_result":
+            content["execution_count"] = self._kernel.shell.execution_count
+        self._published.show(message["type"], content)
+
+    def _answer(self, cell: CodeCell) -> dict[str, Any]:
+        shell = self._kernel.shell
+        number = shell.execution_count
+        shell.execution_count += 1
+        self._published.take()
+        if self._cells.is_last(cell):
+            self._session.code = 0
+        return {"status": "ok", "execution_count": number, "payload": [], "user_expressions": {}}
+
+    def _give_up(self, why: str) -> dict[str, Any]:
+        error = {"ename": GIVEN_UP, "evalue": why, "traceback": [f"{GIVEN_UP}: {why}"]}
+        self._published.show("error", error)
+        self._session.code = 1
+        number = self._kernel.shell.execution_count
+        return {"status": "error", "execution_count": number, "payload": [], **error}
+
+    async def _run_late(self, run: Callable[..., Any], cell: CodeCell, text: str) -> str:
+        """Run a part of a skipped cell without showing anything; return the error, or empty."""
+        self._published.take()
+        self._published.muted = True
+        try:
+            with self._cells.in_part(cell, text):
+                source = cell.source if text == cell.text else text
+                reply = await run(source, False, False)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            self._published.muted = False
+        return "" if reply["status"] == "ok" else f"{reply.get('ename')}: {reply.get('evalue')}"
+
+    def begin(self, cell: CodeCell) -> None:
+        """Take in that a cell is about to run."""
+        if not self._off:
+            self._logged = self._session.log_calls
+            self._reuse.begin(cell)
+
+    def after(self, cell: CodeCell, reply: Mapping[str, Any], done: CellLineage | None) -> None:
+        """Take in what a cell that was run took in, left and showed."""
+        if self._off:
+            return
+        messages = self._published.take()
+        problem = self._published.problem
+        if reply.get("status") != "ok":
+            problem = "it failed"
+        elif reply.get("payload"):
+            problem = "it asks something of the front end"
+        elif self._session.log_calls != self._logged:
+            problem = "it logs values of this run"
+        try:
+            self._reuse.end(cell, done, messages, problem, self._why)
+        except Exception as exc:
+            self._off = f"keeping results failed: {type(exc).__name__}: {exc}"
+
+    def close(self) -> None:
+        """Write what was decided for each cell to the folder of the run, and remove old results."""
+        folder: Path = self._session.runs.folder(self._session.run)
+        if folder.is_dir():
+            facts = {"format": 1, "cells": self._reuse.decisions, "off": self._off}
+            publish(folder / FILE, msgspec.json.encode(facts))
+        self._reuse.store.prune()

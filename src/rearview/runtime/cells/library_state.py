@@ -1,0 +1,110 @@
+"""State of a process outside the variables: random states, settings of libraries, packages, folders."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import platform
+import random
+import sys
+from typing import Any
+
+from rearview.runtime.cells.result_store import FORMAT
+
+
+def digest_of(*parts: object) -> str:
+    """Return a hash of plain values."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def listing(folder: str) -> str:
+    """Return a hash of the names in a folder."""
+    try:
+        names = (entry.name for entry in os.scandir(folder))
+        return digest_of(sorted(name for name in names if not name.startswith(".")))
+    except OSError:
+        return "gone"
+
+
+def base_digest() -> str:
+    """Return a hash of what all cells depend on: interpreter, machine, packages, folder, threads."""
+    packages: list[str] = []
+    for folder in sys.path:
+        try:
+            names = [entry.name for entry in os.scandir(folder)]
+        except OSError:
+            continue
+        packages += [name for name in names if name.endswith((".dist-info", ".pth"))]
+    threads = {name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")}
+    return digest_of(
+        *(FORMAT, sys.version, platform.machine(), sorted(packages), os.getcwd()),  # noqa: PTH109
+        *(sorted(threads.items()), os.cpu_count(), os.environ.get("PYTHONHASHSEED", "")),
+    )
+
+
+def _random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"random": random.getstate()}
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy is not None:
+        states["numpy"] = numpy.get_state()
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+def random_bytes(library: str) -> bytes:
+    """Return the random state of a library as it is stored."""
+    return pickle.dumps(_random_states()[library], protocol=5)
+
+
+def random_digests() -> dict[str, str]:
+    """Return the random states by library, each as the digest under which it is stored."""
+    import xxhash
+
+    return {
+        library: str(xxhash.xxh3_128(pickle.dumps(state, protocol=5)).hexdigest())
+        for library, state in _random_states().items()
+    }
+
+
+def set_random(library: str, state: Any) -> None:
+    """Set the random state of a library."""
+    if library == "random":
+        random.setstate(state)
+    elif library == "numpy":
+        __import__("numpy").random.set_state(state)
+    else:
+        torch = __import__("torch")
+        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def library_settings() -> dict[str, str]:
+    """Return the settings of libraries that are loaded, each as a hash."""
+    found: dict[str, str] = {}
+    plotting, numpy = sys.modules.get("matplotlib"), sys.modules.get("numpy")
+    pandas, torch = sys.modules.get("pandas"), sys.modules.get("torch")
+    if plotting is not None and hasattr(plotting, "rcParams"):
+        chosen = {k: v for k, v in dict.items(plotting.rcParams) if not k.startswith("backend")}
+        found["matplotlib"] = digest_of(sorted((k, repr(v)) for k, v in chosen.items()))
+    if numpy is not None and hasattr(numpy, "get_printoptions"):
+        found["numpy"] = digest_of(
+            sorted(numpy.get_printoptions().items()), sorted(numpy.geterr().items())
+        )
+    if pandas is not None and hasattr(pandas, "options"):
+        found["pandas"] = digest_of(
+            [
+                (name, repr(pandas.get_option(name)))
+                for name in ("display.max_rows", "display.max_columns", "display.precision",
+                             "display.width", "display.float_format", "display.max_colwidth",
+                             "display.min_rows", "display.expand_frame_repr")
+            ]
+        )  # fmt: skip
+    if torch is not None and hasattr(torch, "get_default_dtype"):
+        found["torch"] = digest_of(
+            str(torch.get_default_dtype()),
+            torch.get_num_threads(),
+            torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+    return found

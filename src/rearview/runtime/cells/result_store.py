@@ -1,0 +1,185 @@
+"""Results of cells on disk: what a cell took in, what it left, and what it showed.
+
+Below `cache/cells` of the store, which can be deleted at any time: `entries/<code>/<key>.json`, one for each
+set of inputs with which a cell was run, and `contents/<digest>`, the pickles and outputs that they name.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from rearview.model.lineage import Event
+from rearview.state.variable_groups import Serialized
+from rearview.store.files import make_folder
+
+FORMAT = 1
+MOST_ENTRIES = 8
+"""Sets of inputs that are kept for the code of one cell."""
+MOST_BYTES = 4 << 30
+"""Bytes that all results may take; the ones that were not used for longest are removed first."""
+
+
+class GroupRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Variables that share objects, as a cell left them."""
+
+    names: tuple[str, ...]
+    content: str
+    """Equal for equal content: a digest of it, or of the way in which it came about."""
+    stored: bool = False
+    """Whether the content can be loaded; else the cell is run again where it is needed."""
+    uses: tuple[str, ...] = ()
+    """Functions and classes of the notebook that the content refers to; `*`: not known."""
+    why: str = ""
+    """Why it was not stored."""
+
+
+class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One execution of a cell: inputs, effects, outputs."""
+
+    format: int
+    key: str
+    inputs: dict[str, str]
+    settings: str
+    random: dict[str, str] = {}
+    """Random states that it drew from, by library."""
+    files: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    modules: dict[str, str] = {}
+    groups: tuple[GroupRef, ...] = ()
+    deleted: tuple[str, ...] = ()
+    random_after: dict[str, str] = {}
+    settings_after: str = ""
+    written: dict[str, str] = {}
+    again: bool = False
+    """Whether it sets up something outside the variables: it is run again before any other cell."""
+    messages: str = ""
+    seconds: float = 0.0
+    size: int = 0
+    events: tuple[Event, ...] = ()
+
+
+class ResultStore:
+    """Entries and contents of one project."""
+
+    def __init__(self, folder: Path) -> None:
+        self._entries = folder / "entries"
+        self._contents = folder / "contents"
+        make_folder(self._entries)
+        make_folder(self._contents)
+
+    def entries(self, code: str) -> list[CellEntry]:
+        """Return the executions of a cell, newest first; damaged ones are left out."""
+        found: list[tuple[float, CellEntry]] = []
+        for file in (self._entries / code).glob("*.json"):
+            try:
+                entry = msgspec.json.decode(file.read_bytes(), type=CellEntry)
+                if entry.format == FORMAT:
+                    found.append((file.stat().st_mtime, entry))
+            except (OSError, msgspec.MsgspecError):
+                continue
+        found.sort(key=lambda each: each[0], reverse=True)
+        return [entry for _, entry in found]
+
+    def add(self, code: str, entry: CellEntry) -> None:
+        """Keep an execution; the oldest ones of the same code are removed."""
+        folder = self._entries / code
+        make_folder(folder)
+        _publish(folder / f"{entry.key}.json", lambda file: file.write(msgspec.json.encode(entry)))
+        files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)
+        for file in files[:-MOST_ENTRIES]:
+            file.unlink(missing_ok=True)
+
+    def has(self, digest: str) -> bool:
+        """Return True if a content is there."""
+        return (self._contents / digest).is_file()
+
+    def put(self, content: Serialized) -> None:
+        """Store serialized variables under their digest."""
+        buffers = [buffer.raw() for buffer in content.buffers]
+        head = struct.pack(
+            f"<{len(buffers) + 2}Q", len(buffers), len(content.data), *map(len, buffers)
+        )
+        self._write(content.digest, [head, content.data, *buffers])
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes; return their digest."""
+        digest = str(xxhash.xxh3_128(data).hexdigest())
+        self._write(digest, [data])
+        return digest
+
+    def _write(self, digest: str, parts: Iterable[Any]) -> None:
+        file = self._contents / digest
+        if file.is_file():
+            os.utime(file)
+            return
+        _publish(file, lambda out: [out.write(part) for part in parts])
+
+    def get_bytes(self, digest: str) -> bytes:
+        """Return stored bytes; raise ValueError if they are damaged."""
+        file = self._contents / digest
+        data = file.read_bytes()
+        if xxhash.xxh3_128(data).hexdigest() != digest:
+            raise ValueError(f"{file} is damaged")
+        os.utime(file)
+        return data
+
+    def get(self, digest: str, find: Callable[[str], Any]) -> dict[str, Any]:
+        """Return stored variables; `find` returns what a name of the notebook stands for."""
+        file = self._contents / digest
+        data = memoryview(bytearray(file.read_bytes()))
+        count, size = struct.unpack_from("<2Q", data)
+        sizes = struct.unpack_from(f"<{count}Q", data, 16)
+        at = 16 + 8 * count
+        pickled = data[at : at + size]
+        check = xxhash.xxh3_128(pickled)
+        at += size
+        buffers = []
+        for length in sizes:
+            buffers.append(data[at : at + length])
+            check.update(buffers[-1])
+            at += length
+        if check.hexdigest() != digest:
+            raise ValueError(f"{file} is damaged")
+        os.utime(file)
+
+        class ContentUnpickler(pickle.Unpickler):
+            def persistent_load(self, name: str) -> Any:
+                return find(name)
+
+        import io
+
+        return dict(ContentUnpickler(io.BytesIO(bytes(pickled)), buffers=buffers).load())
+
+    def prune(self, most: int = MOST_BYTES) -> None:
+        """Remove contents that were not used for longest, until the rest fits."""
+        files = sorted(
+            ((file.stat(), file) for file in self._contents.iterdir()),
+            key=lambda each: each[0].st_mtime,
+        )
+        total = sum(about.st_size for about, _ in files)
+        for about, file in files:
+            if total <= most:
+                break
+            file.unlink(missing_ok=True)
+            total -= about.st_size
+
+    def clear(self) -> None:
+        """Remove everything."""
+        shutil.rmtree(self._entries.parent, ignore_errors=True)
+
+
+def _publish(file: Path, fill: Callable[[Any], object]) -> None:
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    with part.open("wb") as out:
+        fill(out)
+    part.rename(file)

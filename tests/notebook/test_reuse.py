@@ -1,0 +1,202 @@
+"""Cells whose inputs are as before are given again, byte for byte; all others run, and it is said why."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from limits import HUNG
+from notebooks import cell, environment, outputs, write
+from rearview.notebook.front import reuse_lines
+from rearview.runtime.cells.cell_analysis import analyse
+from rearview.runtime.cells.result_store import ResultStore
+from rearview.state.variable_groups import serialize
+from rearview.store.project import Project
+from rearview.store.runs import Runs
+
+pytest.importorskip("papermill")
+
+CALL = (
+    "import sys, papermill as pm; from papermill.engines import papermill_engines as known; "
+    "from rearview.notebook.engine import RearviewEngine; known.register('rearview', RearviewEngine); "
+    "pm.execute_notebook('study.ipynb', 'out.ipynb', engine_name='rearview', progress_bar=False)"
+)
+
+
+def execute(folder, *cells, fails=False, **env):
+    """Run a notebook by papermill; return its outputs, and why each cell that ran was run."""
+    write(folder / "study.ipynb", *cells)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CALL],
+        cwd=folder,
+        env={**environment(**env), "REARVIEW_ENTROPY": os.urandom(32).hex()},
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+        check=False,
+    )
+    assert bool(done.returncode) == fails, done.stderr
+    runs = Runs(Project.open(folder))
+    folder_of_run = runs.folder(max(runs.ids()))
+    facts = json.loads((folder_of_run / "reused.json").read_text())
+    assert reuse_lines(folder_of_run)
+    return outputs(folder / "out.ipynb"), {number: why for number, why in facts["cells"] if why}
+
+
+def test_an_edited_cell_and_those_that_depend_on_it_run_and_the_others_are_given_again(tmp_path):
+    cells = [
+        "import random, json",
+        "random.seed(1)\ndata = [random.random() for _ in range(1000)]\nshared = [data]\nprint(sum(data))",
+        "scale = 2",
+        "def scaled():\n    return [x * scale for x in data]",
+        "class Box:\n    def __init__(self, items):\n        self.items = items\n\nbox = Box(scaled())",
+        "other = len(data)\nother",
+        "print(round(sum(box.items), 6), isinstance(box, Box), shared[0] is data)",
+        "print(random.random())",
+    ]
+    first, ran = execute(tmp_path, *cells)
+    assert set(ran) == set(range(1, 9))
+    again, ran = execute(tmp_path, *cells)
+    assert again == first
+    assert not ran
+    cells[2] = "scale = 3"
+    edited, ran = execute(tmp_path, *cells)
+    assert set(ran) == {3, 5, 7}
+    assert ran[5] == ran[7].replace("box", "scale") or "is not what it was" in ran[5]
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    assert edited == execute(fresh, *cells)[0]
+    # a cell at the end finds everything that the skipped cells left, aliases and random state included
+    cells.append("data.append(random.random())\nprint(len(shared[0]), type(box) is Box, data[-1])")
+    late, ran = execute(tmp_path, *cells)
+    assert set(ran) == {9}
+    assert late == execute(fresh, *cells)[0]
+
+
+def test_cells_whose_inputs_cannot_be_shown_equal_run_again_and_say_why(tmp_path):
+    (tmp_path / "data.txt").write_text("one")
+    (tmp_path / "tool.py").write_text("def value():\n    return 1\n")
+    cells = [
+        "import os, random, time, subprocess, tool",
+        "print(open('data.txt').read())",
+        "print(os.environ.get('STUDY'))",
+        "print(tool.value())",
+        "now = time.time()",
+        "lucky = random.random()",
+        "token = os.urandom(4)",
+        "subprocess.run(['true'], check=True)",
+        "there = os.path.exists('data.txt')",
+        "open('log.txt', 'a').write('x')",
+        "open('result.txt', 'w').write('fixed')",
+        "names = sorted(os.listdir('.'))\nprint('extra.txt' in names)",
+        "print('steady')",
+    ]
+    execute(tmp_path, *cells, STUDY="a")
+    _, ran = execute(tmp_path, *cells, STUDY="a")
+    reasons = {
+        5: "reads the clock (the cell)",
+        6: "draws random numbers of random",
+        7: "draws randomness of the system",
+        8: "starts a process (true)",
+        9: "asks the file system (exists)",
+        10: "log.txt, which it reads",
+    }
+    assert {
+        number: text for number, text in reasons.items() if text in ran.get(number, "")
+    } == reasons
+    assert set(ran) <= {*reasons, 12}
+    (tmp_path / "data.txt").write_text("two")
+    (tmp_path / "tool.py").write_text("def value():\n    return 2\n")
+    (tmp_path / "result.txt").write_text("tampered")
+    (tmp_path / "extra.txt").touch()
+    shown, ran = execute(tmp_path, *cells, STUDY="b")
+    assert {2, 3, 4, 11, 12} <= set(ran)
+    assert [out[0]["text"] for out in shown if out and "text" in out[0]] == [
+        *(["two"], ["b"], ["2"], ["True"], ["steady"])
+    ] or [("".join(out[0]["text"])).strip() for out in shown if out and "text" in out[0]] == [
+        *("two", "b", "2", "True", "steady")
+    ]
+    assert (tmp_path / "result.txt").read_text() == "fixed"
+
+
+def test_what_cannot_be_kept_is_made_again_where_it_is_needed_or_all_cells_run(tmp_path):
+    cells = [
+        "import threading, warnings\nwarnings.simplefilter('ignore')",
+        "numbers = [1, 2, 3]",
+        "lock = threading.Lock()\npair = (lock, numbers)",
+        "total = sum(numbers)\nprint(total)",
+    ]
+    execute(tmp_path, *cells)
+    cells.append("print(lock.locked(), pair[1] is numbers, total)")
+    shown, ran = execute(tmp_path, *cells)
+    assert set(ran) == {5}
+    assert "".join(shown[-1][0]["text"]) == "False True 6\n"
+    # the cell that made it cannot run again once its input has changed: everything runs
+    changed = [*cells[:3], "numbers.append(4)\nprint(len(numbers))"]
+    execute(tmp_path, *changed)
+    changed.append("print(lock.locked(), pair[1])")
+    shown, _ = execute(tmp_path, *changed)
+    assert "".join(shown[-1][0]["text"]) == "False [1, 2, 3, 4]\n"
+
+
+def test_a_failing_cell_is_not_kept_and_results_of_others_are(tmp_path):
+    cells = ["x = 1\nprint(x)", "y = x / 0", cell("z = 1 / 0", tags=["raises-exception"])]
+    execute(tmp_path, *cells, fails=True)
+    shown, ran = execute(tmp_path, *cells, fails=True)
+    assert set(ran) == {2}
+    assert shown[-2 if len(shown) > 3 else 1] is not None
+    assert "it failed" in ran[2]
+
+
+def test_the_executor_of_jupyter_cache_reuses_cells(tmp_path, caplog):
+    jupyter_cache = pytest.importorskip("jupyter_cache")
+    from rearview.notebook.jupyter_cache import RearviewExecutor
+
+    book = write(tmp_path / "study.ipynb", "x = 20", "y = x + 1\nprint(y)", "print('end')")
+    cache = jupyter_cache.get_cache(tmp_path / ".jupyter_cache")
+    cache.add_nb_to_project(str(book))
+    executor = RearviewExecutor(cache)
+    with caplog.at_level(logging.INFO):
+        assert executor.run_and_cache(timeout=HUNG).succeeded == [str(book)]
+        write(book, "x = 20", "y = x + 2\nprint(y)", "print('end')")
+        assert executor.run_and_cache(timeout=HUNG).succeeded == [str(book)]
+    assert "2 of 3 cells were as before" in caplog.text
+    newest = max(cache.list_cache_records(), key=lambda record: record.pk)
+    shown = cache.get_cache_bundle(newest.pk).nb
+    assert [o.text for c in shown.cells for o in c.outputs] == ["22\n", "end\n"]
+    write(book, "x = 20", "y = undefined")
+    assert executor.run_and_cache(timeout=HUNG).excepted == [str(book)]
+
+
+def test_damaged_results_are_noticed(tmp_path):
+    store = ResultStore(tmp_path / "cells")
+    content = serialize({"x": bytes(100)})
+    store.put(content)
+    assert store.get(content.digest, str)["x"] == bytes(100)
+    file = tmp_path / "cells" / "contents" / content.digest
+    file.write_bytes(file.read_bytes()[:-3] + b"abc")
+    with pytest.raises(ValueError, match="damaged"):
+        store.get(content.digest, str)
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "calls"),
+    [
+        ("def f():\n    return g", set(), set()),
+        ("def f():\n    return g\nx = f()", {"f", "g", "x"}, set()),
+        (
+            "import sklearn\nsklearn.set_config(a=1)\nx = 1",
+            {"sklearn", "x"},
+            {"sklearn.set_config"},
+        ),
+        ("plt.rcParams['x'] = 2", {"plt"}, {"plt.rcParams="}),
+        ("class A(B):\n    c = d\n    def m(self):\n        return e", {"B", "c", "d"}, set()),
+    ],
+)
+def test_names_and_effects_of_a_cell(source, names, calls):
+    found = analyse(source)
+    assert found.names == names
+    assert found.calls == calls
