@@ -83,7 +83,7 @@ def test_values_of_a_replay_that_was_not_exact_are_left_out(made, index):
     assert stats(index, "norm") == {}
 
 
-def test_what_was_read_is_there_at_once_the_next_time(made, monkeypatch):
+def test_the_index_is_there_at_once_the_next_time(made, monkeypatch):
     runs = [made.run((at(epoch=e), {"loss": float(e)})) for e in range(3)]
     first = Index(made.project)
     first.refresh()
