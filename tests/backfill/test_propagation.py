@@ -80,7 +80,7 @@ def test_code_that_was_added_to_the_program_meanwhile_is_not_carried(tmp_path):
     assert filled(tmp_path, "t") == [(4,), (8,), (12,), (8,), (16,), (24,)]
 
 
-def test_what_only_code_that_was_added_meanwhile_computes_is_refused(tmp_path):
+def test_a_value_that_only_newer_code_computes_is_refused(tmp_path):
     write(tmp_path, train=FIRST)
     assert recorded(tmp_path, "train.py").code == 0
     scaled = FIRST.replace("    print", "    total = scale(total)\n    print").replace(

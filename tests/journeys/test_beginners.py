@@ -49,7 +49,7 @@ def template(tmp_path_factory):
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     for _ in range(2):
-        code, text = recorded(folder, "-q", "train.py")
+        code, text = recorded(folder, "--every", "-q", "train.py")
         assert code == 0, text
     return folder
 
@@ -410,7 +410,7 @@ def test_files_that_the_run_writes_itself_are_not_inputs_that_changed(tmp_path, 
     np = pytest.importorskip("numpy")
     np.save(folder / "data.npy", np.ones(3))
     for _ in range(3):
-        assert recorded(folder, "-q", "train.py")[0] == 0
+        assert recorded(folder, "--every", "-q", "train.py")[0] == 0
     text = SAVING.replace("    np.save", '    rearview.log("w", float(weights[0]))\n    np.save')
     (folder / "train.py").write_text(text)
     assert "changed since" not in ask("backfill", "w", "--explain", folder=folder)[1]

@@ -53,7 +53,7 @@ def test_a_script_that_logs_nothing_has_its_results_in_the_table(looked_at):
     assert "captured: loss, acc (assigned)" in shown.stderr
 
 
-def test_nothing_is_told_where_standard_error_is_no_terminal(looked_at):
+def test_no_closing_line_is_printed_if_stderr_is_not_a_terminal(looked_at):
     _, ran = looked_at
     assert ran.stderr == "rearview: recording train.py\n"
 
