@@ -38,6 +38,7 @@ from rearview.bridges.writer_process import (
 )
 from rearview.bridges.writer_recipes import Recipe
 from rearview.errors import RearviewError, UsageError
+from rearview.model.wording import plural
 
 OPEN, CLOSED, DEAD, FORKED, REPLAY, PENDING = range(6)
 """States of a channel; only in the first does a call take the fast path."""
@@ -489,7 +490,7 @@ class CallChannel:
         self.ring.header[ATTENTION] = 0
         exc = _exception(first)
         if more > 0:
-            exc.add_note(f"{more} more calls of the writer failed after it.")
+            exc.add_note(f"{plural(more, 'more call')} of the writer failed after it.")
         raise exc
 
     # --- a writer that cannot be reached

@@ -13,6 +13,8 @@ import threading
 import time
 from typing import Any
 
+from rearview.model.wording import plural
+
 _BAD_FORKS = {
     "polars": "polars keeps a thread pool",
     "jax": "JAX keeps threads",
@@ -58,7 +60,7 @@ def forbids_fork(own_socket: int) -> str:
     if children:
         alive = [pid for pid in children.split() if _state(pid) not in {"Z", "X", ""}]
         if alive:
-            return f"it has started {len(alive)} processes that are still running"
+            return f"it has started {plural(len(alive), 'process')} still running"
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{fd}")

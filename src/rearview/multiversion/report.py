@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from rearview.model.wording import plural
 from rearview.multiversion.execution_tree import ExecutionTree
 from rearview.multiversion.replay import StudyPlan, StudyReport
 from rearview.multiversion.verdicts import Same
@@ -140,10 +141,8 @@ def plan_lines(plan: StudyPlan, *, cache: float, workers: int) -> list[str]:
     count = len(tree.paths)
     alone = tree.tree.one_by_one
     measured = all(node.measured for node in tree.nodes)
-    summary = f"{count} version{'s' if count != 1 else ''}, {tree.cells_in_all} cells"
-    means = (
-        f"{bytes_text(cache)} of memory for states, {workers} worker{'s' if workers != 1 else ''}"
-    )
+    summary = f"{plural(count, 'version')}, {plural(tree.cells_in_all, 'cell')}"
+    means = f"{bytes_text(cache)} of memory for states, {plural(workers, 'worker')}"
     lines = [f"{summary}, {cells} of them distinct; {means}."]
     if order.by == "none" and not order.steps:
         return lines
@@ -174,8 +173,8 @@ def report_lines(report: StudyReport) -> list[str]:
     alone = report.computed_alone
     saved = 1 - result.seconds / alone if alone > result.seconds else 0.0
     lines += ["", (
-        f"{result.computed} cells computed in {seconds_text(result.seconds)}, {result.checkpoints} "
-        f"states kept (at most {bytes_text(result.peak)}), {result.restores} restored. "
+        f"{plural(result.computed, 'cell')} computed in {seconds_text(result.seconds)}, "
+        f"{plural(result.checkpoints, 'state')} kept (at most {bytes_text(result.peak)}), {result.restores} restored. "
         f"One by one the cells take {seconds_text(alone)}: {saved:.0%} saved."
     )]  # fmt: skip
     lines.extend(f"note: {note}" for note in result.notes)

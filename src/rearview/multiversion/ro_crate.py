@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import SourceError
+from rearview.model.wording import plural
 from rearview.multiversion.package_manifest import Manifest
 from rearview.multiversion.study import Study, from_files
 
@@ -67,7 +68,7 @@ def crate_of(manifest: Manifest) -> dict[str, Any]:
         {
             "@id": "./",
             "@type": "Dataset",
-            "name": manifest.title or f"{len(manifest.versions)} versions of one study",
+            "name": manifest.title or f"{plural(len(manifest.versions), 'version')} of one study",
             "description": "Versions of a program with data and recorded outputs, to be replayed.",
             "datePublished": day,
             "license": "See the files of the study.",

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rearview.model.wording import plural
+
 MOST_DIFF = 60
 """Lines of a difference that are kept."""
 _NUMBER = re.compile(
@@ -237,7 +239,7 @@ def _first_difference(a: str, b: str) -> str:
     for number, (x, y) in enumerate(zip(a.splitlines(), b.splitlines(), strict=False), 1):
         if x != y:
             return f"line {number}: {_short(y)} instead of {_short(x)}"
-    return f"{len(b.splitlines())} lines instead of {len(a.splitlines())}"
+    return f"{plural(len(b.splitlines()), 'line')} instead of {len(a.splitlines())}"
 
 
 def _short(text: str) -> str:
@@ -250,7 +252,7 @@ def _diff(a: str, b: str) -> str:
         difflib.unified_diff(a.splitlines(), b.splitlines(), "author", "replay", lineterm="", n=1)
     )
     if len(lines) > MOST_DIFF:
-        lines = [*lines[:MOST_DIFF], f"… {len(lines) - MOST_DIFF} lines more"]
+        lines = [*lines[:MOST_DIFF], f"… {plural(len(lines) - MOST_DIFF, 'line')} more"]
     return "\n".join(lines)
 
 
@@ -292,7 +294,9 @@ def _table(text: str) -> list[list[str]]:
 def _tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> OutputVerdict:
     if [len(row) for row in a] != [len(row) for row in b]:
         return OutputVerdict(
-            Same.DIFFERENT, f"a table of {len(b)} rows instead of {len(a)}", _diff(_csv(a), _csv(b))
+            Same.DIFFERENT,
+            f"a table of {plural(len(b), 'row')} instead of {len(a)}",
+            _diff(_csv(a), _csv(b)),
         )
     for i, (row, other_row) in enumerate(zip(a, b, strict=True)):
         for j, (x, y) in enumerate(zip(row, other_row, strict=True)):

@@ -36,10 +36,12 @@ def run_details(history: History, index: Index, which: str) -> dict[str, Any]:
     report = history.show(which, names=False)  # the index knows them
     run = report.run
     names = index.ask(
-        "SELECT name, path, n, last, low, high, mean, kind, text, unproved FROM page.stats "
+        "SELECT name, path, n, last, low, high, mean, kind, text, unproved, asked FROM page.stats "
         f"WHERE run = {quoted(run.id)} ORDER BY name"
     ).fetchall()
-    columns = ("name", "path", "n", "last", "low", "high", "mean", "kind", "text", "unproved")
+    columns = (
+        *("name", "path", "n", "last", "low", "high", "mean", "kind", "text", "unproved", "asked"),
+    )
     forks = [fork.id for fork in index.chosen(f"parent = {quoted(run.id)}", limit=MOST_FORKS)]
     environment = report.environment.values if report.environment is not None else {}
     return {

@@ -126,6 +126,7 @@ def described(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
             {
                 "run": one.run,
                 "operator": one.operator.value,
+                "statement_in": one.operator.in_words.partition(":")[0],
                 "loop": name_of(one.loop) if one.loop else "",
                 "first": one.first,
                 "last": one.last,
