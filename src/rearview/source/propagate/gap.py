@@ -1,6 +1,6 @@
 """Choose among the places between the same two anchors: by data flow, order, comment, adjacency.
 
-A place lies between two statements of a block; `place` finds the block and the anchors around it.
+A place is between two statements of a block; `place` finds the block and the anchors around it.
 """
 
 import ast
@@ -59,7 +59,7 @@ def line_before(line: int, inserted: Sequence[tuple[int, int]]) -> int:
 
 
 def child_of(old: StatementNode, target: StatementNode) -> int | None:
-    """Return the index in `target` of the child that holds a node, None if none does."""
+    """Return the index in `target` of the child that contains a node; None if none does."""
     node = old
     while node.parent is not None:
         if node.parent is target:
@@ -69,7 +69,7 @@ def child_of(old: StatementNode, target: StatementNode) -> int | None:
 
 
 def siblings(found: Matching, spot: Spot, *, before: bool) -> list[StatementNode]:
-    """Return what stands on one side, nearest first, beyond blocks the old text does not have."""
+    """Return the siblings on one side, nearest first, through blocks that the old text does not have."""
     block, index = spot.block, spot.index
     run: list[StatementNode] = []
     while True:
@@ -150,7 +150,7 @@ def _split_gap(
     gap: list[StatementNode],
     low: int,
 ) -> int:
-    """Return the place that leaves rewritten statements on the side where their likes stand."""
+    """Return the place that leaves rewritten statements on the side of the statements they resemble."""
     before, after = runs
     least = low if len(before) <= len(after) else low + len(gap)
     if len(gap) > 30:
@@ -190,7 +190,7 @@ def _vocabulary(node: StatementNode) -> set[str]:
 
 
 def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[int, int]:
-    """Return the first and last place at which what is read has a value and control arrives."""
+    """Return the first and last place at which everything that is read has a value and control arrives."""
     if low == 0 and high and _docstring(target):
         low = 1
     for node in target.children[low:high]:
@@ -223,13 +223,13 @@ def _completed(found: Matching, spot: Spot, deciding: list[StatementNode]) -> in
 
 
 def _parts_with(used: Uses, node: StatementNode) -> bool:
-    """Return True if a statement binds a name that is read, or leaves, not only sets a part of it."""
+    """Return True if a statement binds a variable that is read, or leaves the block."""
     other = uses([node.tree])
     return other.leaves or bool(other.writes & used.reads)
 
 
 def _docstring(block: StatementNode) -> bool:
-    """Return True if a block begins with a docstring, which has to stay first."""
+    """Return True if a block begins with a docstring, which must stay first."""
     first = block.children[0].tree
     return (
         (block.parent is None or block.parent.is_scope)
@@ -240,7 +240,7 @@ def _docstring(block: StatementNode) -> bool:
 
 
 def _decides(used: Uses, node: StatementNode) -> bool:
-    """Return True if it matters which side of a statement the carried one stands on."""
+    """Return True if it matters on which side of a statement the inserted one is."""
     other = uses([node.tree])
     return other.leaves or rebinds(used, other)
 
@@ -252,7 +252,7 @@ def _counterparts(
     after: list[StatementNode],
     gap: list[StatementNode],
 ) -> int | None:
-    """Return the place if rewritten statements can be told apart by what they set."""
+    """Return the place if rewritten statements can be identified by the variables they set."""
     del found
     sets_before = {lead(node) for node in before} - {()}
     sets_after = {lead(node) for node in after} - {()}

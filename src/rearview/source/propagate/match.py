@@ -1,9 +1,9 @@
-"""Which statement of one text corresponds to which statement of another.
+"""Match the statements of two texts: which statement of one corresponds to which of the other.
 
-Two phases, after GumTree: equal subtrees from the top, then containers from the bottom by what they
-contain, with a recovery in between that aligns what is left by similarity. Statements are the nodes;
-functions and classes are paired first, so that the rest is many small problems. `probes.align` answers
-another question: docs/decisions/two-matchings.md.
+There are two phases, as in GumTree: equal subtrees from the top, then containers from the bottom by their
+contents, with a recovery in between that aligns the others by similarity. Statements are the nodes. Functions
+and classes are paired first, so that the rest is many small problems. `probes.align` answers another
+question: docs/decisions/two-matchings.md.
 """
 
 from bisect import bisect_left
@@ -20,11 +20,10 @@ MAX_TABLE = 250_000  # beyond this product of lengths only items that occur once
 def align(
     ones: Sequence[int], twos: Sequence[int], weights: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
-    """Return the pairs of positions that hold the same items, in order.
+    """Return the pairs of positions that have the same items, in order.
 
-    Items that occur once on both sides decide first (patience), where they cross the heavier run
-    of them by `weights` of the first sequence; what is left between them is aligned by the longest
-    common subsequence.
+    Items that occur once on both sides are paired first (patience); where these cross, the heavier run by
+    `weights` of the first sequence wins. Between them, the longest common subsequence decides.
 
     >>> align([1, 2, 3, 2], [2, 3, 1, 2])
     [(1, 0), (2, 1), (3, 3)]
@@ -126,9 +125,9 @@ _SETS = {"=", "+=", "-=", "*=", "/="}
 
 
 def likeness(one: StatementNode, two: StatementNode) -> float:
-    """Return how alike two statements are, from 0 to 1, by the words they share.
+    """Return how similar two statements are, from 0 to 1, by the words they share.
 
-    What a statement sets, or the call it makes, counts more than the rest: it says what it is for.
+    The variables a statement sets, and the function it calls, count more than the rest.
     """
     if one.kind == two.kind:
         value = _dice(one.words, two.words)
@@ -153,12 +152,12 @@ def likeness(one: StatementNode, two: StatementNode) -> float:
 
 
 def whole_words(node: StatementNode) -> list[str]:
-    """Return the words of a statement and of all below it, keywords left out."""
+    """Return the words of a statement and of all statements inside it, without keywords."""
     return [word for each in node.walk() for word in each.words if word not in _KEYWORDS]
 
 
 def value_of(node: StatementNode) -> tuple[str, ...]:
-    """Return what a simple assignment computes; empty if it computes next to nothing."""
+    """Return what a simple assignment computes; empty if the value is trivial."""
     if node.kind != "Assign" or not lead(node):
         return ()
     value = node.words[len(lead(node)) + 1 :]
@@ -166,7 +165,7 @@ def value_of(node: StatementNode) -> tuple[str, ...]:
 
 
 def lead(node: StatementNode) -> tuple[str, ...]:
-    """Return what a simple statement sets, or the dotted call it makes; empty if neither."""
+    """Return what a simple statement sets, or the dotted name it calls; empty if neither."""
     words = node.words
     if node.kind in {"Assign", "AugAssign"}:
         for at, word in enumerate(words[:12]):
@@ -205,7 +204,7 @@ MAX_GAP = 40_000  # beyond this product of lengths a gap is aligned by identical
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Pairs of statements, both ways; `exact` holds those that are the same word for word."""
+    """Pairs of statements, in both directions; `exact` contains the pairs with equal text."""
 
     new: StatementTree
     old: StatementTree
@@ -213,7 +212,7 @@ class Matching:
     back: dict[StatementNode, StatementNode] = field(default_factory=dict)
 
     def pair(self, new: StatementNode, old: StatementNode) -> None:
-        """Note that two nodes are the same one, undoing what was said of either before."""
+        """Pair two nodes; earlier pairs of either node are removed."""
         before = self.there.pop(new, None)
         if before is not None:
             del self.back[before]
@@ -224,12 +223,12 @@ class Matching:
         self.back[old] = new
 
     def same(self, new: StatementNode) -> bool:
-        """Return True if a node has a partner that reads the same, word for word."""
+        """Return True if a node has a partner with exactly the same text."""
         old = self.there.get(new)
         return old is not None and old.words == new.words and old.kind == new.kind
 
     def block(self, new: StatementNode) -> StatementNode | None:
-        """Return the old block that has the role of a new one in the paired statement."""
+        """Return the old block that corresponds to a block of a new statement that is paired."""
         if new.parent is None:
             return self.old.root
         owner = self.there.get(new.parent)
@@ -304,7 +303,7 @@ class _Matcher:
             self.found.pair(one, two)
 
     def identical_subtrees(self) -> None:
-        """Pair whole functions and classes that are the same and the only ones of their kind."""
+        """Pair whole functions and classes that are equal and occur once on each side."""
         there = self.by_whole(self.found.new.nodes)
         back = self.by_whole(self.found.old.nodes)
         for key, ones in there.items():
@@ -320,7 +319,7 @@ class _Matcher:
         return found
 
     def scopes(self) -> None:
-        """Pair functions and classes: by their full name, by what they hold, by their own name."""
+        """Pair functions and classes: by full name, by contents, by their own name."""
         found = self.found
         news = {name: node for name, node in _named(found.new) if node not in found.there}
         olds = {name: node for name, node in _named(found.old) if node not in found.back}
@@ -352,7 +351,7 @@ class _Matcher:
                 found.pair(new, same[0])
 
     def scopes_by_contents(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
-        """Pair functions, or classes, that hold the same statements."""
+        """Pair functions, or classes, that contain the same statements."""
         found = self.found
         news = [node for node in news if node not in found.there]
         olds = [node for node in olds if node not in found.back]
@@ -382,7 +381,7 @@ class _Matcher:
         return [self.head[node] for node in scope.walk() if not node.is_block and node is not scope]
 
     def items(self, scope: StatementNode) -> list[StatementNode]:
-        """Return the statements of a scope in text order, not those of scopes inside it."""
+        """Return the statements of a scope in text order, without those of scopes inside it."""
         found: list[StatementNode] = []
         stack = list(reversed(scope.children))
         while stack:
@@ -397,7 +396,7 @@ class _Matcher:
     def inside(
         self, new: StatementNode, old: StatementNode
     ) -> list[tuple[list[StatementNode], list[StatementNode]]]:
-        """Pair the same statements of two paired scopes, in order; return what is left between."""
+        """Pair the equal statements of two paired scopes, in order; return the gaps between the pairs."""
         ones, twos = self.items(new), self.items(old)
         pairs = align(
             [self.key(node) for node in ones],
@@ -425,7 +424,7 @@ class _Matcher:
             self.found.pair(new, old)
 
     def alike(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
-        """Pair, in order, the statements of a gap whose likeness adds up to the most."""
+        """Pair, in order, the statements of a gap so that the sum of their likeness is largest."""
         news = [node for node in news if node not in self.found.there and not node.is_scope]
         olds = [node for node in olds if node not in self.found.back and not node.is_scope]
         if not news or not olds or len(news) * len(olds) > MAX_GAP:
@@ -476,7 +475,7 @@ class _Matcher:
         return self.words_below[node]
 
     def moved(self) -> None:
-        """Pair what is the same, and the only one of its kind, wherever it went."""
+        """Pair statements that are equal and occur once on each side, wherever they are."""
         for least in (2, 1):
             there: dict[int, list[StatementNode]] = defaultdict(list)
             back: dict[int, list[StatementNode]] = defaultdict(list)
@@ -493,7 +492,7 @@ class _Matcher:
                     self.pair_subtrees(ones[0], twos[0])
 
     def next_to_pairs(self) -> None:
-        """Pair the same statements that stand next to two paired ones: a run of them moved."""
+        """Pair equal statements next to a pair: a whole run of statements has moved."""
         found = self.found
         for step, nodes in ((1, found.new.nodes), (-1, reversed(found.new.nodes))):
             for new in nodes:
@@ -506,7 +505,7 @@ class _Matcher:
                     self.pair_subtrees(new, old)
 
     def same_in_scope(self, key: Callable[[StatementNode], Hashable | None]) -> None:
-        """Pair statements of paired scopes that have the same key, and are the only ones that do."""
+        """Pair statements of paired scopes that have the same key, if the key occurs once on each side."""
         found = self.found
         for new_scope, old_scope in [(n, o) for n, o in found.there.items() if n.is_scope]:
             there: dict[Hashable, list[StatementNode]] = defaultdict(list)
@@ -524,7 +523,7 @@ class _Matcher:
                     found.pair(ones[0], twos[0])
 
     def telling(self, node: StatementNode) -> Hashable | None:
-        """Return what identifies a simple statement within its function; None if it is too short."""
+        """Return a key that identifies a simple statement within its function; None if it is too short."""
         return (self.whole[node], "same") if len(node.words) >= 2 else None
 
     def free(self, new: StatementNode, old: StatementNode) -> bool:
@@ -533,7 +532,7 @@ class _Matcher:
         )
 
     def containers(self) -> None:
-        """Pair compound statements by what they hold, from the bottom."""
+        """Pair compound statements by their contents, from the bottom."""
         found = self.found
         for new in reversed(found.new.nodes):
             if new.is_block or not new.children or new.is_scope:
@@ -569,7 +568,7 @@ class _Matcher:
         return 2 * shared[old] / max(1, self.count[new] + self.count[old] - 2)
 
     def rest(self) -> None:
-        """Align what is left inside paired compound statements."""
+        """Align the remaining statements inside paired compound statements."""
         for new in self.found.new.nodes:
             if not new.is_block:
                 continue
@@ -598,7 +597,7 @@ class _Matcher:
                 edges_old = max(edges_old, stop)
 
     def only_container(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
-        """Pair the compound statements of a gap that holds one on either side, if heads are alike."""
+        """Pair the compound statements of a gap that has one on each side, if their heads are similar."""
         ones = [each for each in news if each.children and each not in self.found.there]
         twos = [each for each in olds if each.children and each not in self.found.back]
         if len(ones) != 1 or len(twos) != 1 or ones[0].is_scope or twos[0].is_scope:
@@ -612,7 +611,7 @@ class _Matcher:
             self.found.pair(one, two)
 
     def beside_partners(self) -> None:
-        """Pair statements that occur several times with the one beside their neighbour's partner."""
+        """Pair a statement that occurs several times with the one next to its neighbour's partner."""
         found = self.found
         for new in found.new.nodes:
             old = found.there.get(new)
@@ -644,7 +643,7 @@ class _Matcher:
         return count
 
     def stood_in(self, new: StatementNode) -> StatementNode | None:
-        """Return the old block from which most statements of a block without a partner came."""
+        """Return the old block that contained most statements of a new block without a partner."""
         homes = Counter(
             partner.parent
             for each in new.children
@@ -657,7 +656,7 @@ class _Matcher:
 
 
 def _next(node: StatementNode, step: int) -> StatementNode | None:
-    """Return the statement before (-1) or behind (1) a statement of a block."""
+    """Return the statement before (-1) or after (1) a statement of a block."""
     at = node.index + step
     siblings = node.parent.children if node.parent is not None else []
     return siblings[at] if 0 <= at < len(siblings) else None

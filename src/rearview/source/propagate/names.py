@@ -1,4 +1,4 @@
-"""What a name of the new text is called in the old one, and whether it exists there."""
+"""Find what a variable of the newest text is called in an older text, and whether it exists there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"^[^\W\d]\w*$")
 
 @dataclass(frozen=True, slots=True)
 class VariableNames:
-    """New name to old name where they differ, what is missing, and how sure that is."""
+    """New name -> old name where they differ, the names that are missing, and the confidence."""
 
     renamed: Mapping[str, str]
     missing: tuple[str, ...]
@@ -29,7 +29,7 @@ class VariableNames:
 
 
 class Votes:
-    """How often a name of the new text stands where another stands in the old one."""
+    """How often a name of the new text is at the position of another name in the old text."""
 
     def __init__(self, found: Matching) -> None:
         self.found = found
@@ -50,12 +50,12 @@ class Votes:
                     self.table[one][two] += 1
 
     def best(self, name: str) -> list[tuple[str, int]]:
-        """Return what the name may be called in the old text, most votes first."""
+        """Return the candidates for the old name of a variable, the one with most votes first."""
         return self.table[name].most_common(4)
 
 
 def aligned(ones: tuple[str, ...], twos: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return pairs of words that stand at the same place of two statements.
+    """Return pairs of words at the same position of two statements.
 
     >>> aligned(("a", "=", "f", "b"), ("c", "=", "f", "b"))
     [('a', 'c'), ('=', '='), ('f', 'f'), ('b', 'b')]
@@ -80,7 +80,7 @@ def resolve(
     here: tuple[StatementNode, int],
     there: tuple[StatementNode, int],
 ) -> VariableNames:
-    """Return for every name the statement needs what it is at the old place.
+    """Return the old name of every variable that the statement needs.
 
     `here` and `there` are (block, index) in the new and the old tree.
     """
@@ -100,7 +100,7 @@ def resolve(
 
 
 class _Resolver:
-    """Finds what names are called at one place of the old text."""
+    """Finds the old names of variables at one place of the old text."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _Resolver:
         self.free = free_names(found.old)
 
     def called(self, name: str, taken: set[str]) -> tuple[str | None, float]:
-        """Return a name's old name, None if there is none, and how sure that is."""
+        """Return (the old name of a variable or None, confidence)."""
         votes, seen = self.votes, self.seen
         if name not in self.at_home:
             # a builtin, or unknown in the new text as well: nothing to follow
@@ -149,7 +149,7 @@ class _Resolver:
     def renamed(
         self, name: str, home: StatementNode | None, target: str | None, taken: set[str]
     ) -> tuple[str | None, float]:
-        """Return what a name that the place does not know is called, by what stands for it."""
+        """Return the old name of a variable that is unknown there, from names at the same positions."""
         votes, seen = self.votes, self.seen
         options = [
             (other, count)
@@ -186,7 +186,7 @@ class _Resolver:
         return None, 1.0
 
     def logger(self, name: str) -> str | None:
-        """Return what the old text logs or prints with where `name` does so now."""
+        """Return the object with which the old text logs or prints where the new text uses `name`."""
         methods = {method for root, method in self.used.members if root == name}
         if methods and methods <= _SEVERITIES:
             tally = Counter(
@@ -219,7 +219,7 @@ def value_call(tree: ast.AST) -> str:
 
 
 def _extends(longer: str, name: str) -> bool:
-    """Return True if a name is another one with words before or behind it.
+    """Return True if a name is another name with words before or after it.
 
     >>> _extends("tensorboard_writer", "writer"), _extends("rewriter", "writer")
     (True, False)
@@ -238,7 +238,7 @@ def free_names(tree: StatementTree) -> set[str]:
 
 
 def _exchanged(found: Matching, home: StatementNode | None) -> bool:
-    """Return True if a definition stands between the same two statements in both texts."""
+    """Return True if a definition is between the same two statements in both texts."""
     partner = found.there.get(home) if home is not None else None
     if home is None or partner is None or home.parent is None or partner.parent is None:
         return False
@@ -277,7 +277,7 @@ def imported_names(tree: StatementTree) -> set[str]:
 
 
 def _trivial(node: StatementNode | None) -> bool:
-    """Return True if a statement sets names to next to nothing: `x = []`, `n = 0`."""
+    """Return True if a statement sets variables to trivial values: `x = []`, `n = 0`."""
     value = getattr(node.tree, "value", None) if node is not None else None
     if isinstance(value, ast.UnaryOp):
         value = value.operand
@@ -291,7 +291,7 @@ def _trivial(node: StatementNode | None) -> bool:
 
 
 def _target(new: StatementNode | None, old: StatementNode | None, name: str) -> str | None:
-    """Return what the partner of a definition binds where the definition binds `name`."""
+    """Return what the partner of a definition binds at the position where the definition binds `name`."""
     if new is None or old is None:
         return None
     if isinstance(new.tree, (ast.FunctionDef, ast.AsyncFunctionDef)) and isinstance(
@@ -340,10 +340,10 @@ def _bound_list(tree: ast.AST) -> list[str]:
 def members(
     found: Matching, votes: Votes, used: Uses
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Return attributes by what they are called in the old text, and those that are not there.
+    """Return the old names of attributes, and the attributes that do not exist in the old text.
 
-    An attribute that the old text never mentions is renamed where another one stands in its place
-    wherever both texts have the statement; it is not there if the new text defines it.
+    An attribute that the old text never mentions counts as renamed if another one is at its position in all
+    statements that both texts have; it is missing if the new text defines it.
     """
     known = {word.lstrip("'") for node in found.old.nodes for word in node.words}
     asked = set(used.attributes) - known if used.attributes else set()
@@ -447,8 +447,8 @@ def _renamed_functions(found: Matching, names: set[str]) -> dict[str, str]:
 def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
     """Return an import line for each missing name that the new text imports and that is safe to add.
 
-    Safe are our own package and packages the old text imports from anyway; whether another one
-    existed for that version nobody knows.
+    Safe are our own package and packages that the old text imports anyway; it is not known whether another
+    package was installed for that version.
     """
     lines: dict[str, str] = {}
     if not missing:
@@ -478,7 +478,7 @@ def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
 def overwritten(
     used: Uses, found: Matching, blocks: tuple[StatementNode, StatementNode]
 ) -> str | None:
-    """Return a name the statement sets that only the old code around it uses, if there is one."""
+    """Return a variable that the statement sets and that the old code around it uses, if there is one."""
     here, there = (names_in(block) for block in blocks)
     del found
     fresh = used.writes - used.reads
@@ -486,7 +486,7 @@ def overwritten(
 
 
 def names_in(block: StatementNode) -> set[str]:
-    """Return the words of the scope that a block, or a statement, stands in."""
+    """Return the words of the scope that contains a block or a statement."""
     scope = block if block.parent is None else block.scope()
     found: set[str] = set()
     stack = list(scope.children)

@@ -1,7 +1,7 @@
-"""The place in the old tree that corresponds to a place in the new one.
+"""Find the place in the old tree that corresponds to a place in the new tree.
 
-A place lies between two statements of a block. Paired statements around it are the anchors; where several
-places lie between the same two, `gap` chooses.
+A place is between two statements of a block. The paired statements around it are the anchors; if several
+places are between the same two anchors, `gap` chooses.
 """
 
 import ast
@@ -46,7 +46,7 @@ class _Anchor:
 
 
 def locate(found: Matching, spot: Spot) -> Place | Nowhere:
-    """Return where a statement of the new tree belongs in the old one."""
+    """Return the place in the old tree where a statement of the new tree belongs."""
     place = _by_statements(found, spot)
     if isinstance(place, Place) and place.confidence >= 0.85:
         return place
@@ -59,7 +59,7 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
 
 
 def _by_comment(found: Matching, spot: Spot) -> tuple[StatementNode, int] | None:
-    """Return the place under a comment that stands above the statement, and once in either text."""
+    """Return the place under the comment above the statement, if each text has that comment once."""
     comment = spot.comment[-1] if spot.comment else ""
     if len(comment) < 10:
         return None
@@ -123,7 +123,7 @@ def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
 
 
 def _evidence(spots: dict[_Anchor, int], target: StatementNode, at: int) -> tuple[float, list[str]]:
-    """Return how much the statements next to a place say for it, from 0 to 1, and in words."""
+    """Return how strongly the statements next to a place support it, from 0 to 1, and in words."""
     touching = {
         a.before
         for a in spots
@@ -141,7 +141,7 @@ def _evidence(spots: dict[_Anchor, int], target: StatementNode, at: int) -> tupl
 def _with_same_values(
     found: Matching, spot: Spot, target: StatementNode, spots: dict[_Anchor, int], at: int
 ) -> int:
-    """Return the place beside a neighbour at which what is read comes from the same statements."""
+    """Return the place next to a neighbour at which the variables read come from the same statements."""
     beside = [
         a.old.index + a.before for a in spots if a.near and a.exact and a.old.parent is target
     ]
@@ -177,7 +177,7 @@ def _edge(found: Matching, new: StatementNode, *, last: bool) -> StatementNode |
 
 
 def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode | None:
-    """Return the old block most of the evidence speaks for."""
+    """Return the old block that most of the evidence supports."""
     votes: dict[StatementNode, float] = defaultdict(float)
     if home is not None:
         votes[home] += 0.6
@@ -232,9 +232,9 @@ def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
 
 
 def _beside_definition(found: Matching, spot: Spot, target: StatementNode) -> StatementNode:
-    """Return the block, or the deeper one in which what the statement reads is set.
+    """Return the block, or a deeper one in which the variables that the statement reads are set.
 
-    Beyond a loop a name holds the value of the last turn only; beyond a branch it may hold none.
+    After a loop a variable has only its last value; after a branch it may have none.
     """
     around = {target, *target.above()}
     for name in sorted(spot.used.reads):
@@ -324,7 +324,7 @@ def _edge_of_home(
 def _split_neighbours(
     anchors: list[_Anchor], target: StatementNode, home: StatementNode | None, used: Uses
 ) -> Nowhere | None:
-    """Refuse where the two neighbours now stand in branches that run at different times."""
+    """Refuse if the two neighbours are now in branches that run at different times."""
     near = {
         a.before: a.old for a in anchors if a.near and a.old.scope() is _scope_of(target)
     }  # one that went to another function does not tell
@@ -365,7 +365,7 @@ def _split_neighbours(
 
 
 def _range(spots: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
-    """Return the first and last index most anchors agree on, and the share that agrees."""
+    """Return the first and last index on which most anchors agree, and the fraction that agrees."""
     gains = [0.0] * (count + 1)
     for anchor, spot in spots.items():
         for at in range(spot + 1, count + 1) if anchor.before else range(spot + 1):
@@ -476,10 +476,10 @@ def _why_nowhere(block: StatementNode) -> str:
 
 
 def others(found: Matching, spot: Spot) -> list[Place]:
-    """Return further places that a statement may belong to, likelier ones first.
+    """Return further places for a statement, the most likely first.
 
-    They are for when a replay has shown that the first one is wrong: under its comment, beside each
-    neighbour, and behind what sets the values that it reads.
+    They are used after a replay has shown that the first place is wrong: under its comment, next to each
+    neighbour, and after the statements that set the variables it reads.
     """
     known: list[tuple[StatementNode, int, float]] = []
     marked = _by_comment(found, spot)
@@ -500,7 +500,7 @@ def others(found: Matching, spot: Spot) -> list[Place]:
 
 
 def anywhere(chosen: list[ast.stmt], spot: Spot, old: StatementTree) -> Place | None:
-    """Return a place for imports and definitions of a module, whose order matters little."""
+    """Return a place for imports and definitions of a module, whose order rarely matters."""
     loose = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     if spot.block.parent is not None or not all(isinstance(each, loose) for each in chosen):
         return None
@@ -525,8 +525,7 @@ def place_at(
 ) -> tuple[StatementNode, int, int] | Nowhere:
     """Return the block, the index in it and the line that a line given by hand means.
 
-    A statement goes before `line`, at that line's depth; with `after`, behind the statement that
-    stands on it.
+    A statement goes before `line`, at that line's depth; with `after`, after the statement on that line.
     """
     lines = old.parsed.lines
     around = [n for n in old.nodes if not n.is_block and n.leads and n.start <= line <= n.end]

@@ -1,6 +1,6 @@
 """Insert statements into another text: at the right line among comments, indented and renamed.
 
-Statements that share a line are first given lines of their own.
+Statements that share a line with others first get a line of their own.
 """
 
 import ast
@@ -23,7 +23,7 @@ _PIECE = re.compile(
 
 
 def indent_of(line: str) -> str:
-    """Return the blanks a line starts with, a byte order mark not counted."""
+    """Return the blanks at the start of a line, without a byte order mark."""
     line = line.removeprefix("\ufeff")
     return line[: len(line) - len(line.lstrip(" \t\f"))]
 
@@ -50,7 +50,7 @@ def render(
     unit: str,
     end: str,
 ) -> str:
-    """Return the lines of a text as they must read at another indentation, with other names."""
+    """Return the lines of a text with another indentation and other names."""
     start, stop = lines
     chosen = [line.removeprefix("\ufeff") for line in parsed.lines[start - 1 : stop]]
     frozen = {at - start for at in frozen_lines(trees)}
@@ -85,7 +85,7 @@ def _unit(lines: list[str], base: str) -> str:
 
 
 def _reindent(inner: str, own: str, unit: str) -> str:
-    """Turn leading steps of one indentation into steps of another where both are known."""
+    """Replace leading steps of one indentation by steps of another, if both are known."""
     if not own or not unit or own == unit or own[0] == unit[0]:
         return inner
     steps = 0
@@ -180,7 +180,7 @@ def _field_end(string: str, at: int) -> int:
 
 
 def put(old: str, line: int, text: str) -> str:
-    """Return a text with lines put before a 1-based line; the rest stays byte for byte."""
+    """Return a text with lines inserted before a 1-based line; all other bytes stay."""
     lines = split(old)
     return "".join(lines[: line - 1]) + text + "".join(lines[line - 1 :])
 
@@ -197,14 +197,14 @@ class Apart:
     cuts: tuple[Spot, ...] = ()
 
     def line(self, line: int, column: int = 0) -> int:
-        """Return the line at which what stood at a place stands now."""
+        """Return the new line of what was at a position."""
         return line + bisect_right(self.cuts, (line, column))
 
 
 def apart(text: str, spots: Collection[Spot]) -> Apart:
-    r"""Return a text with every line cut up that holds one of the statements beside others.
+    r"""Return a text in which each of the statements that shares a line with others gets its own line.
 
-    A place that an older text gives to one of them need not be right for the others.
+    The place for one of them in an older text need not be right for the others.
 
     >>> apart('x = f(); import rearview; rearview.log("x", x)  # now\n', [(1, 9)]).text
     'x = f()\nimport rearview\nrearview.log("x", x)  # now\n'
@@ -224,9 +224,9 @@ def apart(text: str, spots: Collection[Spot]) -> Apart:
 @dataclass(frozen=True, order=True, slots=True)
 class _Cut:
     end: Spot
-    """Where the next statement begins."""
+    """Start of the next statement."""
     start: Spot
-    """Where the one before, or the head of the block, ends."""
+    """End of the statement before, or of the head of the block."""
     indent: str
     together: frozenset[Spot]
     """All statements of that line."""
@@ -251,7 +251,7 @@ def _head_line(owner: ast.AST, first: ast.stmt) -> int:
 
 
 def _lines(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """Yield the statements of a block, those that share a line together."""
+    """Yield the statements of a block; statements that share a line come together."""
     group: list[ast.stmt] = []
     for stmt in body:
         if group and group[-1].end_lineno != stmt.lineno:
@@ -354,7 +354,7 @@ def idle(line: str) -> bool:
 
 
 def around(all_lines: tuple[str, ...], lines: tuple[int, int]) -> tuple[list[str], list[str]]:
-    """Return the blank lines and comments directly above and below lines, stripped."""
+    """Return the blank lines and comments directly before and after some lines, stripped."""
     start, end = lines
     above: list[str] = []
     while start > 1 and idle(all_lines[start - 2]):
@@ -368,7 +368,7 @@ def around(all_lines: tuple[str, ...], lines: tuple[int, int]) -> tuple[list[str
 
 
 def comment_above(parsed: Parsed, lines: tuple[int, int]) -> tuple[str, ...]:
-    """Return the comment that stands directly on top of lines, line by line."""
+    """Return the comment directly above some lines, line by line."""
     above, _ = around(parsed.lines, lines)
     found: list[str] = []
     for line in reversed(above):
@@ -379,7 +379,7 @@ def comment_above(parsed: Parsed, lines: tuple[int, int]) -> tuple[str, ...]:
 
 
 def step(tree: StatementTree) -> str:
-    """Return one step of indentation as the text makes it."""
+    """Return one step of indentation of a text."""
     for node in tree.nodes:
         if node.is_block and node.parent is not None and node.children:
             inner = indent_of(tree.parsed.lines[node.children[0].start - 1])

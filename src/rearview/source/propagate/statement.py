@@ -1,6 +1,6 @@
 """Put one statement of the newest source where it belongs in an older text, or refuse with the reason.
 
-The code around it may have been in another file of the older version; those that may hold it are tried.
+The code around it may have been in another file of the older version; likely files are tried too.
 """
 
 import ast
@@ -56,7 +56,7 @@ Fitted on 1,161 insertions of the tuning repositories by benchmarks/propagation/
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Where the text goes: before 1-based `line` of the old text; `line` is None if refused."""
+    """The insertion: the text goes before 1-based `line` of the old text; `line` is None if refused."""
 
     line: int | None
     text: str
@@ -66,7 +66,7 @@ class Carried:
     score: float = 0.0
     """Strength of the evidence, from which `confidence` is read off (`calibrated`)."""
     present: tuple[int, int] | None = None
-    """The lines on which the old text has the same statement there already."""
+    """The lines at which the old text already has the same statement."""
 
     @property
     def refused(self) -> bool:
@@ -87,7 +87,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A place given by hand: its line, and what names of the statement are called there."""
+    """A place given by hand: its line, and the names that variables of the statement have there."""
 
     line: int
     renames: Mapping[str, str]
@@ -244,7 +244,7 @@ def is_notebook(text: str) -> bool:
 
 
 def _spot(tree: StatementTree, stmt: ast.stmt) -> tuple[StatementNode, int]:
-    """Return the block and index at which a statement left out of the tree stands."""
+    """Return the block and index of a statement that was left out of the tree."""
     for node in tree.nodes:
         if not node.is_block:
             continue
@@ -332,7 +332,7 @@ def _write(
 
 
 def _present(old: Sequence[str], line: int, text: str) -> tuple[int, int] | None:
-    """Return the lines next to a place that hold the same statement already."""
+    """Return the lines next to a place that already contain the same statement."""
     wanted = [each.strip() for each in split(text) if each.strip()]
     for start in (line - len(wanted), line):
         near = old[max(0, start - 1) : start - 1 + len(wanted)]
@@ -351,7 +351,7 @@ def _absent(listed: list[str]) -> str:
 
 
 def _indent(old: StatementTree, block: StatementNode, index: int) -> str | None:
-    """Return the indentation of a block, None where no whole line can go at the index."""
+    """Return the indentation of a block; None if no whole line can be inserted at the index."""
     if not block.children:
         return ""
     for at in {0, min(index, len(block.children) - 1)}:
@@ -362,7 +362,7 @@ def _indent(old: StatementTree, block: StatementNode, index: int) -> str | None:
 
 
 def _still_parses(old: StatementTree, line: int, text: str) -> str | None:
-    """Say what breaks if lines are put before a line; only the top statement there is read again."""
+    """Return what breaks if lines are inserted before a line; only the top statement there is parsed."""
     lines = old.parsed.code_lines
     around = next((n for n in reversed(old.root.children) if n.start < line), None)
     if around is None:
@@ -381,9 +381,9 @@ MOST = 3  # files tried
 def candidates(
     files: Mapping[str, str], new: str, path: str, lines: tuple[int, int], old: Mapping[str, str]
 ) -> list[str]:
-    r"""Return paths of the old version that hold the surroundings of lines, best first.
+    r"""Return the paths of the old version that contain the surroundings of lines, best first.
 
-    A file that holds them in the new version as well is a copy, not the place they came from.
+    A file that contains them in the new version as well is a copy, not the file they came from.
 
     >>> new = {"a.py": "loss = compute(x)\nprint(loss)\nstep_with(loss)\n"}
     >>> old = {"b.py": "loss = compute(x)\nstep_with(loss)\n", "c.py": "other()\n"}

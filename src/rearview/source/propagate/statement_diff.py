@@ -1,4 +1,4 @@
-"""The edit script between two versions as matching sees it, statement by statement."""
+"""The differences between two versions, statement by statement, as matching sees them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rearview.source.trees import StatementNode, grow
 
 
 class Edit(StrEnum):
-    """What became of a statement."""
+    """What happened to a statement."""
 
     SAME = "same"
     RENAMED = "renamed"
@@ -40,9 +40,9 @@ class StatementChange:
 
 
 def statement_diff(old: Mapping[str, str], new: Mapping[str, str]) -> list[StatementChange]:
-    r"""Return what became of every statement, file by file, in the order of the new text.
+    r"""Return what happened to every statement, file by file, in the order of the new text.
 
-    A file that does not parse is left out; one that only one version has is added or removed.
+    A file that does not parse is left out; statements of a file that only one version has are added or removed.
 
     >>> found = statement_diff({"t.py": "a = f(1)\ng(a)\n"}, {"t.py": "b = f(1)\ng(b)\nend()\n"})
     >>> [(one.edit.value, one.new_text) for one in found]
@@ -96,7 +96,7 @@ def _edit(new: StatementNode, old: StatementNode) -> Edit:
 
 
 def _in_order(matching: Matching) -> set[StatementNode]:
-    """Return the statements that stand in the same block, in the same order as before."""
+    """Return the statements that are in the same block and in the same order as before."""
     kept: set[StatementNode] = set()
     for block in matching.new.nodes:
         if not block.is_block:
@@ -119,7 +119,7 @@ def _in_order(matching: Matching) -> set[StatementNode]:
 
 
 def _below(matching: Matching, node: StatementNode) -> int:
-    """Return the line of the new text by which a removed statement is told."""
+    """Return the line of the new text at which a removed statement is listed."""
     for other in reversed(matching.old.nodes[: node.order]):
         if not other.is_block and other in matching.back:
             return matching.back[other].start
@@ -127,7 +127,7 @@ def _below(matching: Matching, node: StatementNode) -> int:
 
 
 def _head(lines: tuple[str, ...], node: StatementNode) -> str:
-    """Return the first line of a statement, below its decorators."""
+    """Return the first line of a statement, after its decorators."""
     tree = node.tree
     line = tree.lineno if isinstance(tree, ast.stmt) else node.start
     return lines[line - 1].strip()

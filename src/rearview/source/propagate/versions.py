@@ -1,6 +1,6 @@
 """Put the statements of the newest source into every past version.
 
-`carry` (in `statement`) answers for two texts; `through` for whole projects and a chain of versions,
+`carry` (in `statement`) handles two texts; `through` handles whole projects and a chain of versions,
 directly and step by step.
 """
 
@@ -41,7 +41,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Text put before a 1-based line of a file; an empty text where it stood there already."""
+    """Text inserted before a 1-based line of a file; the text is empty if the statement was already there."""
 
     path: str
     line: int
@@ -50,18 +50,18 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class HandPlace:
-    """A place given by hand: before a 1-based line of a file, or behind the statement on it."""
+    """A place given by hand: before a 1-based line of a file, or after the statement on it."""
 
     path: str
     line: int
     after: bool = False
     renames: Mapping[str, str] = field(default_factory=dict)
-    """What names that the statement reads are called there, where the user said so."""
+    """Names that variables of the statement have there, as the user gave them."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionOutcome:
-    """What becomes of one version: its changed files and their diff, or the reason for refusing."""
+    """The result for one version: its changed files and their diff, or the reason for refusing."""
 
     version: int
     files: Files
@@ -75,13 +75,13 @@ class VersionOutcome:
 
     @property
     def refused(self) -> bool:
-        """Return True if this version stays as it is because no place is certain."""
+        """Return True if this version stays unchanged because no place is certain."""
         return bool(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A version in which the statements stand, and where."""
+    """A version that contains the statements, and where."""
 
     files: Files
     statements: tuple[Statement, ...]
@@ -158,7 +158,7 @@ def _version(
     sure: float,
     disproved: Disproved,
 ) -> tuple[VersionOutcome, _Where | None]:
-    """Return the outcome for one version, asked straight and, where that helps, step by step."""
+    """Return the outcome for one version, computed directly and, if that helps, step by step."""
     straight = _carry_all(origin, old, sure=sure, disproved=disproved)
     if near is None or (not straight.reason and straight.confidence >= CLEAR):
         return straight.outcome(at, old), straight.where
@@ -209,7 +209,7 @@ class _Try:
 
 
 def difference(old: Files, files: Files) -> str:
-    """Return what changed files differ in from a version, as a unified difference."""
+    """Return the unified diff between a version and its changed files."""
     parts: list[str] = []
     for path in sorted(files):
         before, after = split(old[path]), split(files[path])
@@ -302,7 +302,7 @@ def _name_all(source: _Source, old: Files) -> tuple[dict[str, str], tuple[Naming
 
 
 def _order(source: _Source) -> list[int]:
-    """Return the statements' numbers, definers before readers, else in the order given."""
+    """Return the statements' numbers, definitions before readers, else in the given order."""
     known = []
     for statement in source.statements:
         parsed = try_parse(source.files[statement.path])
@@ -320,7 +320,7 @@ def _order(source: _Source) -> list[int]:
 
 
 def _without(text: str, path: str, later: Sequence[Statement]) -> str:
-    """Blank the statements that are not carried yet, so that lines keep their numbers."""
+    """Blank the statements that are not inserted yet, so that lines keep their numbers."""
     lines = split(text)
     for filler in ("", "pass"):
         kept = list(lines)
@@ -347,7 +347,7 @@ def _carry_one(
     disproved: Mapping[tuple[str, int], str],
     puts: Mapping[str, _Puts],
 ) -> tuple[str, Carried]:
-    """Carry into the same file, or into the one its surroundings came from."""
+    """Insert a statement into the same file, or into the file its surroundings came from."""
     path = statement.path
     found = refuse(f"{path} is not in that version")
     if path in old:
@@ -374,7 +374,7 @@ def _carry_one(
 def _put_by_hand(
     new: str, statement: Statement, text: str | None, place: HandPlace, put_before: _Puts
 ) -> Carried:
-    """Return a statement at the place that the user gave, below what was put there already."""
+    """Return a statement at the place that the user gave, after statements inserted there before."""
     if text is None:
         return refuse(f"{place.path} is not in that version")
     line = place.line
