@@ -83,6 +83,7 @@ format: test-env
 docs: test-env
 	@$(BIN)/python docs/generate.py
 	$(BIN)/python docs/draw_architecture.py
+	$(BIN)/python docs/draw_session.py
 
 bench: test-env
 	@for script in benchmarks/*.py benchmarks/*/run.py; do echo "== $$script"; $(BIN)/python $$script; done

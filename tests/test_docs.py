@@ -76,6 +76,13 @@ def test_the_picture_of_the_architecture_is_drawn_from_the_imports_of_today():
     assert (DOCS / "architecture.svg").read_text("utf-8") == drawing.draw(), "run `make docs`"
 
 
+def test_the_picture_of_a_terminal_shows_what_the_guide_shows():
+    spec = importlib.util.spec_from_file_location("session", DOCS / "draw_session.py")
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    assert (DOCS / "images" / "session.svg").read_text("utf-8") == drawing.draw(), "run `make docs`"
+
+
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
 
 
@@ -95,8 +102,44 @@ def test_commands_in_the_documents_exist(page):
 
 def test_every_page_is_in_the_index():
     index = (DOCS / "index.md").read_text("utf-8")
-    pages = {page.name for page in DOCS.glob("*.md")} - {"index.md"}
-    assert not {page for page in pages if f"({page})" not in index}
+    pages = {
+        str(page.relative_to(DOCS)) for page in [*DOCS.glob("*.md"), *DOCS.glob("guides/*.md")]
+    }
+    assert not {page for page in pages - {"index.md"} if f"({page})" not in index}
+
+
+ROOMS = {path.name for path in SRC.iterdir() if path.is_dir()}
+
+
+def is_module(dotted):
+    """Return True if a dotted name below the package is a module, a room, or a name in one of them."""
+    at = SRC
+    for part in dotted.split("."):
+        if (at / part).is_dir():
+            at = at / part
+        elif (at / f"{part}.py").is_file():
+            return True
+        else:
+            return at != SRC and part[0].isupper()
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_in_the_documents_exist(page):
+    text = page.read_text("utf-8")
+    dotted = re.findall(r"`((?:rearview\.)?([a-z_]+)\.[a-z_.]+)`", text)
+    other = (".pt", ".pth", ".fit", ".md", ".json", ".jsonl", ".py", ".toml", ".sqlite")
+    named = {
+        name for name, room in dotted if room in ROOMS - {"state"} and not name.endswith(other)
+    }
+    assert not {name for name in named if not is_module(name.removeprefix("rearview."))}
+    files = re.findall(r"`((?:src/rearview/|tests/)?([a-z_]+)/[\w/]+\.py)`", text)
+    places = (ROOT, SRC, ROOT / "tests", DOCS)
+    missing = {
+        name for name, room in files
+        if room in ROOMS | {"journeys"} and not any((place / name).exists() for place in places)
+    }  # fmt: skip
+    assert not missing
 
 
 def test_the_first_sections_a_newcomer_needs_are_there():

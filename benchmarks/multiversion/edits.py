@@ -252,8 +252,7 @@ def main():
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     saved_all, wrong_all, count = [], 0, 0
     begin = time.perf_counter()
-    for word in sys.argv[1:]:
-        file = Path(word).absolute()
+    for file in [Path(word).absolute() for word in sys.argv[1:]]:
         try:
             results = study(file)
         except Exception as exc:

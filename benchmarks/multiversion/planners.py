@@ -183,9 +183,8 @@ def main():
     draw = random.Random(5)
     parent, depth = [START], [0]
     while len(parent) < 500:
-        above = draw.choice(
-            [i for i in range(max(0, len(parent) - 25), len(parent)) if depth[i] < 30]
-        )
+        recent = [i for i in range(max(0, len(parent) - 25), len(parent)) if depth[i] < 30]
+        above = draw.choice(recent or [0])
         parent.append(above)
         depth.append(depth[above] + 1)
     big = Tree.of(

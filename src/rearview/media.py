@@ -364,5 +364,5 @@ def _html_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], more: int)
     body = "".join(
         f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows
     )
-    rest = f"<p>… and {more} more rows</p>" if more > 0 else ""
+    rest = f"<p>… rows not shown: {more}</p>" if more > 0 else ""
     return f"<table><tr>{head}</tr>{body}</table>{rest}"

@@ -41,7 +41,7 @@ def test_a_measurement_is_remembered_where_the_other_machines_see_it(tmp_path, m
     assert len(measured[0]) == 1
 
 
-def test_it_is_taken_again_when_it_is_old_or_was_taken_on_a_busy_machine(tmp_path, measured):
+def test_an_old_or_busy_measurement_is_repeated(tmp_path, measured):
     import time
 
     one = Machines(tmp_path, HERE)
@@ -82,7 +82,7 @@ def test_a_run_of_which_only_the_host_is_known_is_of_this_machine_if_the_host_is
     assert here.of(run(None, "node7")).name != here.name
 
 
-def test_what_cannot_be_measured_or_read_costs_only_certainty(tmp_path, measured):
+def test_a_failed_measurement_only_widens_predictions(tmp_path, measured):
     measured[1]["measured"] = None
     one = Machines(tmp_path, HERE)
     assert one.measure().kernels == {}

@@ -17,7 +17,7 @@ def read(*checkpoints):
     return [one.nbytes // MB for one in checkpoint_facts("train.py:epoch", checkpoints)]
 
 
-def test_what_never_changes_is_read_once():
+def test_an_unchanged_object_is_read_once():
     run = [
         checkpoint(0, "end", 430 * MB, 430 * MB),
         checkpoint(1, "start", 430 * MB, 0),

@@ -84,7 +84,7 @@ def test_a_segment_that_another_fills_is_waited_for_and_not_run(past):
     assert points(past) == []
 
 
-def test_what_another_fails_at_is_taken_over(past):
+def test_a_segment_that_another_backfill_fails_is_taken_over(past):
     other = Other(past)
     with other.status.open():
         replay = other.claim(0, 4)
@@ -127,7 +127,7 @@ def test_claims_of_a_backfill_that_is_gone_count_for_nothing(past):
     assert points(past) == EVERY
 
 
-def test_nobody_waits_for_a_backfill_that_is_suspended(past):
+def test_claims_of_a_suspended_backfill_are_ignored(past):
     other = Other(past)
     with other.status.open():
         other.claim(0, 4)

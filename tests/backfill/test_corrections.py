@@ -63,7 +63,7 @@ def test_the_place_stays_when_the_statement_changes(project):
     assert [row["v"] for row in history(folder).table("v")] == [100, 200, 300] * 2 + [100, 200]
 
 
-def test_it_is_not_for_another_name(project):
+def test_a_correction_does_not_apply_to_another_name(project):
     folder, runs = project
     history(folder).correct(runs[0], "train.py", 7, ["v"])
     write(folder, train=probed(NEWEST, '    rearview.log("w", total)\n    total += value'))
@@ -118,14 +118,14 @@ def test_neighbours_of_a_corrected_version_keep_their_places(tmp_path):
     assert after[1] == ["    import rearview", '    rearview.log("v", value)']
 
 
-def test_it_can_go_behind_the_last_statement_of_a_block(project):
+def test_a_correction_can_go_after_the_last_statement_of_a_block(project):
     folder, runs = project
     history(folder).correct(runs[0], "train.py", 8, ["v"], after=True)
     diff = history(folder).propagate(["v"])[-1].diff
     assert diff.endswith('     total += value\n+    rearview.log("v", value)\n')
 
 
-def test_what_is_computed_for_it_goes_with_it(project):
+def test_helper_statements_go_to_the_corrected_place_too(project):
     folder, runs = project
     two = '    twice = 2 * value\n    rearview.log("v", twice)\n    total += value'
     write(folder, train=probed(NEWEST, two))

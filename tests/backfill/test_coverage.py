@@ -65,7 +65,7 @@ def test_an_inner_loop_without_an_end_runs_to_its_end_in_each_iteration(past):
     assert not again.refusals
 
 
-def test_what_follows_the_loop_is_filled_once(past, tmp_path):
+def test_values_logged_after_the_loop_are_filled_once(past, tmp_path):
     probed(tmp_path, after='rearview.log("end", w)')
     assert past.backfill(["end"]).proved
     assert past.plan(["end"]).nothing
@@ -138,7 +138,7 @@ def test_recorded_values_are_shown_while_the_source_does_not_parse(past, tmp_pat
     assert len(history(tmp_path).table("w").rows()) == len(EVERY)
 
 
-def test_what_was_recorded_can_be_asked_where_nothing_can_be_written(past, tmp_path):
+def test_recorded_values_can_be_queried_while_versions_cannot_be_written(past, tmp_path):
     past.backfill(["w"])
     cache = tmp_path / ".rearview" / "cache" / "versions"
     shutil.rmtree(cache)
@@ -160,7 +160,7 @@ def bare(tmp_path):
     return history(tmp_path)
 
 
-def test_what_cannot_be_compared_is_said_to_be_unproved_and_not_run_again(bare):
+def test_a_replay_without_anything_to_compare_is_unproved_and_not_repeated(bare):
     first = bare.backfill(["w0"])
     assert (first.proved, first.written) == (False, 1)
     second = bare.plan(["w0"])
@@ -170,7 +170,7 @@ def test_what_cannot_be_compared_is_said_to_be_unproved_and_not_run_again(bare):
     assert bare.backfill(["w0"], again=True).written == 1
 
 
-def test_what_differed_runs_again_each_time(bare):
+def test_a_differing_replay_is_repeated_by_every_backfill(bare):
     (one,) = bare.backfill(["w0"]).outcomes
     report = {"finished": True, "difference": "w at the start"}
     Runs(bare.project).end_replay(one.run, one.replay, proved=False, facts={"report": report})
@@ -179,7 +179,7 @@ def test_what_differed_runs_again_each_time(bare):
     assert plan.unproved == []
 
 
-def test_what_could_not_be_compared_runs_again_once_the_run_has_gone_on(bare, tmp_path):
+def test_an_unproved_replay_is_repeated_after_the_run_was_resumed(bare, tmp_path):
     assert not bare.backfill(["w0"]).proved
     run = bare.run()
     Runs(bare.project).end(run.id, 0, run.end)
@@ -205,7 +205,7 @@ fit()
 """A loop that is entered twice, and a method that a library calls back: its callers are not known."""
 
 
-def test_what_a_callback_logs_in_a_loop_that_is_entered_twice_is_filled_once(tmp_path):
+def test_values_of_a_callback_in_a_loop_entered_twice_are_filled_once(tmp_path):
     write(tmp_path, train=TWICE)
     assert recorded(tmp_path, "train.py").code == 0
     text = TWICE.replace("# PROBE", 'rearview.log("asked", loss)')

@@ -69,7 +69,7 @@ def test_a_name_that_nothing_logs_is_said_to_be_unknown(project):
     write(project, train=SECOND.replace("    print", '    rearview.log("e", twice)\n    print'))
     refusals = history(project).plan(["no_such_name"]).refusals
     assert len(refusals) == 2
-    assert all("nothing in the work tree logs this" in one.reason for one in refusals)
+    assert all("nothing in the newest source logs this" in one.reason for one in refusals)
 
 
 def test_code_that_was_added_to_the_program_meanwhile_is_not_carried(tmp_path):
@@ -80,7 +80,7 @@ def test_code_that_was_added_to_the_program_meanwhile_is_not_carried(tmp_path):
     assert filled(tmp_path, "t") == [(4,), (8,), (12,), (8,), (16,), (24,)]
 
 
-def test_what_only_code_that_was_added_meanwhile_computes_is_refused(tmp_path):
+def test_a_value_that_only_newer_code_computes_is_refused(tmp_path):
     write(tmp_path, train=FIRST)
     assert recorded(tmp_path, "train.py").code == 0
     scaled = FIRST.replace("    print", "    total = scale(total)\n    print").replace(

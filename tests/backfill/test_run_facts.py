@@ -129,7 +129,7 @@ def test_a_loop_that_is_not_always_there_is_counted_where_it_is():
     assert (inner.counts, inner.counted) == ([0, 3, 0], range(3))
 
 
-def test_what_ran_in_another_process_is_a_guess():
+def test_iterations_of_another_process_are_a_guess():
     facts = main(inner={"a:1:fold": [(0.0, 0), (0.1, 4), (0.1, 4)]}, counted=[1, 9])
     (inner,) = inner_loops(facts, END, 3)
     assert (inner.counts, inner.counted) == ([4, 4, 4], range(1, 3))

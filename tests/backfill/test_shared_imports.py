@@ -62,12 +62,12 @@ def test_a_module_begins_with_its_packages():
     assert leading_imports(files, "pkg.train", module=True) == ("import numpy",)
 
 
-def test_what_does_not_parse_shares_nothing():
+def test_a_file_that_does_not_parse_shares_no_imports():
     assert lead("import torch\nfor") == ()
     assert leading_imports({}, "train.py") == ()
 
 
-def test_what_torch_imports_when_an_optimizer_is_made_is_imported_with_it():
+def test_the_lazy_import_of_torch_optimizers_is_imported_with_torch():
     text = "import torch\nfrom torch.optim import SGD"
     assert lead(text) == (*text.splitlines(), "import torch._dynamo")
 

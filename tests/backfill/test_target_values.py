@@ -53,7 +53,7 @@ def test_iterations_are_meant_by_what_the_target_held(tmp_path, head, inner, at,
     assert asked(tmp_path, head, inner, at) == where
 
 
-def test_what_cannot_be_shown_goes_by_index(tmp_path):
+def test_loop_values_that_cannot_be_shown_are_selected_by_index(tmp_path):
     head = "for thing in [collections.OrderedDict(), collections.OrderedDict()]:"
     assert asked(tmp_path, head, STEPS, "thing=1") == [3, 4]
 
@@ -69,7 +69,7 @@ def test_a_range_that_begins_elsewhere_each_time_leaves_nothing_out(tmp_path):
     assert {3, 5, 6} <= set(found)
 
 
-def test_what_it_did_hold_is_said_if_it_did_not_hold_that(tmp_path):
+def test_a_missing_loop_value_is_refused_with_the_values_it_had(tmp_path):
     head = "for lr in [0.1, 0.01]:"
     said = asked(tmp_path, head, STEPS, "lr=0.5", refused=True)
     assert said.endswith("has no iteration lr=0.5: it has 2: 0.1, 0.01")

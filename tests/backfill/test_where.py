@@ -59,7 +59,7 @@ def test_only_the_stretches_that_are_chosen_are_filled(past, where, points):
     assert past.plan(["x"], where=where).nothing
 
 
-def test_what_was_left_out_is_filled_when_it_is_asked_for(past):
+def test_rows_left_out_by_a_condition_are_filled_when_requested(past):
     past.backfill(["x"], where="step > 7")
     assert past.plan(["x"], where="step > 8").nothing
     assert not past.plan(["x"], where="step > 5").nothing
@@ -78,7 +78,7 @@ def test_both_a_predicate_and_iterations_may_be_given(past):
     assert past.plan(["x"], where="step > 3", at="epoch=1/step=0:6").nothing
 
 
-def test_what_is_logged_elsewhere_is_filled_in_whole_iterations(past, tmp_path):
+def test_values_logged_in_another_loop_are_filled_in_whole_iterations(past, tmp_path):
     added = '    for test in range(4):\n        rearview.log("y", total)\n'
     write(tmp_path, train=SCRIPT.replace("    for test in range(4):\n", added))
     report = history(tmp_path).backfill(["y"], where="step = 4 and epoch = 1")

@@ -68,7 +68,7 @@ def test_a_statement_that_lacks_an_attribute_there_goes_to_the_next_place(projec
     assert scores == [0.0, 2.0, 4.0]
 
 
-def test_it_is_refused_if_no_other_place_is_left(tmp_path):
+def test_a_statement_is_refused_if_no_other_place_is_left(tmp_path):
     never = OLD.replace('setattr(box, "score", epoch * 2.0)', "box.total = epoch")
     write(tmp_path, train=never + "print('score')\n")
     assert recorded(tmp_path, "train.py").code == 0

@@ -89,7 +89,7 @@ def test_a_call_is_held_until_its_copy_is_done_and_those_behind_it_too(copies, d
     assert not copies.is_under_way()
 
 
-def test_who_waits_gets_every_call_and_the_values_of_that_time(copies, device):
+def test_a_flush_returns_every_call_with_the_values_of_its_time(copies, device):
     value = torch.arange(6.0).reshape(2, 3)
     hold(copies, 1, value)
     value += 100

@@ -81,7 +81,7 @@ def test_arguments_are_copied_when_the_call_is_made(file):
     writer.close()
 
 
-def test_what_a_writer_keeps_stays_as_it_was_given(file):
+def test_arguments_that_a_writer_keeps_do_not_change(file):
     writer = rearview.background(Lines, file, background_memory=1 << 20)
     for number in range(40):  # many times the memory that calls may take
         writer.keep(np.full(20_000, float(number)))

@@ -152,7 +152,7 @@ def test_runs_become_event_files_with_what_replays_have_filled(tmp_path, some_ru
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*tfevents*")} == files
 
 
-def test_what_went_out_to_tensorboard_comes_in_again(tmp_path, some_runs, project):
+def test_an_export_to_tensorboard_can_be_imported_again(tmp_path, some_runs, project):
     for run in exported_runs(some_runs):
         write_tensorboard(run, tmp_path / "out")
     other = Project.create(tmp_path / "other")

@@ -14,7 +14,7 @@ def test_backfill_says_what_it_did_and_how_sure_it_is(command, past):
     assert code == 0
     assert "1 segment of 1 run, about 4.0 s of computing (3.0 s to 6.0 s)" in err
     assert "5 records written in 2.0 s; that is 10.0 times faster than the 20.0 s" in out
-    assert "exact: 1 states restored, 3 states and 4 recorded values equal" in out
+    assert "exact: 1 state restored, 3 states and 4 recorded values equal" in out
 
 
 def test_all_bounds_are_passed_on(command, past):
@@ -31,7 +31,8 @@ def test_explain_runs_nothing(command, past):
     assert code == 0
     assert [verb for verb, _, _ in past.asked] == ["plan"]
     assert "epoch=3:5" in out
-    assert "DPi" in out
+    assert "inner loop: only the chosen iterations run" in out
+    assert "DPi" not in out
 
 
 def test_explain_as_json(command, past):

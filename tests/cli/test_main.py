@@ -112,7 +112,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
         "import rearview.cli.query as ask\n"
         "from types import SimpleNamespace\n"
         "class Table(list):\n"
-        "    columns, mark, unproved = ['n'], '', []\n"
+        "    columns, mark, interpolated, unproved = ['n'], '', '', []\n"
         "    def described(self):\n"
         "        return iter(self)\n"
         "table = Table({'n': n} for n in range(200000))\n"

@@ -174,7 +174,7 @@ def test_rows_come_in_the_order_asked_for(command, gaps):
     rows = json.loads(command("table", "loss", "acc", "--order-by", "acc desc", "-f", "json")[1])
     assert [row["acc"] for row in rows] == [1.0, 0.5, None]
     code, _, err = command("table", "acc", "--order-by", "axc")
-    assert (code, "nearest known are acc" in err) == (2, True)
+    assert (code, "Did you mean acc" in err) == (2, True)
 
 
 def test_runs_come_in_the_order_asked_for(command, gaps, tmp_path):

@@ -64,7 +64,7 @@ def test_quiet_says_nothing(command, begun):
 def test_a_missing_script_is_told_with_what_is_there(command, begun):
     code, _, err = command("run", "trian.py")
     assert code == 2
-    assert "There is no script 'trian.py'. Here are train.py." in err
+    assert "Did you mean `rearview run train.py`?" in err
     assert "#no-script" in err
     assert begun == []
 

@@ -52,7 +52,7 @@ def test_when_the_signal_has_only_nulls_the_forecast_is_asked(url, clock, grid):
     assert outlook.substitute
 
 
-def test_what_was_is_taken_from_public_power(url, clock, grid):
+def test_past_samples_come_from_public_power(url, clock, grid):
     outlook = EnergyCharts(url=url, clock=clock).measured(NOW, NOW + HOUR)
     assert outlook.at(NOW).share == 40.5
     assert grid.asked[-1][1]["start"] == str(NOW)
@@ -125,7 +125,7 @@ def test_an_old_answer_says_nothing_about_a_time_it_does_not_cover(url, clock, g
     assert source.outlook().at(clock.now) is None
 
 
-def test_it_is_asked_seldom_and_a_rate_limit_is_kept(url, clock, grid):
+def test_a_source_is_asked_rarely_and_a_rate_limit_is_respected(url, clock, grid):
     source = EnergyCharts(url=url, clock=clock, pause=600)
     for _ in range(5):
         source.outlook()
@@ -160,7 +160,7 @@ def test_sources_go_by_name():
         open_source("crystal-ball")
 
 
-def test_what_was_can_be_asked_of_each_of_them(url, clock):
+def test_every_source_returns_past_samples(url, clock):
     for source in (
         EnergyCharts(url=url, clock=clock),
         ElectricityMaps(url=url, token="secret", clock=clock),

@@ -36,7 +36,7 @@ def test_hours_of_which_nothing_is_known_are_not_made_up():
     assert found.kwh == 1.0
 
 
-def test_what_was_noted_survives_a_torn_line(tmp_path):
+def test_notes_survive_a_torn_line(tmp_path):
     account = Account(tmp_path / "sub" / "energy.jsonl")
     account.asked(0)
     account.grid(GRID)

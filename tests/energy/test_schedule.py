@@ -30,7 +30,7 @@ def test_by_the_light_it_starts_at_green_and_goes_on_at_yellow():
     assert decide(outlook, 2 * HOUR, Rule(), running=False).run
 
 
-def test_it_says_when_the_decision_changes():
+def test_a_decision_says_until_when_it_holds():
     outlook = forecast([20, 50, 80, 10], [0, 1, 2, 0])
     assert decide(outlook, 0, Rule(), running=False).until == 2 * HOUR
     assert decide(outlook, 2 * HOUR, Rule(), running=True).until == 3 * HOUR

@@ -21,7 +21,7 @@ def offered(monkeypatch):
     monkeypatch.setattr(local, "FORK_SERVER_SUPPORTED", True)
 
 
-def test_what_is_told_to_each_does_not_keep_them_apart():
+def test_tasks_that_differ_only_in_their_control_message_share_a_fork_server():
     assert key(**{VARIABLE: "a", "HOME": "/"}) == key(**{VARIABLE: "b", "HOME": "/"}) is not None
 
 
@@ -34,7 +34,7 @@ def test_what_is_told_to_each_does_not_keep_them_apart():
         {"CUDA_VISIBLE_DEVICES": "1"},
     ],
 )
-def test_everything_else_does(other):
+def test_tasks_that_differ_in_imports_command_or_environment_do_not_share(other):
     assert key(**{"PYTHONHASHSEED": "1", **other}) != key(PYTHONHASHSEED="1")
 
 
@@ -43,12 +43,12 @@ def test_threads_that_are_bound_when_a_library_is_loaded_share_nothing(name):
     assert key(**{name: "1"}) is None
 
 
-def test_modules_that_are_looked_for_in_its_own_folder_are_its_own():
+def test_a_relative_search_path_is_not_shared():
     assert key(PYTHONPATH="/a:/b") is not None
     assert key(PYTHONPATH="/a:src") is key(PYTHONPATH="/a:") is None
 
 
-def test_nothing_is_shared_unasked_or_where_the_system_cannot(monkeypatch):
+def test_no_fork_server_without_imports_or_system_support(monkeypatch):
     assert key(replace(TASK, imports=None)) is None
     assert key(replace(TASK, imports=())) is not None
     monkeypatch.setattr(local, "FORK_SERVER_SUPPORTED", False)
@@ -64,7 +64,7 @@ class Idle:
         self.closed = True
 
 
-def test_those_not_needed_for_longest_make_room(monkeypatch):
+def test_the_least_recently_used_idle_fork_server_is_closed(monkeypatch):
     begun = []
 
     def start(task, environment):
@@ -89,7 +89,7 @@ def test_those_not_needed_for_longest_make_room(monkeypatch):
     assert all(one.closed for one in begun)
 
 
-def test_one_that_is_of_no_use_is_not_started_again(monkeypatch):
+def test_a_closed_fork_server_is_not_started_again(monkeypatch):
     monkeypatch.setattr(local.ForkServerClient, "start", lambda task, environment: Idle())
     executor = local.Local(2)
     executor._fork_server(TASK, {}).close()

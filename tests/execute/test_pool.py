@@ -181,7 +181,7 @@ class Sharing(Machine):
         ReplayReport(error="exit code 1"),
     ],
 )
-def test_what_goes_wrong_after_a_shared_start_is_settled_by_a_replay_of_its_own(folder, wrong):
+def test_a_failure_after_a_shared_start_is_repeated_in_a_process_of_its_own(folder, wrong):
     machine = Sharing(slots=1)
     replays = Scripted({"a": [wrong, GOOD], "b": [GOOD]})
     outcomes, _ = run(folder, replays, machine, "ab", **SHARED)
@@ -190,7 +190,7 @@ def test_what_goes_wrong_after_a_shared_start_is_settled_by_a_replay_of_its_own(
     assert all(outcome.proved for outcome in outcomes)
 
 
-def test_what_goes_wrong_both_ways_does_not_speak_against_sharing(folder):
+def test_a_failure_with_and_without_a_shared_start_keeps_sharing_on(folder):
     machine = Sharing(slots=1)
     wrong = ReplayReport(difference="w", finished=True)
     outcomes, _ = run(folder, Scripted({"a": [wrong, wrong], "b": [GOOD]}), machine, "ab", **SHARED)
@@ -214,7 +214,7 @@ def test_an_error_that_only_reads_like_a_raising_statement_is_another_error(fold
     assert machine.started == ["a", "a-again", "b", "b-again"]
 
 
-def test_one_that_is_killed_after_a_shared_start_starts_on_its_own(folder):
+def test_a_segment_killed_after_a_shared_start_starts_on_its_own(folder):
     machine = Sharing({"a": [-11, 0]}, slots=1)
     run(folder, Scripted({"a": [GOOD], "b": [GOOD]}), machine, "ab", **SHARED)
     assert machine.started == ["a", "a", "b"]
@@ -407,7 +407,7 @@ def test_a_cluster_that_shrinks_by_itself_takes_nothing_away_from_the_living(fol
 HELD, FILLED = Claim(None, rest=True), Claim(None, filled=True)
 
 
-def test_what_another_has_claimed_is_claimed_again_at_the_end(folder):
+def test_a_segment_claimed_by_another_backfill_is_tried_again_at_the_end(folder):
     machine = Machine(slots=1)
     replays, events = Scripted({name: [GOOD] for name in "ab"}), []
     script = {"a": [HELD, HELD, Claim(made("a", folder))]}
@@ -418,7 +418,7 @@ def test_what_another_has_claimed_is_claimed_again_at_the_end(folder):
     assert max(event.held for event in events) == 1
 
 
-def test_what_another_has_filled_is_told_and_not_started(folder):
+def test_a_segment_filled_by_another_backfill_is_reported_and_not_started(folder):
     machine, events = Machine(), []
     script = {"a": [HELD, FILLED], "b": [FILLED]}
     outcomes, pool = run(folder, Scripted({}), machine, "ab", events.append, script=script)

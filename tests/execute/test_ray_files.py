@@ -45,12 +45,12 @@ EVERY_SECOND = [checkpoint(k, [epoch(k)]) for k in range(0, 12, 2)]
 LAST = checkpoint(99, [epoch(12)], "end")
 
 
-def test_it_begins_at_the_nearest_and_waits_for_the_next_proof():
+def test_a_replay_reads_the_nearest_checkpoint_and_those_up_to_the_next_proof():
     found = uses(wanted(5, 7), [*EVERY_SECOND, LAST])
     assert found == {0: "anchors", 4: "restored", 6: "compared", 8: "compared", 99: "compared"}
 
 
-def test_what_is_wanted_after_the_loop_restores_its_end():
+def test_a_value_requested_after_the_loop_restores_the_end_of_the_loop():
     assert uses(wanted(5, 7, after=True), [*EVERY_SECOND, LAST])[99] == "restored"
 
 

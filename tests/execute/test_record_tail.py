@@ -62,7 +62,7 @@ def test_a_folder_that_is_gone_is_no_progress(tmp_path):
     assert not RecordTail(tmp_path / "gone", "r.1").read()
 
 
-def test_others_that_took_longer_lengthen_what_was_predicted():
+def test_slower_segments_lengthen_the_prediction_of_the_others():
     pace = Eta(100.0, 0.0)
     assert pace.left(50.0, None, 2.0) == 150.0
     assert pace.left(500.0, None) == 50.0  # it is not over, though it should be

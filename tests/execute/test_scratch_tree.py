@@ -30,7 +30,7 @@ def test_the_source_is_the_versions_and_inputs_are_linked(project, tmp_path_fact
     assert (tree / "data" / "x.bin").read_bytes() == bytes(range(256))
 
 
-def test_what_was_written_since_the_run_began_is_not_there(project, tmp_path_factory):
+def test_files_written_since_the_run_started_are_not_in_the_scratch_tree(project, tmp_path_factory):
     versions = Versions(project, Settings())
     version = versions.save("r")
     began = time.time()

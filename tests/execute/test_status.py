@@ -25,7 +25,7 @@ def say(file, **changes):
     file.update(**facts)
 
 
-def test_it_is_seen_while_it_lasts_and_leaves_nothing(project):
+def test_a_status_file_exists_while_the_backfill_runs_and_is_removed(project):
     with StatusFile(project, ["g"]).open() as file:
         say(file)
         (seen,) = running_backfills(project)
@@ -34,7 +34,7 @@ def test_it_is_seen_while_it_lasts_and_leaves_nothing(project):
     assert list(folder_of(project).iterdir()) == []
 
 
-def test_it_hears_how_many_workers_are_asked_for(project):
+def test_a_backfill_reads_the_requested_number_of_workers(project):
     with StatusFile(project, ["g"]).open() as file:
         assert file.requested_workers() is None
         say(file)
@@ -44,7 +44,7 @@ def test_it_hears_how_many_workers_are_asked_for(project):
         assert file.requested_workers() == 1
 
 
-def test_what_was_asked_for_wrongly_is_not_heard(project):
+def test_a_malformed_request_for_workers_is_ignored(project):
     with StatusFile(project, ["g"]).open() as file:
         say(file)
         (seen,) = running_backfills(project)
@@ -65,7 +65,7 @@ def test_none_and_several_are_told_apart(project):
         assert past.set_workers(2, of=running_backfills(project)[1].id).names == ("h",)
 
 
-def test_what_a_dead_one_left_is_not_shown_and_goes_away(project):
+def test_the_status_file_of_a_dead_backfill_is_removed(project):
     file = StatusFile(project, ["g"])
     say(file)
     (path,) = folder_of(project).iterdir()

@@ -105,7 +105,7 @@ def test_a_model_and_its_optimizer_go_on_from_it(folder):
     assert torch.equal(model.weight, run.value("w", epoch=3))
 
 
-def test_what_cannot_be_given_is_named(folder):
+def test_a_variable_that_cannot_be_read_is_named_with_the_reason(folder):
     state = history(folder).run().at(epoch=2)
     assert set(state) == {"main.model", "main.opt", "main.kept", "main.epoch"}
     assert dict(state).keys() == set(state)

@@ -114,7 +114,7 @@ def test_segments_that_share_their_start_have_the_variables_of_their_runs(projec
     assert values == ["a"] * 4 + ["b"] * 8
 
 
-def test_what_differs_and_is_not_restored_is_named_once(project):
+def test_a_variable_that_differs_and_is_not_restored_is_named_once(project):
     project.write(SCRIPT.format(read='value = os.environ["HOME"] * 0 + "x"'))
     project.rearview("run", "--every", "train.py", HOME="/root")
     said = project.rearview("replay", HOME="/elsewhere")

@@ -53,7 +53,7 @@ def test_a_script_that_logs_nothing_has_its_results_in_the_table(looked_at):
     assert "captured: loss, acc (assigned)" in shown.stderr
 
 
-def test_nothing_is_told_where_standard_error_is_no_terminal(looked_at):
+def test_no_closing_line_is_printed_if_stderr_is_not_a_terminal(looked_at):
     _, ran = looked_at
     assert ran.stderr == "rearview: recording train.py\n"
 
@@ -62,7 +62,7 @@ def test_an_unknown_name_is_answered_with_names_that_contain_it(tmp_path):
     write(tmp_path, train=script().replace("loss", "train_loss"))
     assert recorded(tmp_path, "train.py").code == 0
     asked = commands(tmp_path, "table", "los")
-    assert "The nearest known are train_loss" in asked.stderr
+    assert "Did you mean train_loss" in asked.stderr
 
 
 def test_a_person_at_a_terminal_is_told_what_was_recorded_what_it_cost_and_what_to_type(tmp_path):

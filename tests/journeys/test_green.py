@@ -73,7 +73,7 @@ def statuses(folder):
     return [run["status"] for run in json.loads(out)]
 
 
-def test_it_waits_for_green_pauses_at_red_goes_on_and_ends_the_same(job, truth):
+def test_a_green_run_waits_pauses_resumes_and_ends_with_the_same_result(job, truth):
     with serving(soon(0, 2, 0, each=3)) as url:
         code, out, err = done(job, url, "run", "--green", "job.py")
         assert (code, out) == (0, truth), err
@@ -141,7 +141,7 @@ def test_at_the_deadline_it_begins_whatever_the_colour(job, truth):
     assert "the deadline leaves no time to wait" in err
 
 
-def test_it_can_be_stopped_while_it_waits_and_while_it_runs(job, truth):
+def test_a_green_run_can_be_stopped_while_it_waits_and_while_it_runs(job, truth):
     red = Grid(time.time())
     red.lights = [0] * 8
     with serving(red) as url:

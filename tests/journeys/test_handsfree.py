@@ -265,7 +265,7 @@ def test_a_script_outside_the_project_is_refused(project, tmp_path_factory):
     assert "outside-project" in done.stderr
 
 
-def test_what_is_not_there_is_said_clearly(project):
+def test_a_missing_or_newer_store_is_reported_clearly(project):
     done = rearview(project, "runs")
     assert done.returncode == 2
     assert "no-store" in done.stderr

@@ -138,7 +138,7 @@ def test_a_mend_that_runs_after_the_checkpoint_is_gone_on_with(name, project):
     assert after[:4] == before[:4]  # what the old source computed stays
 
 
-def test_what_comes_after_the_loop_may_be_mended(project):
+def test_code_after_the_loop_may_be_edited_before_a_resume(project):
     text = SCRIPT.replace("value / undefined_name", "value").replace("value > 0", "undefined_name")
     project.crash(text)
     project.script.write_text(text.replace("undefined_name", "value > 0"))

@@ -69,7 +69,7 @@ def rearview(folder, *words):
     )
 
 
-def test_what_a_recorded_statement_names_is_exact_in_every_version(tmp_path):
+def test_a_named_value_of_a_recorded_statement_is_exact_in_every_version(tmp_path):
     probed = TRAIN
     for before, after in PROBED:
         assert before in probed

@@ -137,7 +137,7 @@ things = {Thing(n) for n in range(60)}
     assert abs(sum(found) + noise - total) < 1e-3 or not report.proved
 
 
-def test_what_other_processes_do_is_named_by_the_variable_that_shows_it(tmp_path):
+def test_a_difference_caused_by_process_ids_names_the_variable(tmp_path):
     text = program("import os", "float(os.getppid() + os.getpid())")
     write(tmp_path, train=text)
     recorded(tmp_path, "train.py")

@@ -131,14 +131,14 @@ def test_one_segment_alone_starts_as_ever(project):
     assert project.births == []
 
 
-def test_it_can_be_switched_off(project, monkeypatch):
+def test_the_shared_start_can_be_switched_off(project, monkeypatch):
     monkeypatch.setenv("REARVIEW_SHARED_START", "false")
     project.record()
     project.fill()
     assert project.births == []
 
 
-def test_what_is_done_before_an_import_is_done_before_it(project):
+def test_code_before_an_import_still_runs_before_it(project):
     install(project, einops="import os\nSEEN = float(os.environ.get('LEVEL', 1))")
     project.script = SCRIPT.replace("import {library}", "os.environ['LEVEL'] = '3'\nimport einops")
     project.record(value="einops.SEEN")
@@ -167,7 +167,7 @@ def test_a_library_that_leaves_something_behind_is_not_shared(project, kind):
     assert kind in project.left_out
 
 
-def test_what_comes_before_such_a_library_is_shared_all_the_same(project):
+def test_imports_before_an_unshareable_library_are_shared(project):
     install(project, einops=UNFIT["clock"])
     project.script = SCRIPT.replace("import {library}", "import numpy\nimport einops")
     project.record(value="einops.BEGUN % 1 + float(numpy.random.random())")
@@ -212,7 +212,7 @@ def test_a_module_of_the_project_comes_before_one_that_a_library_would_import(pr
     assert all('"spared":0' in (one / "report.json").read_text() for one in project.replays)
 
 
-def test_what_comes_out_otherwise_is_settled_by_a_process_of_its_own(project):
+def test_a_shared_segment_that_differs_is_repeated_in_a_process_of_its_own(project):
     install(project, einops="import os\nPID = os.getpid()")
     project.record(library="einops", value="(0.5 if einops.PID == os.getpid() else 0.25)")
     project.fill(again=2)
@@ -244,7 +244,7 @@ def test_the_exit_code_of_a_segment_is_its_own(project):
     assert sum("exit code 7" in log for log in logs) == 1
 
 
-def test_a_nursery_that_is_killed_costs_nothing(project, monkeypatch):
+def test_a_killed_fork_server_costs_nothing(project, monkeypatch):
     project.record()
     bear = local.ForkServerClient.spawn
 
@@ -258,14 +258,16 @@ def test_a_nursery_that_is_killed_costs_nothing(project, monkeypatch):
     assert len(project.births) <= 2
 
 
-def test_an_environment_that_is_no_text_is_no_obstacle(project, monkeypatch):
+def test_an_environment_variable_that_is_not_valid_text_is_no_obstacle(project, monkeypatch):
     project.record(versions=2)
     monkeypatch.setenv("ODD", "\udcff")
     project.fill()
     assert project.births == []
 
 
-def test_one_that_dies_while_it_is_asked_may_have_begun_the_segment(project, monkeypatch):
+def test_a_fork_server_that_dies_during_a_request_may_have_started_the_segment(
+    project, monkeypatch
+):
     project.record()
     heard, asked = local.ForkServerClient._receive, []
 
@@ -329,7 +331,7 @@ def launched(pid):
     return found
 
 
-def test_what_is_stopped_is_stopped_whole(project):
+def test_stopping_a_forked_segment_stops_all_its_processes(project):
     waits(project)
     found = []
 
@@ -344,7 +346,7 @@ def test_what_is_stopped_is_stopped_whole(project):
     awaited(lambda: all(map(gone, [*project.births, *found])))
 
 
-def test_it_does_not_outlive_a_backfill_that_is_killed(project):
+def test_the_fork_server_ends_with_a_killed_backfill(project):
     waits(project)
     process = subprocess.Popen(
         [sys.executable, "-m", "rearview", "backfill", "asked", "--yes", "--workers", "1"],

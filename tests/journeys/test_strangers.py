@@ -105,7 +105,7 @@ def plant_pickles(folder: Path, canary: Path) -> None:
             store.save(Snapshot(one.run, one.seq, one.point, one.edge, meta=one.meta), parts)
 
 
-def test_what_was_made_here_is_trusted_and_a_copy_of_it_is_not(recorded, strange):
+def test_a_store_made_here_is_trusted_and_a_copy_of_it_is_not(recorded, strange):
     assert is_trusted(recorded / ".rearview")
     assert not is_trusted(strange / ".rearview")
     refuse_all(strange)

@@ -73,7 +73,7 @@ def test_values_that_are_not_exact_are_given_out_only_if_asked_for(tmp_path):
     run(tmp_path, script(term="os.getpid() * 1e-9"))
     code, out, _ = ask(tmp_path, "backfill", "w", "--workers", "1")
     assert code == 1
-    assert "18 records of what was written is not exact and is left out of tables" in out
+    assert "left out of tables, because not exact: 18 records" in out
     assert values(tmp_path) == {}
     assert len(values(tmp_path, "--unproved")) == 18
     _, out, err = ask(tmp_path, "table", "w")

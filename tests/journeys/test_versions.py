@@ -118,7 +118,7 @@ def test_places_made_by_hand_are_listed_and_undone(project):
     assert rearview(project, "propagate").returncode == 2
 
 
-def test_what_goes_into_each_version_is_shown_before_it_runs(project):
+def test_insertions_are_shown_for_each_version_before_they_run(project):
     shown = rearview(project, "backfill", "norm", "--explain")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("+++ b/train.py") == 2

@@ -135,7 +135,7 @@ def test_workers_that_are_taken_away_leave_nothing_undone(recorded, asked):
     assert done(recorded, "workers")[0] == 1
 
 
-def test_what_a_killed_worker_had_written_does_not_count_twice(recorded, asked):
+def test_records_of_a_killed_worker_do_not_count_twice(recorded, asked):
     process, seen, victims = asked("killed", 1), [], []
     for event in events(process):
         seen.append(event)
@@ -168,7 +168,7 @@ def test_two_backfills_at_once_do_the_work_once(recorded, asked):
     assert written(recorded, "shared") == RUNS * 12
 
 
-def test_what_a_killed_backfill_had_under_way_is_taken_over_by_the_other(recorded, asked):
+def test_segments_of_a_killed_backfill_are_taken_over_by_another(recorded, asked):
     first = asked("heir", 3)
     await_all(first)
     second, seen = asked("heir", 3), []

@@ -156,7 +156,7 @@ def test_a_notebook_in_another_language_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"cells": 3}', "\ud800".encode("utf-8", "replace")])
-def test_what_is_not_a_notebook_is_refused(tmp_path, text):
+def test_a_file_that_is_not_a_notebook_is_refused(tmp_path, text):
     file = tmp_path / "a.ipynb"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SourceError) as caught:

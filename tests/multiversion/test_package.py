@@ -50,7 +50,7 @@ def package(good, tmp_path):
     return Path(shutil.copy(good, tmp_path / "study.rvz"))
 
 
-def test_what_comes_out_is_what_went_in(package, tmp_path):
+def test_a_package_extracts_to_what_was_packed(package, tmp_path):
     reader = open_package(package)
     study, programs = reader.extract(tmp_path / "out")
     assert [v.name for v in study.versions] == ["v0", "v1", "v2"]

@@ -105,3 +105,18 @@ def test_cost_that_is_not_similar_keeps_states_apart():
     other = build_tree(Study((version("a", 2.0), version("b", 300.0))))
     assert len(other.tree) == 2
     assert "it took 2 s and 300 s" in other.apart[0]
+
+
+def test_a_version_whose_file_is_gone_is_named_and_the_others_are_replayed(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.bin").write_bytes(name.encode())
+        text = f"data = open('{name}.bin', 'rb').read()\n\nprint(len(data))\n"
+        (tmp_path / "study.py").write_text(text)
+        run(tmp_path, "run", "-q", "--cells", "study.py")
+    (tmp_path / "one.bin").unlink()
+    study = opened(tmp_path)
+    tree = build_tree(study.study, study.known)
+    ((name, why),) = tree.unavailable.items()
+    assert name == study.study.versions[0].name
+    assert "one.bin, which is gone" in why
+    assert f"{name} cannot be replayed" in run(tmp_path, "tree").stderr

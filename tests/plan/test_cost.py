@@ -95,7 +95,7 @@ def test_restores_are_predicted_from_those_that_were_measured():
     assert 0 < alone.restore(new) < 1
 
 
-def test_what_replay_took_corrects_the_next_prediction_of_its_kind_most():
+def test_the_time_of_a_replay_corrects_predictions_of_its_kind_most():
     known = CostCorrections()
     segment = Segment("r", "v", Operator.INNER, seconds=10.0)
     for _ in range(4):

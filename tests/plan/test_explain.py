@@ -41,7 +41,7 @@ def texts(told):
     return " ".join(item.text for item in told.cheaper)
 
 
-def test_what_would_be_cheaper_is_told_with_what_it_saves():
+def test_cheaper_questions_are_suggested_with_what_they_save():
     facts = [run([10.0] * 20, starts(5), inner=[9.0] * 20, name=f"r{i}") for i in range(20)]
     told = explained(*(RunQuestion(one, (DEEP,)) for one in facts))
     assert "most expensive runs" in texts(told)
@@ -62,7 +62,7 @@ def saving(told, text):
     # with a checkpoint at each iteration, what is not asked for is not run; without, it is
     [(starts(*range(1, 20)), 100.0, 160.0), ((), 100.0, 9.0)],
 )
-def test_what_other_questions_save_is_what_their_plans_save(points, half, steps):
+def test_the_saving_of_another_question_comes_from_its_plan(points, half, steps):
     facts = run([10.0] * 20, points, inner=[10.0] * 20, counts=[100] * 20)
     told = explained(RunQuestion(facts, (DEEP,)))
     assert saving(told, "`--at epoch=:10`") == pytest.approx(half, rel=0.01)  # writing counts, too
@@ -101,7 +101,7 @@ def test_segments_are_counted_by_operator():
     assert by_operator(plan) == {Operator.SETUP: (1, 3.0)}
 
 
-def test_nothing_to_do_is_explained_as_nothing():
+def test_an_empty_plan_is_explained_as_empty():
     told = explained()
     assert (told.seconds, told.cheaper, told.segments) == (0, (), ())
 

@@ -28,7 +28,7 @@ def test_forms_are_read(text, expected):
 @pytest.mark.parametrize(
     "text", ["", "epoch", "epoch=", "=3", "epoch=1:2:3", "a=1//b=2", "a=1/a=2"]
 )
-def test_what_is_not_a_form_is_refused_with_an_example(text):
+def test_a_malformed_selection_is_refused_with_an_example(text):
     with pytest.raises(UsageError, match=r"Write|Name each") as caught:
         parse_at(text)
     assert caught.value.slug == "at-form"

@@ -114,7 +114,7 @@ def test_a_probe_that_carries_values_over_iterations_runs_everything_before_it()
     assert segment.seconds == pytest.approx(3 + 40)
 
 
-def test_what_a_probe_gathers_in_the_inner_loop_makes_that_loop_run():
+def test_a_probe_that_collects_values_in_the_inner_loop_makes_it_run():
     wanted = ValueRequest(("n",), ("epoch",), place="after", feeds=True)
     segment = only(run(EPOCHS, [*starts(*range(5)), *ends(*range(5))], inner=INNER), wanted)
     assert segment.operator is Operator.INNER
@@ -191,7 +191,7 @@ def test_values_of_the_loop_are_what_a_range_means():
         ),
     ],
 )
-def test_what_cannot_be_answered_is_refused_with_the_reason(facts, wanted, reason):
+def test_an_unanswerable_request_is_refused_with_the_reason(facts, wanted, reason):
     found = plan(facts, wanted)
     assert not found.segments
     assert reason in found.refusals[0][1]

@@ -52,7 +52,7 @@ def test_two_workers_take_half_the_time_besides_their_start():
     assert schedule(seconds, 2).seconds == pytest.approx(3 + 1 + 120, abs=1.0)
 
 
-def test_what_is_left_of_several_runs_fills_a_worker_together():
+def test_the_remainders_of_several_runs_fill_one_worker():
     runs = [long_run(count=40, name=f"r{k}", seconds=4.0 + 1.7 * k) for k in range(7)]
     plan = divide(asked(*runs), workers=24)
     seconds = [segment.seconds for segment in plan.segments]
@@ -238,7 +238,7 @@ def test_short_pieces_of_one_run_share_a_process():
 
 @pytest.mark.parametrize("workers", [2, 4, 16])
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0, 20.0])
-def test_what_dividing_adds_is_worth_what_it_wins(seconds, workers):
+def test_dividing_is_worth_the_computing_that_it_adds(seconds, workers):
     work = asked(long_run(count=20, seconds=seconds))
     one, several = divide(work), divide(work, workers=workers)
     won = computing(one) - schedule([s.seconds for s in several.segments], workers).seconds

@@ -62,7 +62,7 @@ def test_the_exit_code_is_kept_with_the_run(tmp_path):
     assert history(tmp_path).run().exit_code == 7
 
 
-def test_what_a_program_sees_of_itself_is_what_plain_python_shows(tmp_path):
+def test_a_program_sees_the_same_of_itself_as_under_plain_python(tmp_path):
     text = """
     import os, pickle, sys, __main__
     class Thing: pass

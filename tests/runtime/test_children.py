@@ -26,7 +26,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_a_child_of_a_replay_logs_is_the_replays(tmp_path):
+def test_records_of_a_replays_child_process_belong_to_the_replay(tmp_path):
     write(tmp_path, train=TEXT)
     ended = recorded(tmp_path, "train.py")
     assert ended.code == 0, ended.err

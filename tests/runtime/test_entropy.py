@@ -130,7 +130,7 @@ print(np.random.default_rng().random(), drawing.again(), randomness.stream.place
 """
 
 
-def test_what_was_installed_before_a_fork_can_follow_a_key_after_it(tmp_path):
+def test_random_hooks_installed_before_a_fork_follow_a_key_after_it(tmp_path):
     site = tmp_path / "site-packages"
     write(tmp_path, late=FOLLOWS)
     write(site, drawing="import random\nrandom.Random()\nagain = lambda: random.Random().random()")

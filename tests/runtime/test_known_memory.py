@@ -23,7 +23,7 @@ def held():
     one.pages.close()
 
 
-def test_what_was_found_twice_is_known(held):
+def test_memory_found_equal_twice_is_remembered(held):
     data = as_bytes(np.ones(MB, np.uint8))
     assert not held.holds(data, "a")
     held.note(data, "a", KnownFrom.READ)
@@ -34,7 +34,7 @@ def test_what_was_found_twice_is_known(held):
     assert not held.holds(data[: MB // 2], "a")
 
 
-def test_what_was_read_and_then_compared_is_not_watched_yet(held):
+def test_memory_read_and_then_compared_is_not_watched_yet(held):
     data = as_bytes(np.ones(MB, np.uint8))
     for oid in ("a", "b"):
         held.note(data, oid, KnownFrom.READ)

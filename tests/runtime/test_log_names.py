@@ -69,7 +69,7 @@ def test_no_name_raises_and_what_is_kept_can_be_stored(kept, name):
     "name", ["", "  ", "$occ", "$stdout", 5, None, "a\0b", "x" * 5000, "\ud800"]
 )
 def test_a_refused_name_is_said_once(kept, name):
-    with pytest.warns(RuntimeWarning, match="not kept") as said:
+    with pytest.warns(RuntimeWarning, match="not recorded") as said:
         assert [api.log(name, 1) for _ in range(3)] == [1, 1, 1]
     assert len(said) == 1
     assert kept.items == {}
@@ -103,7 +103,7 @@ def test_odd_names_are_columns(tmp_path):
         assert done.returncode == 0, done.stderr
         return done
 
-    assert rearview("run", "-q", "job.py").stderr.count("not kept") == 2
+    assert rearview("run", "-q", "job.py").stderr.count("not recorded") == 2
     query = "select name, count(*) as n from records group by name"
     rows = json.loads(rearview("sql", query, "--format", "json").stdout)
     found = {row["name"]: row["n"] for row in rows}

@@ -44,7 +44,7 @@ def test_neither_the_program_nor_its_children_see_what_it_was_started_with(tmp_p
     assert recorded(tmp_path, "train.py").out == plain(tmp_path, "train.py").out
 
 
-def test_what_the_user_has_chosen_for_the_c_library_stays(tmp_path, monkeypatch):
+def test_a_malloc_setting_of_the_user_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=3")
     write(tmp_path, train=SEEN)
     assert recorded(tmp_path, "train.py").out.split() == ["glibc.malloc.tcache_count=3"] * 3

@@ -18,7 +18,7 @@ def handle(number, frame):
     raise LateError
 
 
-def test_what_a_signal_handler_raised_is_told_from_a_failure_of_ours():
+def test_an_exception_of_a_signal_handler_is_not_taken_for_our_failure():
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with pytest.raises(LateError) as caught:

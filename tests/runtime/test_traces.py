@@ -227,7 +227,7 @@ for epoch in range(6):
 @pytest.mark.parametrize(
     "text", [LATEST, ROWS, TEE, NAMELESS], ids=["link", "rows", "tee", "nameless"]
 )
-def test_what_a_run_that_goes_on_leaves_is_what_it_leaves_in_one_go(tmp_path, monkeypatch, text):
+def test_a_resumed_run_leaves_the_same_traces_as_an_uninterrupted_one(tmp_path, monkeypatch, text):
     whole = write(tmp_path / "whole", train=text)
     assert plain(whole, "train.py").code == 0
     folder = write(tmp_path / "parted", train=text + TAIL)

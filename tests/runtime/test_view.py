@@ -61,7 +61,7 @@ def test_paths_below_the_root_lead_into_the_scratch_tree_and_those_above_it_out(
 
 
 @pytest.mark.parametrize("spelling", ["../data", "{home}/data", "{home}/proj/../data"])
-def test_what_is_above_the_project_is_read_where_it_is(tmp_path, spelling):
+def test_files_above_the_project_are_read_in_place(tmp_path, spelling):
     said = replayed(
         tmp_path,
         f"""
@@ -73,7 +73,7 @@ def test_what_is_above_the_project_is_read_where_it_is(tmp_path, spelling):
     assert said == ["old", "old.txt", "other.txt", "False", "3"]
 
 
-def test_what_is_written_outside_is_read_again_and_the_users_files_stay(tmp_path):
+def test_a_file_written_outside_the_project_is_read_back_and_the_users_file_stays(tmp_path):
     said = replayed(
         tmp_path,
         """
@@ -96,7 +96,7 @@ def test_what_is_written_outside_is_read_again_and_the_users_files_stay(tmp_path
     assert left(tmp_path) == AS_IT_WAS
 
 
-def test_what_is_removed_or_renamed_outside_is_so_for_the_replay_alone(tmp_path):
+def test_a_file_removed_or_renamed_outside_the_project_changes_for_the_replay_only(tmp_path):
     said = replayed(
         tmp_path,
         """
@@ -183,7 +183,7 @@ def test_a_replay_that_works_in_a_folder_outside_writes_beside_it(tmp_path):
     assert left(tmp_path) == AS_IT_WAS
 
 
-def test_what_is_spared_is_used_as_it_is(tmp_path):
+def test_a_temporary_folder_is_used_in_place(tmp_path):
     (tmp_path / "tmp").mkdir()
     replayed(tmp_path, 'open("../tmp/a.txt", "w").write("a")\n')
     assert (tmp_path / "tmp" / "a.txt").read_text() == "a"
@@ -326,7 +326,7 @@ def test_a_folder_that_is_a_link_for_us_is_none_for_the_program(tmp_path):
         ('shutil.copy("photos/old/2.png", "photos/old/1.png")', "2"),
     ],
 )  # fmt: skip
-def test_what_is_written_in_such_a_folder_is_the_replays_own(tmp_path, write, found):
+def test_files_written_in_a_linked_folder_belong_to_the_replay(tmp_path, write, found):
     text = f"""
         {write}
         print(open("photos/old/1.png").read())

@@ -48,7 +48,7 @@ def test_global_state_has_words(library):
     assert "<" not in said
 
 
-def test_what_an_older_store_says_is_put_into_words():
+def test_a_difference_in_an_older_store_is_put_into_words():
     report = ReplayReport(finished=True, difference="$clock[0] at epoch=3: recorded 1, now 2")
     assert proof_of(report).why == "the clock at epoch=3: recorded 1, now 2"
 

@@ -85,7 +85,7 @@ def test_a_script_that_is_not_python_is_refused():
     assert caught.value.slug == "cells"
 
 
-def test_nothing_has_no_cells():
+def test_an_empty_text_has_no_cells():
     assert cut("") == cut("\n\n") == []
 
 

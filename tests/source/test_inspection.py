@@ -91,7 +91,7 @@ def test_a_probe_is_never_proposed_behind_a_statement_that_leaves_the_loop():
         ("mp.spawn(train, nprocs=2)", "worker processes"),
     ],
 )
-def test_what_cannot_be_saved_is_named_with_its_line(text, words):
+def test_an_object_that_cannot_be_saved_is_reported_with_its_line(text, words):
     (found,) = look(text).obstacles
     assert words in found.what
     assert found.effect
@@ -105,7 +105,7 @@ def test_what_cannot_be_saved_is_named_with_its_line(text, words):
         "with open('c') as f:\n    config = f.read()",
     ],
 )
-def test_what_can_be_saved_is_no_obstacle(text):
+def test_an_object_that_can_be_saved_is_not_reported(text):
     assert look(text).obstacles == ()
 
 

@@ -7,7 +7,7 @@ import pytest
 from rearview.source.loops import chains
 
 
-def test_nothing_is_known_of_a_function_that_is_also_handed_on():
+def test_a_function_that_is_also_passed_as_a_value_has_unknown_callers():
     text = """
 def helper(): pass
 def closure():
@@ -59,7 +59,7 @@ def test_a_generator_runs_in_whichever_loop_draws_from_it_so_nothing_is_known(te
     assert not any("rows" in function for _, function in chains({"t.py": ast.parse(text)}))
 
 
-def test_what_a_generator_calls_is_not_known_either():
+def test_a_function_called_by_a_generator_has_unknown_loops():
     text = "def note(): pass\ndef rows():\n  note()\n  yield 1\nfor epoch in rows(): pass"
     assert list(chains({"t.py": ast.parse(text)})) == [("t.py", "<module>")]
 

@@ -130,7 +130,7 @@ def test_a_printed_line_gives_its_named_numbers(line):
     assert numbers_in(line) == LINES[line]
 
 
-def test_what_is_not_a_number_stays_one():
+def test_a_printed_nan_is_a_value():
     found = numbers_in("loss: nan acc: inf")
     assert math.isnan(found["loss"])
     assert found["acc"] == math.inf

@@ -62,5 +62,5 @@ def test_python_2_is_read_line_for_line(text):
 
 
 @pytest.mark.parametrize("text", ["def f(:\n", "x = '\0'\n", "(" * 5000, "if x:\n"])
-def test_what_cannot_be_parsed_is_said(text):
+def test_a_text_that_does_not_parse_is_reported_with_its_line(text):
     assert "parse" in try_parse(text)

@@ -153,7 +153,7 @@ def test_a_run_is_found_by_id_part_or_place(runs):
         assert [runs.find(end).id for end in ends] == ids
     with pytest.raises(UsageError, match="fits 3 runs"):
         runs.find(ids[0][:2])
-    with pytest.raises(UsageError, match=f"nearest are .*{ids[1]}"):
+    with pytest.raises(UsageError, match=f"Did you mean .*{ids[1]}"):
         runs.find(ids[1][:-1] + "x")
     with pytest.raises(UsageError, match="There are 3 runs"):
         runs.find("-4")

@@ -71,7 +71,7 @@ def test_nothing_can_be_changed_unless_it_was_allowed(reading):
         assert "--allow-replay" in text
 
 
-def test_what_changes_something_is_not_done_by_get(served):
+def test_a_get_request_changes_nothing(served):
     for path in ("/api/backfill", "/api/tag", "/api/note", "/api/move", "/api/stop"):
         assert ask(served, path)[0] == 405
 

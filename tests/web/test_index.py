@@ -83,7 +83,7 @@ def test_values_of_a_replay_that_was_not_exact_are_left_out(made, index):
     assert stats(index, "norm") == {}
 
 
-def test_what_was_read_is_there_at_once_the_next_time(made, monkeypatch):
+def test_the_index_is_there_at_once_the_next_time(made, monkeypatch):
     runs = [made.run((at(epoch=e), {"loss": float(e)})) for e in range(3)]
     first = Index(made.project)
     first.refresh()
@@ -102,6 +102,7 @@ def test_what_was_read_is_there_at_once_the_next_time(made, monkeypatch):
 def test_numbers_in_printed_lines_are_found_again_in_the_cache(tmp_path):
     from plainly import recorded, write
     from rearview.store.project import Project
+    from rearview.web.rows import Columns
     from rearview.web.series import Chart, Series
 
     write(tmp_path, train="for epoch in range(3):\n    print(f'epoch {epoch} loss {epoch / 4}')\n")
@@ -111,6 +112,7 @@ def test_numbers_in_printed_lines_are_found_again_in_the_cache(tmp_path):
         index.refresh()
         [run] = index.entries
         assert stats(index)[run] == (3, 0.5)
+        assert not Columns.of(index).names["loss"]["asked"]
         assert b'"points": 3' in Series(index).chart(Chart("loss", [run]))
         index.close()
 

@@ -22,6 +22,7 @@ from rearview.model import Run, Status
 from rearview.model.plan import Control
 from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
+from rearview.model.wording import plural
 from rearview.remote.open import open_remote
 from rearview.store.files import make_folder, publish
 from rearview.store.maintenance.sync import command_key, pending_runs, pull
@@ -142,7 +143,7 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
         return start_command(control, os.environ, folder)
     if run.attempts >= preemption.retries:
         raise UsageError(
-            f"Run {run.id} was resumed {preemption.retries} times and never ended. Look at its "
+            f"Run {run.id} was resumed {plural(preemption.retries, 'time')} and never ended. Look at its "
             "output; raise --retries to let it try again.",
             slug="too-many-attempts",
         )

@@ -47,6 +47,7 @@ from rearview.execute.status import (
 from rearview.model import Checkpoint, Origin, Run, Verdict
 from rearview.model.proof import WITHHELD, compared, worst
 from rearview.model.run import CAPTURED, UNASKED, name_of
+from rearview.model.wording import plural
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import renames
@@ -725,4 +726,4 @@ def _equal(value: Any, requested: Any) -> bool:
 
 
 def _count(replays: int) -> str:
-    return "1 replay" if replays == 1 else f"{replays} replays"
+    return plural(replays, "replay")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rearview._history.chart import COLORS, ChartLine, frame_of, svg
 from rearview.errors import UsageError
+from rearview.model.wording import plural
 
 
 class PlottableHistory(Protocol):
@@ -32,7 +33,7 @@ class Plot:
 
     def __repr__(self) -> str:
         points = sum(len(line.points) for line in self.lines)
-        return f"<Plot of {', '.join(self.names)}: {len(self.lines)} lines, {points} points>"
+        return f"<Plot of {', '.join(self.names)}: {plural(len(self.lines), 'line')}, {plural(points, 'point')}>"
 
     def _repr_html_(self) -> str:
         return self.svg()

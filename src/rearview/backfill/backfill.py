@@ -48,6 +48,7 @@ from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.status import Progress, StatusFile, running_backfills
 from rearview.model import Plan, Run, Segment
 from rearview.model.plan import ReplayFailure
+from rearview.model.wording import plural
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
@@ -83,6 +84,8 @@ class MissingValues:
     refusals: list[Refusal] = field(default_factory=list)
     statements: StatementSources | None = None
     """Where statements come from, and where they belong in each version."""
+    other_scripts: list[Run] = field(default_factory=list)
+    """Runs that are left out because they ran another script than those that log the names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,7 @@ class Backfiller:
         kinds: dict[str, str] | None = None
         recorded = self._recorded_names(question.names, runs)
         missing = MissingValues(statements=statements)
+        failures: list[tuple[Run, RearviewError]] = []
         for order, run in enumerate(runs):
             names = tuple(name for name in question.names if (run.id, name) not in recorded)
             if not names or (selected is not None and run.id not in selected):
@@ -239,7 +243,7 @@ class Backfiller:
             try:
                 prepared = self._preparer.prepare(statements, run, names, question, iterations)
             except RearviewError as exc:
-                missing.refusals.append(Refusal(run.id, str(exc), exc.general))
+                failures.append((run, exc))
                 continue
             if question.runs:  # the user named the runs in the order of their importance
                 facts = replace(prepared.facts, priority=float(order))
@@ -250,6 +254,13 @@ class Backfiller:
                     kinds = self._kinds({name for _, name in recorded})
                 prepared = replace(prepared, request=replace(prepared.request, kinds=kinds))
             missing.prepared[run.id] = prepared
+        scripts = {each.run.script for each in missing.prepared.values()}
+        scripts |= {run.script for run in runs if any(run.id == of for of, _ in recorded)}
+        for run, failure in failures:
+            if not question.runs and scripts and self._ran_other_script(run, scripts):
+                missing.other_scripts.append(run)
+            else:
+                missing.refusals.append(Refusal(run.id, str(failure), failure.general))
         return missing
 
     def _kinds(self, names: Collection[str]) -> dict[str, str]:
@@ -265,6 +276,13 @@ class Backfiller:
             if row["kind"] in FAMILIES:
                 found.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
         return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
+
+    def _ran_other_script(self, run: Run, scripts: Collection[str]) -> bool:
+        """Return True if the script of a run is none of `scripts`, and is still in the project.
+
+        A script that is gone may have been renamed to one of them.
+        """
+        return run.script not in scripts and (self.project.root / run.script).is_file()
 
     def plan(self, question: Question, missing: MissingValues) -> PlanReport:
         """Return the segments that fill what is missing, with their cost; nothing runs."""
@@ -300,13 +318,7 @@ class Backfiller:
                 about=any(work.about for work in surveyed.work),
                 least=any(work.least for work in surveyed.work),
             ),
-            changed_inputs=sorted(
-                {
-                    sentence
-                    for each in incomplete
-                    for sentence in changed_inputs(each.run, *self._preparer.stored_files(each.run))
-                }
-            ),
+            changed_inputs=self._changed_inputs(incomplete),
             environment_differences=self._environment_differences(incomplete),
             notes=[*_rerun_notes(plan), *self._notes(question, missing, incomplete, again)],
             unproved=[
@@ -431,6 +443,12 @@ class Backfiller:
     ) -> list[str]:
         """Return sentences on what the user should know before the plan runs."""
         notes: list[str] = []
+        if missing.other_scripts:
+            scripts = ", ".join(sorted({run.script for run in missing.other_scripts}))
+            notes.append(
+                f"{plural(len(missing.other_scripts), 'run')} of {scripts} left out: the statement is in "
+                "another script"
+            )
         if missing.statements is not None:
             if again or missing.refusals:
                 notes += map(str, missing.statements.used)
@@ -455,6 +473,14 @@ class Backfiller:
             for other in running_backfills(self.project)
             if (both := [name for name in names if name in other.names])
         ]
+
+    def _changed_inputs(self, prepared: Iterable[PreparedRun]) -> list[str]:
+        """Return a sentence for each file that is no longer what runs read."""
+        runs_by_path: dict[str, list[str]] = {}
+        for each in prepared:
+            for path in changed_inputs(each.run, *self._preparer.stored_files(each.run)):
+                runs_by_path.setdefault(str(path), []).append(each.run.id)
+        return [f"{path} is not what {_named(runs)} read" for path, runs in runs_by_path.items()]
 
     def _environment_differences(self, prepared: Iterable[PreparedRun]) -> list[str]:
         """Return a phrase for each variable that differs from what runs read."""

@@ -39,8 +39,8 @@ def missing_input(run: Run, root: Path, stored: Collection[str] = ()) -> str:
     return f"its input {missing[0]}{others} is gone; bring it back"
 
 
-def changed_inputs(run: Run, root: Path, stored: Collection[str] = ()) -> list[str]:
-    """Return a sentence for each input file that is no longer what the run read."""
+def changed_inputs(run: Run, root: Path, stored: Collection[str] = ()) -> list[Path]:
+    """Return the input files that are no longer what the run read."""
     changed = []
     for path, recorded in _recorded_inputs(run, root, stored):
         try:
@@ -48,15 +48,21 @@ def changed_inputs(run: Run, root: Path, stored: Collection[str] = ()) -> list[s
         except OSError:
             continue  # `missing_input` reports it
         if list(now) != recorded and now[2] != recorded[2]:
-            changed.append(f"{path} is not what run {run.id} read")
+            changed.append(path)
     return changed
 
 
 def _recorded_inputs(
     run: Run, root: Path, stored: Collection[str]
 ) -> Iterator[tuple[Path, list[object]]]:
-    """Yield the path now and the recorded fingerprint of each input that is not in the store."""
+    """Yield the path now and the recorded fingerprint of each input that is not in the store.
+
+    A file that was changed after the start of the run is no input: the run wrote it itself. Today's runs
+    do not record such files, older ones did.
+    """
     for recorded_path, recorded in run.end.inputs.items():
+        if recorded[1] > run.started * 1e9:
+            continue
         path = Path(run.now(recorded_path, str(root)))
         if not path.is_relative_to(root) or str(path.relative_to(root)) not in stored:
             yield path, list(recorded)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from rearview.errors import UsageError
 from rearview.model import Run, Status
 from rearview.model.run import columns_of, is_notebook, name_of
 from rearview.plan.facts import At, LoopFacts, RunFacts, RunQuestion, ValueRequest, parse_at
+from rearview.source.log_calls import names_logged
 from rearview.source.notebooks import as_programs, in_cells_of, with_text
 from rearview.source.probes.loop_carried import START
 from rearview.source.probes.probe import Position, Probe, Probes, sameness
@@ -219,10 +221,7 @@ class RunPreparer:
         probes = statements.of(run, names)
         unknown = [name for name in names if not probes.of(name)]
         if unknown:
-            text = (
-                f"{', '.join(unknown)}: nothing in the work tree logs this beyond what {{run}} "
-                f"logged. Add a statement such as rearview.log({unknown[0]!r}, value)."
-            ).format
+            text = _no_probe_text(unknown[0], run, names_logged(statements.edited)).format
             hint = script_is_gone(run, self.project.root)
             hint += logged_in_unparsable_file(unknown[0], statements.edited)
             hint += logged_outside_project(unknown[0], self.project.root)
@@ -311,6 +310,29 @@ class RunPreparer:
         """Return the project's folder, and the files that are stored with the source of a run."""
         stored = set(self.versions.hashes(run.version)) if run.version else set()
         return self.project.root.resolve(), stored
+
+
+def _no_probe_text(name: str, run: Run, logged: Collection[str]) -> str:
+    """Return why nothing can be filled for a name that no statement of the work tree logs."""
+    if near := get_close_matches(name.lower(), {known.lower(): known for known in logged}, n=1):
+        meant = next(known for known in logged if known.lower() == near[0])
+        return f"{name}: no statement logs this. Did you mean `rearview backfill {meant}`?"
+    if name in run.end.captured.get("names", {}):
+        return (
+            f"{{run}} has {name} already, captured from a variable of that name: `rearview table {name}` "
+            "shows it, and nothing has to run again."
+        )
+    if name.endswith(".py"):
+        return (
+            f"{name} is a file. Name what a log statement in it logs: for rearview.log('grad_norm', value) "
+            "that is `rearview backfill grad_norm`."
+        )
+    if "," in name:
+        return f"{name}: separate names by spaces: `rearview backfill {' '.join(name.split(','))}`."
+    return (
+        f"{name}: nothing in the newest source logs this beyond what {{run}} logged. Add the statement "
+        f"rearview.log({name!r}, value) to the script where the value is, save the file, and ask again."
+    )
 
 
 def _refuse_if_two_sources(run: Run) -> None:

@@ -16,6 +16,7 @@ from functools import cached_property
 from rearview.backfill.corrections import Correction, Corrections, Identity
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
+from rearview.model.wording import plural
 from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import FileNames, renames
 from rearview.source.notebooks import as_programs, in_cells
@@ -475,7 +476,7 @@ class Probing:
         lines = self.text(run.version).get(place.path, "").splitlines()
         if not 1 <= place.line <= len(lines) + 1:
             raise UsageError(
-                f"{place.path} of run {run.id} has {len(lines)} lines, so nothing goes before line "
+                f"{place.path} of run {run.id} has {plural(len(lines), 'line')}, so nothing goes before line "
                 f"{place.line}. `rearview diff {run.id}` shows it.",
                 slug="no-place",
             )

@@ -13,6 +13,7 @@ from rearview.backfill.prepare import PreparedRun
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
 from rearview.model.proof import compared, worst
+from rearview.model.wording import plural
 
 SHOWN = 30
 """Segments and refusals that a notebook shows; more are counted."""
@@ -162,11 +163,12 @@ class PlanReport:
         """Return what would run as HTML: what a notebook shows."""
         segments = self.plan.segments
         head = (
-            f"<p>{escape(str(self.missing))} to fill: {len(segments)} segments of "
-            f"{len({segment.run for segment in segments})} runs, about {self.plan.seconds:.1f} s of computing</p>"
+            f"<p>{escape(str(self.missing))} to fill: {plural(len(segments), 'segment')} of "
+            f"{plural(len({segment.run for segment in segments}), 'run')}, about {self.plan.seconds:.1f} s of "
+            "computing</p>"
         )
         rows = "".join(
-            f"<tr><td>{escape(segment.run)}</td><td>{segment.operator.value}</td><td>{segment.first}:"
+            f"<tr><td>{escape(segment.run)}</td><td>{segment.operator.in_words}</td><td>{segment.first}:"
             f"{'' if segment.last is None else segment.last}</td><td>{escape(segment.start or 'the start')}</td>"
             f"<td>{segment.seconds:.2f} s</td></tr>"
             for segment in segments[:SHOWN]
@@ -176,7 +178,7 @@ class PlanReport:
             f"<li>{escape(segment.run)}: {escape(segment.reason)}</li>"
             for segment in self.refusals[:SHOWN]
         )
-        names = ("run", "operator", "iterations", "from", "predicted")
+        names = ("run", "statement in", "iterations", "from", "predicted")
         titles = "".join(f"<th>{name}</th>" for name in names)
         table = f"<table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table>" * bool(rows)
         return head + table + more + (f"<p>refused:</p><ul>{refused}</ul>" if refused else "")

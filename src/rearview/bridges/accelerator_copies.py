@@ -1,8 +1,8 @@
-"""Tensors of an accelerator on their way to a background writer, beside the computation.
+"""Copy tensors from an accelerator to the background writer while the computation continues.
 
-The copy goes into pinned memory without waiting for the device; an event behind it says when it is
-done. Until then the call, and all calls behind it, are held back. Pinned memory is reused. Wherever
-the device or this version of torch does not offer that, `tensor.cpu()` is used, which waits.
+A copy goes into pinned memory without waiting for the device; an event after it says when it is done.
+Until then this call and all later calls are held back. Pinned memory is reused. If the device or this
+version of torch does not offer that, `tensor.cpu()` is used, which waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AcceleratorCopies:
 
     @classmethod
     def when_present(cls) -> AcceleratorCopies | None:
-        """Return one if this program has torch and a CUDA device that it uses."""
+        """Return an instance if this program uses torch with a CUDA device; else None."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         try:
@@ -38,7 +38,7 @@ class AcceleratorCopies:
             return None
 
     def stage(self, value: Any) -> Any:
-        """Return `value` with tensors of the device exchanged for pinned ones being filled."""
+        """Return `value` with device tensors replaced by pinned ones that are being filled."""
         kind = type(value)
         if kind is tuple or kind is list:
             return kind(map(self.stage, value))
@@ -71,11 +71,11 @@ class AcceleratorCopies:
         return host
 
     def is_under_way(self) -> bool:
-        """Return True while copies are staged or calls are held back."""
+        """Return True while copies are running or calls are held back."""
         return bool(self._events or self._held)
 
     def hold(self, payload: bytes, buffers: list[Any]) -> None:
-        """Hold a call back until the copies staged for it are done."""
+        """Hold a call back until the copies for it are done."""
         self._held.append((payload, buffers, self._events, self._pinned))
         self.nbytes += sum(int(flat.nbytes) for flat in self._pinned)
         self._events, self._pinned = [], []

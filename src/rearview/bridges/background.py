@@ -1,7 +1,7 @@
-"""`rearview.background`: a logger whose calls return at once and happen in another process.
+"""`rearview.background`: a logger whose calls return at once and are made in another process.
 
-The arguments of a call are copied into shared memory; the process that owns the logger makes the
-call. A thread would not do: drawing histograms and encoding images hold the interpreter lock.
+The arguments of a call are copied into shared memory; the process that owns the logger makes the call. A
+thread would not help: drawing histograms and encoding images hold the interpreter lock.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _session() -> Any:
 
 
 def _is_replay() -> bool:
-    """Return True in a replay and in its children: loggers write nothing there."""
+    """Return True in a replay and in its child processes: loggers write nothing there."""
     session = _session()
     if session is not None and session.view is not None:
         return True
@@ -73,9 +73,9 @@ def _is_replay() -> bool:
 
 
 class Background:
-    """Stands for a logger in another process. Methods return at once and give None.
+    """Represents a logger that is in another process. Methods return None at once.
 
-    Attributes, and methods whose name begins with `get_`, wait for the writer and give its answer.
+    Attributes, and methods whose name begins with `get_`, wait for the writer process and return its answer.
     """
 
     __slots__ = ("__weakref__", "_rearview_root")
@@ -160,11 +160,11 @@ class Background:
 
 
 def _is_method(channel: CallChannel, path: tuple[str, ...], name: str) -> bool:
-    """Return True if the writer's class has the method; nothing is asked for that."""
+    """Return True if the writer's class has the method; the writer process is not asked."""
     if path or channel.recipe.type is None:
         return False
-    found = inspect.getattr_static(channel.recipe.type, name, None)
-    return isinstance(found, (types.FunctionType, staticmethod, classmethod))
+    member = inspect.getattr_static(channel.recipe.type, name, None)
+    return isinstance(member, (types.FunctionType, staticmethod, classmethod))
 
 
 def _flush(self: Background) -> None:
@@ -181,7 +181,7 @@ def _closing(name: str) -> Callable[[Background], None]:
 
 
 def _stand_in(channel: CallChannel, path: tuple[str, ...], root: Any = None) -> Any:
-    """Return an object of a class of its own, so that methods are found as fast as any."""
+    """Return an object of a new class, so that its methods are found as fast as ordinary ones."""
     names: dict[str, Any] = {
         "__slots__": (),
         "__module__": __name__,
@@ -206,7 +206,7 @@ def _finish_all() -> None:
         try:
             channel.close()
         except KeyboardInterrupt:
-            return  # the writers go on by themselves: they made their calls even if we were killed
+            return  # the writer processes continue: they would make their calls even if we were killed
         except Exception as exc:
             notes = "\n".join(getattr(exc, "__notes__", ()))
             warnings.warn(

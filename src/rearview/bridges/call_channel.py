@@ -1,4 +1,4 @@
-"""The program's side of a background writer: copies calls into the ring, takes answers and errors."""
+"""The program's side of a background writer: copies calls into the ring, receives answers and errors."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ from rearview.bridges.writer_process import (
 )
 from rearview.bridges.writer_recipes import Recipe
 from rearview.errors import RearviewError, UsageError
+from rearview.model.wording import plural
 
 OPEN, CLOSED, DEAD, FORKED, REPLAY, PENDING = range(6)
-"""States of a channel; in all but the first a call takes the long way."""
+"""States of a channel; only in the first does a call take the fast path."""
 _POLL = 0.001
-"""Seconds between looks at a ring that is full."""
+"""Seconds between looks at a full ring."""
 _ORPHANED = 5.0
-"""Seconds after which a lock is taken to be held by nobody: an exception struck as it was taken."""
+"""Seconds after which a lock counts as abandoned: an exception was raised while it was being taken."""
 CHANNELS: weakref.WeakSet[CallChannel] = weakref.WeakSet()
-"""Channels of this process: the end of the program waits for them."""
+"""Channels of this process; the program waits for them at its end."""
 
 
 class WriterError(RearviewError):
-    """A background writer failed with an exception that cannot be brought into this process."""
+    """A background writer failed with an exception that cannot be pickled."""
 
     slug = "background-writer"
 
@@ -140,7 +141,7 @@ class CallChannel:
         }
 
     def _spawn(self, answers: int) -> None:
-        """Start a fresh interpreter; it forks once, so that this process gets no child."""
+        """Start a new interpreter; it forks once, so that this process gets no child."""
         facts = json.dumps(self._facts(answers))
         path = json.dumps([each for each in sys.path if each])
         code = (
@@ -164,7 +165,7 @@ class CallChannel:
             )
 
     def _fork(self, answers: int) -> None:
-        """Copy this process twice: the second copy owns the writer as it is now."""
+        """Fork this process twice: the second copy owns the writer as it is now."""
         flush = getattr(self.recipe.instance, "flush", None)
         if callable(flush):
             flush()  # or bytes that wait in its buffers would be written twice
@@ -186,7 +187,7 @@ class CallChannel:
         raise AssertionError  # not reached: the process ends in there
 
     def close(self, name: str = "", *, wait: bool = True) -> None:
-        """Have all calls made, close the writer and end its process; harmless twice."""
+        """Wait until all calls are made, close the writer and end its process; may be called twice."""
         if self.state not in {OPEN, PENDING}:
             return
         self._publish_pending(wait=True)
@@ -215,7 +216,7 @@ class CallChannel:
         self.ring.close()
 
     def forked(self) -> None:
-        """Let go in a forked child: the writer belongs to the parent."""
+        """Disconnect in a forked child, because the writer belongs to the parent."""
         if self.state in {OPEN, PENDING}:
             self.state = FORKED
             self.lock = threading.Lock()
@@ -276,7 +277,7 @@ class CallChannel:
         return call
 
     def number_of(self, path: tuple[str, ...], name: str) -> int:
-        """Return the number by which messages name a method; the writer process is told first."""
+        """Return the number of a method in messages; the writer process is told first."""
         key = (path, name)
         index = self.numbers.get(key)
         if index is None:
@@ -286,7 +287,7 @@ class CallChannel:
         return CALL + 8 * index
 
     def send(self, number: int, args: Any, given: Any) -> None:
-        """Copy a call into the ring, whatever its arguments are; then raise an error that came."""
+        """Copy a call with any arguments into the ring; then raise an error of the writer if there is one."""
         if self.state not in {OPEN, PENDING}:
             self._refuse()
             return
@@ -322,7 +323,7 @@ class CallChannel:
         return bool(buffers) and self.accelerator is not None and self.accelerator.is_under_way()
 
     def _keep_pending(self, payload: bytes, buffers: list[Any]) -> None:
-        """Hold a call until the copies from the accelerator that it needs are done."""
+        """Hold a call back until the accelerator copies that it needs are done."""
         assert self.accelerator is not None
         self.accelerator.hold(payload, buffers)
         self.state = PENDING
@@ -385,7 +386,7 @@ class CallChannel:
     def attend(self) -> None:
         """Wake the writer process if it sleeps; raise an error of the writer if there is one.
 
-        Calls of signal handlers that interrupted a call are published here.
+        Calls by signal handlers that interrupted another call are published here.
         """
         while self.deferred and self.state in {OPEN, PENDING} and not self.lock.locked():
             self._write(*self.deferred.pop(0))
@@ -405,7 +406,7 @@ class CallChannel:
     # --- questions and answers
 
     def ask(self, kind: str, path: tuple[str, ...], name: str, *rest: Any, **given: Any) -> Any:
-        """Return the writer's answer, after all calls before it; None if its process is gone."""
+        """Return the writer's answer, after all earlier calls; None if its process is gone."""
         if self.state == REPLAY:
             return self._answer_here(kind, path, name, *rest, **given)
         if self.state not in {OPEN, PENDING}:
@@ -423,14 +424,14 @@ class CallChannel:
             return ("value", None)
         if self.local is None:
             self.local = self.recipe.make()
-        found = functools.reduce(getattr, path, self.local)
-        value = getattr(found, name)
+        target = functools.reduce(getattr, path, self.local)
+        value = getattr(target, name)
         if kind == "read":
             return ("method", None) if callable(value) else ("value", value)
         return ("value", value(*rest[0], **given))
 
     def flush(self) -> None:
-        """Wait until all calls so far were made and the writer was flushed; raise what failed."""
+        """Wait until all calls so far are made and the writer is flushed; raise what failed."""
         self.ask("flush", (), "flush")
         if self.state == OPEN and self.ring.header[ERRORS] != self.seen:
             self.raise_error()
@@ -451,7 +452,7 @@ class CallChannel:
         return answer
 
     def _receive(self, timeout: float) -> bool:
-        """Take what the writer process sent; False if it is gone and nothing is left."""
+        """Read what the writer process sent; return False if it is gone and nothing is left."""
         if not select.select([self.inbox], [], [], timeout)[0]:
             return True
         data = os.read(self.inbox, 1 << 16)
@@ -489,7 +490,7 @@ class CallChannel:
         self.ring.header[ATTENTION] = 0
         exc = _exception(first)
         if more > 0:
-            exc.add_note(f"{more} more calls of the writer failed after it.")
+            exc.add_note(f"{plural(more, 'more call')} of the writer failed after it.")
         raise exc
 
     # --- a writer that cannot be reached
@@ -501,7 +502,7 @@ class CallChannel:
         return not events or not events[0][1] & (select.POLLHUP | select.POLLERR)
 
     def _bury(self) -> None:
-        """Go on without the writer process, which is gone; say so once."""
+        """Continue without the writer process, which is gone; warn once."""
         if self.state == DEAD:
             return
         self._end(DEAD)
@@ -534,7 +535,7 @@ class CallChannel:
 
 
 def _warn(problem: WriterError) -> None:
-    """Warn of a problem at the line of the program: a logger is no reason to end a training."""
+    """Issue a warning at the line of the program: a failing logger must not end a training."""
     text = f"{problem} (docs/errors.md#{problem.slug})"
     warnings.warn(text, RuntimeWarning, stacklevel=_caller())
 

@@ -1,9 +1,9 @@
-"""Shared memory through which calls of a logger travel to the process that owns the logger.
+"""Shared memory through which calls of a logger reach the process that owns the logger.
 
-One memory file holds a header and a ring of messages. The program appends messages, the writer
-process consumes them in order. Memory is touched on first use and reused afterwards: while the writer
-keeps up, the ring stays as small as its lag. The header survives both processes, so a program that is
-killed loses no call that returned.
+One memory file contains a header and a ring of messages. The program appends messages, the writer process
+consumes them in order. Memory is touched on first use and reused afterwards, so the ring stays small while
+the writer process keeps up. The header survives both processes, so a program that is killed loses no call
+that had returned.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ HEAD, TAIL, ASLEEP, ATTENTION, ERRORS, SEEN, PID = range(7)
 woken; whether the program should look at that or at errors; errors so far; errors that it has read;
 the writer process."""
 JUMP = 2**64 - 1
-"""In place of a message's size: go on at the start of the ring."""
+"""Instead of a message's size: continue at the start of the ring."""
 GAP = 64
-"""Bytes kept free behind every message, so that a jump always fits and a full ring is not empty."""
+"""Bytes that stay free after every message, so that a jump always fits and a full ring is not taken
+for empty.
+"""
 FIRST_LAP = 1 << 20
 """Bytes of the ring that are used before more memory is touched."""
 _FENCE = threading.Lock()
 ORDERED = platform.machine().lower() in {"x86_64", "amd64", "i686"}
-"""Whether the machine shows stores to other processes in the order in which they were made."""
+"""Whether other processes see stores in the order in which this processor made them."""
 
 
 def fence() -> None:
-    """Keep memory accesses before this in front of those after it.
+    """Keep memory accesses before this call before those after it.
 
-    x86 does so by itself; elsewhere a lock that is taken twice does.
+    x86 does that by itself; on other processors a lock is taken twice.
     """
     if not ORDERED:
         with _FENCE:
@@ -63,7 +65,7 @@ class Ring:
         self.bytes = whole[HEADER:]
         self.lap = min(FIRST_LAP, bound)
         self.limit = self.lap - GAP
-        """The program may write up to here without looking at the other side."""
+        """The program may write up to here without reading the writer's counters."""
 
     @classmethod
     def create(cls, bound: int) -> Ring:
@@ -128,14 +130,14 @@ class Ring:
         return int.from_bytes(self.bytes[place : place + 8], "little")
 
     def give_back(self, place: int, size: int) -> None:
-        """Free the memory of a message that was read, as far as it lies beyond the bound."""
+        """Release the memory of a message that was read, if it is beyond the bound."""
         start = max(place, self.bound) + -max(place, self.bound) % mmap.PAGESIZE
         if place + size > start:
             with contextlib.suppress(OSError, ValueError):
                 self.memory.madvise(_REMOVE, HEADER + start, place + size - start)
 
     def close(self) -> None:
-        """Unmap the memory; harmless twice."""
+        """Unmap the memory; may be called twice."""
         with contextlib.suppress(BufferError, ValueError):
             self.header.release()
             self.bytes.release()

@@ -1,7 +1,7 @@
-"""A call as bytes: its arguments are copied when it is made, so that training may change them at once.
+"""A call as bytes: its arguments are copied at the time of the call, so that training may change them.
 
-Numbers, texts and containers of them are marshalled. Everything else is pickled, with the memory of
-arrays and tensors beside the pickle and not in it. Tensors arrive on the CPU and without gradients.
+Numbers, texts and containers of them are marshalled. Everything else is pickled; the memory of arrays and
+tensors is sent next to the pickle. Tensors arrive on the CPU and without gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 PLAIN = frozenset({str, float, int, bool, type(None), bytes})
-"""Types that are marshalled: each brings back exactly the same value."""
+"""Types that are marshalled; each is restored exactly."""
 _CONTAINERS = (dict, list, tuple)
 
 
@@ -35,7 +35,7 @@ def is_plain(value: Any) -> bool:
 
 
 def encode(number: int, args: Any, given: Any) -> tuple[bytes, list[Any]]:
-    """Return the payload of a call and the buffers that belong to it."""
+    """Return the payload of a call and its buffers."""
     if is_plain(args) and is_plain(given):
         return marshal.dumps((number, args, given)), []
     buffers: list[Any] = []
@@ -70,7 +70,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """Return how to rebuild a dense tensor from its bytes; None leaves it to its own pickling."""
+    """Return how to rebuild a dense tensor from its bytes; None uses its own pickling."""
     import torch
 
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:

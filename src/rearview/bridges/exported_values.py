@@ -1,4 +1,4 @@
-"""The values of runs, as other trackers take them: a name, a step, a time, a value."""
+"""The values of runs in the form that other trackers take: a name, a step, a time, a value."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Exported:
     run: str
     place: str
     values: int
-    """Values that were written now; 0 if they were all there."""
+    """Values that were written now; 0 if all of them were there already."""
     left_out: int = 0
-    """Values of kinds that the tracker does not take."""
+    """Values of kinds that the tracker cannot store."""
 
 
 def exported_runs(
@@ -51,15 +51,15 @@ def exported_runs(
     runs: Sequence[str] | None = None,
     unproved: bool = False,
 ) -> Iterator[ExportedRun]:
-    """Yield runs with the values that count: the run's own, else those of a proved replay.
+    """Yield runs with their values: those that the run logged itself, else those of a proved replay.
 
-    The step of a value is the iteration of its loop. In nested loops the points are counted through:
-    `epoch=1/step=0` comes right after the last step of epoch 0. Other trackers have no mark for doubt:
-    values that are not proved are left out unless `unproved` asks for them.
+    The step of a value is the iteration of its loop. In nested loops the points are counted continuously:
+    `epoch=1/step=0` comes right after the last step of epoch 0. Other trackers cannot mark doubtful values:
+    unproved ones are left out unless `unproved` is True.
     """
-    chosen = {history.run(which).id for which in runs} if runs else None
+    run_ids = {history.run(which).id for which in runs} if runs else None
     for run in history.runs(where):
-        if chosen is None or run.id in chosen:
+        if run_ids is None or run.id in run_ids:
             yield ExportedRun(run, tuple(_values(history, run.id, names, unproved=unproved)))
 
 

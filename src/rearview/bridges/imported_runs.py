@@ -1,6 +1,6 @@
-"""Runs of other trackers as runs of this project: records at their steps, parameters as arguments.
+"""Import runs of other trackers as runs of this project: records at their steps, parameters as arguments.
 
-Importing again adds what the other tracker has got since, and nothing twice.
+Importing again adds only what is new.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
 
 LOOP = "step"
-"""The loop at whose iterations imported values stand."""
+"""The loop whose iterations are the steps of imported values."""
 
 
 @dataclass(frozen=True)
 class TrackedValue:
-    """One value that another tracker has."""
+    """One value of another tracker."""
 
     name: str
     value: Any
@@ -42,7 +42,7 @@ class TrackedRun:
 
     tracker: str
     key: str
-    """What names the run there, wherever its files lie."""
+    """The identity of the run there, wherever its files are."""
     started: float
     values: Iterable[TrackedValue]
     ended: float | None = None
@@ -56,7 +56,7 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of one run of another tracker."""
+    """The result of importing one run."""
 
     run: str
     key: str
@@ -67,14 +67,14 @@ class Imported:
 
 
 def project_at(folder: Path) -> Project:
-    """Return the project that a folder lies in, made there if there is none."""
+    """Return the project that contains a folder; create one there if there is none."""
     return Project.find(folder) or Project.create(folder)
 
 
 def import_runs(project: Project, tracked_runs: Iterable[TrackedRun]) -> list[Imported]:
-    """Store runs of another tracker; those that are there get what is new of them."""
+    """Store runs of another tracker; add what is new to runs that were imported before."""
     runs = Runs(project)
-    known = {
+    imported_before = {
         (run.facts.imported.get("from"), run.facts.imported.get("key")): run.id
         for run in runs.all()
         if run.facts.imported
@@ -82,11 +82,11 @@ def import_runs(project: Project, tracked_runs: Iterable[TrackedRun]) -> list[Im
     history = History(project)
     out = []
     for tracked in tracked_runs:
-        run = known.get((tracked.tracker, tracked.key))
+        run = imported_before.get((tracked.tracker, tracked.key))
         is_new = run is None
         if run is None:
             run = _start(runs, tracked)
-            known[tracked.tracker, tracked.key] = run
+            imported_before[tracked.tracker, tracked.key] = run
         added = _add_values(project, runs, history, run, tracked, is_new=is_new)
         if tracked.exit_code is not None and runs.get(run).ended is None:
             ended = tracked.ended or tracked.started
@@ -121,7 +121,7 @@ def _start(runs: Runs, tracked: TrackedRun) -> str:
 
 
 def _give_name(runs: Runs, run: str, name: str) -> None:
-    """Give a run the name that it had, where no other run has it."""
+    """Give a run the name that it had, unless another run has that name."""
     try:
         name = labels.check_name(name)
     except UsageError:
@@ -134,8 +134,10 @@ def _add_values(
     project: Project, runs: Runs, history: History, run: str, tracked: TrackedRun, *, is_new: bool
 ) -> int:
     arguments = dict(tracked.arguments)
-    there = {} if is_new else dict(runs.get(run).args)
-    changed = {name: value for name, value in arguments.items() if there.get(name) != value}
+    stored_arguments = {} if is_new else dict(runs.get(run).args)
+    changed = {
+        name: value for name, value in arguments.items() if stored_arguments.get(name) != value
+    }
     if changed:
         runs.update_args(run, changed)
     stored = set() if is_new else _stored_places(history, run)
@@ -146,8 +148,8 @@ def _add_values(
     if not rows:
         return 0
     attempt, since = (0, 0) if is_new else _next_attempt(history, run)
-    put = Checkpoints(project).objects.put
-    out = RecordFile(runs.folder(run), run, put=put, attempt=attempt, since=since)
+    put_object = Checkpoints(project).objects.put
+    out = RecordFile(runs.folder(run), run, put=put_object, attempt=attempt, since=since)
     try:
         for step in sorted(rows, key=lambda each: (each is None, each or 0)):
             values = rows[step]
@@ -169,7 +171,7 @@ def _point(step: int | None) -> Point:
 
 
 def _stored_places(history: History, run: str) -> set[tuple[str, int | None]]:
-    """Return names and steps of which a run has values."""
+    """Return the names and steps of which a run has values."""
     rows = history.sql(
         f"SELECT name, path, indices FROM records WHERE run = '{run}'"  # noqa: S608 - our own id
     ).rows()
@@ -177,7 +179,7 @@ def _stored_places(history: History, run: str) -> set[tuple[str, int | None]]:
 
 
 def _next_attempt(history: History, run: str) -> tuple[int, int]:
-    """Return what makes new records go on behind those that a run has."""
+    """Return the attempt number with which new records come after those that a run has."""
     row = history.sql(
         "SELECT max(attempt) AS attempt, max(seq) AS seq FROM records "  # noqa: S608 - our own id
         f"WHERE run = '{run}'"
@@ -186,7 +188,7 @@ def _next_attempt(history: History, run: str) -> tuple[int, int]:
 
 
 def missing_library(library: str, extra: str, doing: str) -> UsageError:
-    """Return the error that says which library is needed, and how to get it."""
+    """Return the error that names the missing library and how to install it."""
     return UsageError(
         f"{doing} needs {library}, which is not installed. Install it with "
         f"`pip install 'rearview[{extra}]'`.",
@@ -195,7 +197,7 @@ def missing_library(library: str, extra: str, doing: str) -> UsageError:
 
 
 def nothing_found(what: str, path: Path | str, looked_for: str) -> UsageError:
-    """Return the error that says that there is nothing to import."""
+    """Return the error for a path with nothing to import."""
     return UsageError(
         f"{path} holds nothing of {what}: no {looked_for} was found. Name the folder that {what} "
         "wrote to.",

@@ -1,7 +1,7 @@
-"""A Model Context Protocol server over a project's runs, for coding agents.
+"""A Model Context Protocol server for a project's runs, for coding agents.
 
-Everything that it offers only reads, unless replays are allowed. A backfill must name the price that
-was asked for first, so that nobody runs hours of computing by surprise.
+All its tools only read, unless replays are allowed. A backfill needs the consent text that `price` returns,
+so that it never starts hours of computing by surprise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rearview.model import Run
 from rearview.store.media import StoredValue
 
 MOST_ROWS = 1000
-"""Rows of one answer at most; agents read them one by one."""
+"""Largest number of rows in one answer."""
 INSTRUCTIONS = """\
 Rearview keeps every training run of this project: its source, its logged values, its checkpoints.
 `runs` lists runs, `show` describes one, `table` and `sql` read logged values. A value that was never
@@ -30,7 +30,7 @@ should be logged, ask `price` what it costs to fill that column for past runs, t
 
 
 def serve(history: History, *, allow_replay: bool) -> None:
-    """Serve on standard input and output until the client goes away."""
+    """Serve on standard input and output until the client disconnects."""
     make_server(history, allow_replay=allow_replay).run("stdio")
 
 
@@ -55,7 +55,7 @@ def make_server(history: History, *, allow_replay: bool) -> Any:
 
 
 def _explaining(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the tool with errors of ours as its answer: they say what to do."""
+    """Return a tool that answers with the message of our errors, because they say what to do."""
 
     @functools.wraps(tool)
     def answer(*args: Any, **given: Any) -> Any:
@@ -68,7 +68,7 @@ def _explaining(tool: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Tools:
-    """What agents may ask. Every answer is plain JSON."""
+    """The tools that agents may call. Every answer is plain JSON."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -79,10 +79,10 @@ class Tools:
         `where` is an SQL condition on facts, arguments and last values: "status = 'finished' and
         acc > 0.9 and lr < 0.1".
         """
-        found = self._history.runs(where)
+        runs = self._history.runs(where)
         return {
-            "total": len(found),
-            "runs": [_run(run) for run in reversed(found[-max(1, limit) :])],
+            "total": len(runs),
+            "runs": [_run(run) for run in reversed(runs[-max(1, limit) :])],
         }
 
     def show(self, run: str = "latest") -> dict[str, Any]:
@@ -134,9 +134,13 @@ class Tools:
         pivoted views; `SHOW TABLES` and `DESCRIBE records` tell more.
         """
         table = self._history.sql(query)
-        most = max(1, min(limit, MOST_ROWS))
-        rows = [list(map(_plain, row.values())) for row in islice(table.described(), most + 1)]
-        return {"columns": table.columns, "rows": rows[:most], "complete": len(rows) <= most}
+        max_rows = max(1, min(limit, MOST_ROWS))
+        rows = [list(map(_plain, row.values())) for row in islice(table.described(), max_rows + 1)]
+        return {
+            "columns": table.columns,
+            "rows": rows[:max_rows],
+            "complete": len(rows) <= max_rows,
+        }
 
     def diff(self, first: str, second: str = "worktree") -> dict[str, Any]:
         """Show how the source changed from one run to another, or to the files as they are now."""
@@ -217,7 +221,7 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON says it; media in a few words."""
+    """Return a value in JSON's types; media are described in a few words."""
     if isinstance(value, StoredValue):
         return f"<{value.describe()}>"
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Runs of MLflow, read into runs and written from them, through MLflow's own client."""
+"""Import runs from MLflow and export runs to it, through MLflow's own client."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rearview.bridges.imported_runs import (
 from rearview.errors import RearviewError, UsageError
 
 TAG = "rearview.run"
-"""Tag of a run in MLflow that says which run here it is."""
+"""Tag of an MLflow run that names the run here which it came from."""
 _BATCH = 1000
-"""Metrics that MLflow takes at once."""
+"""Metrics that MLflow accepts in one request."""
 _ENDED = {"FINISHED": 0, "FAILED": 1, "KILLED": 137}
 
 
@@ -42,7 +42,7 @@ def tracking_uri(place: str) -> str:
 
 @contextmanager
 def _client(uri: str, doing: str) -> Iterator[Any]:
-    """Give a client for a store; what MLflow warns of is not the user's concern here."""
+    """Yield a client for a store; MLflow's warnings are suppressed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -110,7 +110,7 @@ def _tracked(client: Any, run: Any, place: str) -> TrackedRun:
 
 
 def _plain(text: str) -> Any:
-    """Return a parameter as a number where it is the text of one: MLflow keeps texts only.
+    """Return a parameter as a number if it is the text of one, because MLflow stores only texts.
 
     >>> _plain("3"), _plain("0.1"), _plain("adam"), _plain("True")
     (3, 0.1, 'adam', True)
@@ -126,17 +126,21 @@ def _plain(text: str) -> Any:
 
 
 def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported:
-    """Write a run to an MLflow store; what is there already is not written again."""
+    """Write a run to an MLflow store; values that are there already are not written again."""
     uri = tracking_uri(place)
     run = exported.run
     with _client(uri, "Writing to MLflow's store") as client:
         from mlflow.entities import Metric, Param, RunTag
 
-        there = client.get_experiment_by_name(experiment)
-        number = there.experiment_id if there else client.create_experiment(experiment)
-        found = client.search_runs([number], f"tags.`{TAG}` = '{run.id}'")
-        if found:
-            target = found[0]
+        existing_experiment = client.get_experiment_by_name(experiment)
+        number = (
+            existing_experiment.experiment_id
+            if existing_experiment
+            else client.create_experiment(experiment)
+        )
+        existing_runs = client.search_runs([number], f"tags.`{TAG}` = '{run.id}'")
+        if existing_runs:
+            target = existing_runs[0]
         else:
             tags = {TAG: run.id, "rearview.version": run.version}
             target = client.create_run(

@@ -1,4 +1,4 @@
-"""Event files of TensorBoard, read into runs and written from them."""
+"""Import runs from event files of TensorBoard and export runs to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rearview.bridges.imported_runs import (
 from rearview.store.media import StoredValue
 
 MARK = "tfevents"
-"""What the name of every event file holds."""
+"""Part of the name of every event file."""
 
 
 def read_tensorboard(path: Path) -> Iterator[TrackedRun]:
@@ -38,12 +38,12 @@ def read_tensorboard(path: Path) -> Iterator[TrackedRun]:
             folders.setdefault(file.parent, []).append(file)
     if not folders:
         raise nothing_found("TensorBoard", path, "event file (*tfevents*)")
-    for folder, found in folders.items():
-        yield _read_folder(folder, sorted(found, key=_by_age), path)
+    for folder, folder_files in folders.items():
+        yield _read_folder(folder, sorted(folder_files, key=_by_age), path)
 
 
 def _by_age(file: Path) -> list[str | int]:
-    """Return the name of an event file with its numbers as numbers: the time, process and count in it."""
+    """Return a sort key for an event file: its name, with time, process and count as numbers."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", file.name)]
 
 
@@ -79,7 +79,7 @@ def _events(file: Path) -> Iterator[Any]:
 
 
 def _read_value(value: Any, arguments: dict[str, Any]) -> Any:
-    """Return what one value of an event is; parameters go to `arguments`."""
+    """Return one value of an event; parameters are added to `arguments` instead."""
     plugin = value.metadata.plugin_data.plugin_name
     if plugin == "hparams":
         arguments.update(_parameters(value.metadata.plugin_data.content))
@@ -110,19 +110,16 @@ def _read_value(value: Any, arguments: dict[str, Any]) -> Any:
 def _parameters(content: bytes) -> dict[str, Any]:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    found = HParamsPluginData.FromString(content)
+    plugin_data = HParamsPluginData.FromString(content)
     out: dict[str, Any] = {}
-    for name, value in found.session_start_info.hparams.items():
+    for name, value in plugin_data.session_start_info.hparams.items():
         kind = value.WhichOneof("kind")
         out[name] = getattr(value, kind) if kind else None
     return out
 
 
 def write_tensorboard(exported: ExportedRun, folder: Path) -> Exported:
-    """Write a run into a folder of its own; the same values give the same bytes.
-
-    TensorBoard shows it beside other runs below `folder`.
-    """
+    """Write a run into a folder of its own below `folder`; the same values give the same bytes."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -216,7 +213,7 @@ def _text(name: str, text: str) -> Any:
 
 
 def _parameters_event(run: Any) -> Any:
-    """Return the event that shows arguments among TensorBoard's hyper-parameters."""
+    """Return the event with which TensorBoard shows arguments as hyper-parameters."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import summary_v2

@@ -1,7 +1,7 @@
-"""Offline runs of Weights & Biases, read into runs and written from them.
+"""Import offline runs of Weights & Biases and export runs as such.
 
-An offline run is a folder with one log of protocol buffers: a header of 7 bytes, then blocks of 32 KB
-with chunks of a checksum, a length, a kind and data. W&B itself writes it; this only reads it.
+An offline run is a folder with one log of protocol buffers: a header of 7 bytes, then blocks of 32 KB with
+chunks of a checksum, a length, a kind and data. This module reads the format; writing is left to W&B.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _read_run(file: Path) -> TrackedRun:
 
 
 def _nested(items: Any) -> dict[str, Any]:
-    """Return the dictionary that items are the leaves of, each with the names that lead to it."""
+    """Return a nested dictionary of items, each given with the names that lead to it."""
     out: dict[str, Any] = {}
     for item in items:
         *outer, last = item.nested_key or [item.key]
@@ -106,19 +106,19 @@ def _nested(items: Any) -> dict[str, Any]:
 
 
 def _config(items: Any) -> dict[str, Any]:
-    """Return the parameters in a configuration; W&B's own entries are left out."""
-    found = _nested(items)
+    """Return the parameters in a configuration, without W&B's own entries."""
+    entries = _nested(items)
     plain = {
         name: value["value"]
         if isinstance(value, dict) and "value" in value and set(value) <= {"value", "desc"}
         else value
-        for name, value in found.items()
+        for name, value in entries.items()
     }
     return dict(_flat({name: value for name, value in plain.items() if name != "_wandb"}))
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield names and values; names of nested ones are joined by a slash."""
+    """Yield names and values; nested names are joined by a slash."""
     for name, value in row.items():
         if isinstance(value, dict) and "_type" not in value:
             yield from _flat(value, f"{prefix}{name}/")
@@ -147,15 +147,15 @@ def _value(raw: Any, files: Path) -> Any:
             if kind == "image-file" and path.suffix == ".png":
                 return media.Image(path.read_bytes())
             if kind == "table-file":
-                found = json.loads(path.read_bytes())
-                return media.DataTable(found["columns"], found["data"])
+                stored = json.loads(path.read_bytes())
+                return media.DataTable(stored["columns"], stored["data"])
             if kind == "audio-file" and path.suffix == ".wav":
                 return media.Audio(path.read_bytes())
     return raw
 
 
 def log_records(file: Path) -> Iterator[bytes]:
-    """Yield the records of an offline log; one that was cut off by a kill ends it."""
+    """Yield the records of an offline log, up to a record that was cut off by a kill."""
     data = file.read_bytes()
     if data[:4] != HEADER:
         raise DamagedError(
@@ -165,14 +165,14 @@ def log_records(file: Path) -> Iterator[bytes]:
         )
     place, parts = 7, b""
     while place + 7 <= len(data):
-        left = _BLOCK - place % _BLOCK
-        if left < 7:
-            place += left
+        block_left = _BLOCK - place % _BLOCK
+        if block_left < 7:
+            place += block_left
             continue
         check, length, kind = struct.unpack_from("<IHB", data, place)
         chunk = data[place + 7 : place + 7 + length]
         if kind == 0 and length == 0:
-            place += left
+            place += block_left
             continue
         if len(chunk) < length:
             return
@@ -192,7 +192,7 @@ def log_records(file: Path) -> Iterator[bytes]:
 
 
 def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
-    """Write a run as an offline run; `wandb sync` uploads it under the id that it has here."""
+    """Write a run as an offline run; `wandb sync` uploads it with the id that it has here."""
     try:
         import wandb
     except ImportError as exc:
@@ -208,32 +208,32 @@ def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
             rows.setdefault(value.step, {})[value.name] = converted
     count = sum(map(len, rows.values()))
     mark = {"run": run.id, "content": _digest(exported), "values": count}
-    here = folder.absolute()
-    for old in sorted(here.glob(f"wandb/offline-run-*-{run.id}")):
+    target = folder.absolute()
+    for old in sorted(target.glob(f"wandb/offline-run-*-{run.id}")):
         if (old / _MARK).is_file():
             if json.loads((old / _MARK).read_text()) == mark:
                 return Exported(run.id, os.fspath(old), 0, left_out)
             shutil.rmtree(old)  # one that we wrote, of fewer values
-    here.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
     )
-    made = wandb.init(
+    wandb_run = wandb.init(
         project=project,
         id=run.id,
         name=run.name or run.id,
         config={name: value for name, value in run.args.items()},  # noqa: C416 - a copy of its own
         notes=run.note or None,
         tags=list(run.tags) or None,
-        dir=os.fspath(here),
+        dir=os.fspath(target),
         mode="offline",
         reinit="create_new",
         settings=settings,
     )
     for step in sorted(rows):
-        made.log(rows[step], step=step)
-    place = Path(made.dir).parent
-    made.finish(exit_code=run.exit_code or 0)
+        wandb_run.log(rows[step], step=step)
+    place = Path(wandb_run.dir).parent
+    wandb_run.finish(exit_code=run.exit_code or 0)
     (place / _MARK).write_text(json.dumps(mark))
     return Exported(run.id, os.fspath(place), count, left_out)
 

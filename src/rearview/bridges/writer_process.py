@@ -1,7 +1,7 @@
 """The process that owns a background writer: constructs it, makes the calls in order, closes it.
 
-It ends when the program closes the writer or is gone, however it ended, and only after every call
-that reached the shared memory was made.
+It ends when the program closes the writer or has ended in any way, and only after it has made every call
+that reached the shared memory.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from rearview.bridges.call_ring import ASLEEP, ATTENTION, ERRORS, HEAD, JUMP, PI
 from rearview.bridges.copied_calls import decode, is_plain
 
 NICE = 10
-"""Added to the process's niceness: training goes first when cores are short."""
+"""Added to the niceness of the process, so that training has priority."""
 NAP = 0.004
 """Seconds between looks at the ring while calls are coming."""
 LINGER = 0.25
-"""Seconds without a call after which the process waits to be woken."""
+"""Seconds without a call after which the process sleeps until it is woken."""
 LONGEST_SLEEP = 0.5
-"""Seconds after which it looks by itself, should a wake-up have been missed."""
+"""Seconds after which it wakes up by itself, in case a wake-up was missed."""
 UNREAD = 4
-"""Errors sent at most before the program reads them; later ones are counted."""
+"""Errors that are sent before the program has read them; later ones are only counted."""
 LONGEST_TRACEBACK = 8_000
 
 START, CALL, SET, ASK, FINISH = range(5)
@@ -41,7 +41,7 @@ close and end."""
 
 
 def main(facts: dict[str, Any]) -> None:
-    """Be the writer process of the ring that `facts` name, then end without running exit handlers."""
+    """Run the writer process of the ring that `facts` describes, then end without exit handlers."""
     if os.fork():
         os._exit(0)  # the program waits for this one only: the writer is nobody's child
     stand_behind(facts["nice"])
@@ -69,7 +69,7 @@ def stand_behind(nice: int) -> None:
 
 
 class CallServer:
-    """The consuming side of a ring, with the object that the calls are for."""
+    """Reads calls from a ring and makes them on the writer."""
 
     def __init__(self, ring: Ring, wake: int, answers: int, parent: int) -> None:
         self.ring = ring
@@ -79,7 +79,7 @@ class CallServer:
         self.failed: BaseException | None = None
         self.methods: list[tuple[tuple[str, ...], str]] = []
         self.has_own_handlers = False
-        """Whether the exit handlers of this process are those of the writer's libraries alone."""
+        """Whether all exit handlers of this process belong to the writer's libraries."""
         self.running = True
         self.parent = parent
         ring.header[PID] = os.getpid()
@@ -89,7 +89,7 @@ class CallServer:
             self.pidfd = -1
 
     def serve(self) -> None:
-        """Make calls until the writer is closed, or the program is gone and none is left."""
+        """Make calls until the writer is closed, or until the program is gone and no call is left."""
         idle = time.monotonic()
         header = self.ring.header
         while self.running:
@@ -128,7 +128,7 @@ class CallServer:
         return False
 
     def _serve_next(self) -> bool:
-        """Make the call that is next in the ring; False if there is none."""
+        """Make the next call in the ring; return False if there is none."""
         ring, header = self.ring, self.ring.header
         tail = header[TAIL]
         if header[HEAD] == tail:
@@ -157,7 +157,7 @@ class CallServer:
         return True
 
     def _buffers(self, place: int, length: int, sizes: Sequence[int]) -> list[bytearray]:
-        """Copy the buffers of a message: a writer may keep what it is given."""
+        """Copy the buffers of a message, because a writer may keep its arguments."""
         places, _ = call_ring.layout(length, sizes)
         whole = self.ring.bytes
         return [
@@ -166,22 +166,22 @@ class CallServer:
         ]
 
     def _do(self, number: int, args: Any, given: Any, problem: BaseException | None) -> None:
-        what, index = number % 8, number // 8
+        kind, index = number % 8, number // 8
         text = ""
         try:
-            if what == START:
+            if kind == START:
                 self._start(args, problem)
-            elif what == CALL:
+            elif kind == CALL:
                 path, name = self.methods[index] if index < len(self.methods) else ((), "?")
                 text = f"{'.'.join((*path, name))}({_first(args)})"
                 self._check(problem)
                 getattr(self._at(path), name)(*args, **given)
-            elif what == SET:
+            elif kind == SET:
                 path, name, value = args
                 text = f"{'.'.join((*path, name))} = …"
                 self._check(problem)
                 setattr(self._at(path), name, value)
-            elif what == ASK:
+            elif kind == ASK:
                 self._answer(index, args, given, problem)
             else:
                 self._finish(index, args, problem)
@@ -197,10 +197,10 @@ class CallServer:
             ) from self.failed
 
     def _at(self, path: Sequence[str]) -> Any:
-        found = self.target
+        target = self.target
         for name in path:
-            found = getattr(found, name)
-        return found
+            target = getattr(target, name)
+        return target
 
     def _start(self, args: Any, problem: BaseException | None) -> None:
         try:
@@ -257,7 +257,7 @@ class CallServer:
             self._send(token, ("value", None))
 
     def _close(self, name: str = "") -> None:
-        """Close the writer by the method that it has for it."""
+        """Close the writer with the method that it has for that."""
         self.running = False
         if self.target is None:
             return
@@ -273,7 +273,7 @@ class CallServer:
                 atexit._run_exitfuncs()  # noqa: SLF001 - this process ends without them
 
     def _tell(self, text: str, exc: BaseException) -> None:
-        """Have the program raise an error of the writer at its next call."""
+        """Send an error of the writer to the program, which raises it at its next call."""
         header = self.ring.header
         if isinstance(exc, _NotConstructed):
             return  # the first error said it
@@ -298,7 +298,7 @@ class CallServer:
 
 
 class _NotConstructed(Exception):  # noqa: N818 - never raised to users
-    """The writer does not exist."""
+    """The writer could not be constructed."""
 
 
 def _number_of(payload: memoryview) -> int:
@@ -310,9 +310,9 @@ def _number_of(payload: memoryview) -> int:
 
 
 def _is_data(value: Any) -> bool:
-    """Return True for a value that is copied to the program: others are reached by their name.
+    """Return True for a value that is copied to the program; others are accessed by their name.
 
-    A list or dictionary is not: what the program writes into a copy would be lost.
+    Lists and dictionaries are not copied, because changes to a copy would be lost.
     """
     if type(value) in {dict, list}:
         return False
@@ -321,12 +321,12 @@ def _is_data(value: Any) -> bool:
 
 
 def _first(args: Any) -> str:
-    """Return the first argument if it is a text: most loggers take the name first."""
+    """Return the first argument if it is a text: most loggers take a name first."""
     return repr(args[0])[:60] if args and isinstance(args[0], str) else "…" if args else ""
 
 
 def _described(text: str, exc: BaseException) -> tuple[str, bytes | None, str]:
-    """Return the call, the pickled exception if it can be, and its traceback as text."""
+    """Return the call as text, the pickled exception if possible, and its traceback as text."""
     lines = "".join(traceback.format_exception(exc))[-LONGEST_TRACEBACK:]
     try:
         blob = pickle.dumps(exc, protocol=5)

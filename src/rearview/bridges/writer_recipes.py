@@ -1,7 +1,7 @@
-"""How the writer process gets the logger: by its class or function, or from one that exists.
+"""How the writer process makes the logger: from a class or function, or like an existing logger.
 
-A logger that exists cannot simply be copied: most have threads, files or connections. It is made again
-where what it was made from is certain, and refused with the line to write otherwise.
+An existing logger cannot simply be copied, because most have threads, files or connections. It is made
+again if its construction arguments are certain; else it is refused with the line to write instead.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Recipe:
     """How to make a logger in another process."""
 
     name: str
-    """What errors call it."""
+    """Its name in error messages."""
     factory: Callable[..., Any]
     args: tuple[Any, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
     type: type | None = None
-    """Its class, where that is known before it is made."""
+    """Its class, if known before it is made."""
     instance: Any = None
     """The logger in this process, if there is one."""
     module: Any = None
     """The module that is the logger, such as mlflow."""
     after: Callable[[], Any] | None = None
-    """What this process does once the writer is closed."""
+    """Called in this process after the writer is closed."""
     closes: tuple[str, ...] = ()
-    """Methods besides `close` that end the logger."""
+    """Methods other than `close` that end the logger."""
 
     def seen(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], None] | None:
         """Return what the recording of this program wants to be told of calls of a method, if anything."""
@@ -61,9 +61,9 @@ class Recipe:
 def recipe_of(
     writer: Any, args: tuple[Any, ...], given: Mapping[str, Any], *, forks: bool
 ) -> Recipe:
-    """Return how to make the logger that `background` was given; refuse what is not certain.
+    """Return how to make the logger that `background` was given; raise if that is not certain.
 
-    `forks`: the writer process is a copy of this one and has the logger as it is.
+    With `forks`, the writer process is a copy of this one and has the logger as it is.
     """
     if isinstance(writer, _FACTORIES):
         kind = writer if isinstance(writer, type) else None
@@ -76,9 +76,9 @@ def recipe_of(
             "the class and its arguments, or the object alone.",
             slug="background-instance",
         )
-    known = _known(writer)
-    if known is not None:
-        return known
+    recipe = _known(writer)
+    if recipe is not None:
+        return recipe
     kind = type(writer)
     if forks:
         return Recipe(kind.__qualname__, lambda: writer, type=kind, instance=writer)
@@ -97,7 +97,7 @@ def recipe_of(
 
 
 def _copies_plainly(kind: type) -> bool:
-    """Return True if an object of the class is its attributes and nothing else."""
+    """Return True if an object of the class consists only of its attributes."""
     return all(
         getattr(kind, name, None) is getattr(object, name, None)
         for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__new__")
@@ -105,13 +105,13 @@ def _copies_plainly(kind: type) -> bool:
 
 
 def _copied(kind: type, attributes: dict[str, Any]) -> Any:
-    made: Any = object.__new__(kind)
-    made.__dict__.update(attributes)
-    return made
+    copy: Any = object.__new__(kind)
+    copy.__dict__.update(attributes)
+    return copy
 
 
 def _known(writer: Any) -> Recipe | None:
-    """Return the recipe of a logger of a library that says how to make it again."""
+    """Return the recipe of a logger whose library says how to make it again."""
     kind = type(writer)
     home = f"{kind.__module__}.{kind.__qualname__}"
     if home == "torch.utils.tensorboard.writer.SummaryWriter":
@@ -132,12 +132,12 @@ def _known(writer: Any) -> Recipe | None:
 
 
 def _same(writer: Any) -> Any:
-    """Return a run of W&B: its own pickling connects it to the service that it has anyway."""
+    """Return a W&B run: its own pickling connects it to its service."""
     return Attached(writer)
 
 
 class Attached:
-    """A logger that another process owns: all but its end is passed on."""
+    """A logger that another process owns: everything is passed on except its end."""
 
     is_attached = True
 
@@ -151,13 +151,13 @@ class Attached:
         setattr(self.__dict__["writer"], name, value)
 
     def flush(self) -> None:
-        """Wait until the service of W&B has all that was logged; a question does that."""
+        """Wait until the service of W&B has everything that was logged."""
         status = getattr(self.__dict__["writer"], "status", None)
         if callable(status):
             status()
 
     def close(self) -> None:
-        """Leave it open: the program ends it."""
+        """Do nothing: the program ends the logger."""
         self.flush()
 
     finish = end_run = close
@@ -172,7 +172,7 @@ def _mlflow(uri: str, run: str) -> Any:
 
 
 def _tensorboard(writer: Any, *, log_dir: str, queue: str) -> Recipe:
-    """Return a writer of the same folder; TensorBoard reads all event files of a folder as one."""
+    """Return a writer for the same folder; TensorBoard reads all event files of a folder as one run."""
     prefix = "_" if queue.startswith("_") else ""
     options = {
         "max_queue": getattr(writer, queue),

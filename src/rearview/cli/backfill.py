@@ -47,6 +47,10 @@ FEW_RUNS = 3
 """Up to this many runs are named; more are counted."""
 MAX_SEGMENTS = 60
 """Segments that are listed; more are counted."""
+_INTERRUPTED = (
+    "Interrupted. What was filled is kept: the same command fills the rest, and runs nothing twice."
+)
+_REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replays the run again."
 
 
 @click.command(cls=TakesRuns)
@@ -136,12 +140,16 @@ def backfill(
     if not yes and not confirmed(plan.plan.seconds):
         output.note("Nothing was run.")
         return 1
-    with Lines() if as_json else Bar(quiet=quiet) as watching:
-        report = past.backfill(question, progress=watching, plan=plan)
+    try:
+        with Lines() if as_json else Bar(quiet=quiet) as watching:
+            report = past.backfill(question, progress=watching, plan=plan)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_INTERRUPTED) from None
     if as_json:
         output.json_line({"event": "done", **_verdict(report)})
         return _code(report) or int(bool(plan.unproved))
-    return finish(report, as_json=False) or int(bool(plan.unproved))
+    shown = () if quiet else plan.refusals
+    return finish(report, as_json=False, shown=shown) or int(bool(plan.unproved))
 
 
 def _names_needed(unfilled: list[str]) -> UsageError:
@@ -183,8 +191,11 @@ def replay(
     if len(words) > 1:
         raise click.UsageError("Give one run, or the files of several versions.")
     which = words[0] if words else "latest"
-    with Bar(quiet=quiet) as bar:
-        report = open_history().replay(which, at=at, progress=bar)
+    try:
+        with Bar(quiet=quiet) as bar:
+            report = open_history().replay(which, at=at, progress=bar)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_REPLAY_INTERRUPTED) from None
     if not as_json and not quiet:
         for text in environment_lines(report.environment_differences):
             output.note(text)
@@ -228,27 +239,19 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
     }
 
 
-def finish(report: BackfillReport, *, as_json: bool) -> int:
-    """Print the outcome of a backfill and return the exit code."""
+def finish(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = ()) -> int:
+    """Print the outcome of a backfill and return the exit code; refusals that were `shown` are not repeated."""
     code = _code(report)
     if as_json:
         segments = [_outcome_as_json(outcome) for outcome in report.outcomes]
         output.json_document({**_verdict(report), "segments": segments})
         return code
-    for text in refused(report.refusals):
+    for text in refused([refusal for refusal in report.refusals if refusal not in shown]):
+        output.out(text)
+    for text in _doubts(report.outcomes, report.redone):
         output.out(text)
     for sentence in report.replaced:
         output.out(f"{output.paint('moved:', output.YELLOW)} {sentence}")
-    for outcome in report.redone:
-        output.out(
-            f"{output.paint('redone from the start:', output.YELLOW)} {outcome.run}: the try from a "
-            f"checkpoint did not do: {outcome.redone}"
-        )
-    for outcome in report.outcomes:
-        if not outcome.proved:
-            proof = outcome.proof
-            label = output.paint(f"{proof.verdict}:", output.RED)
-            output.out(f"{label} {outcome.run}: {proof.why}; its output is in {outcome.log}")
     if report.outcomes:
         output.out(
             f"{plural(report.written, 'record')} written in {duration(report.seconds)}"
@@ -256,24 +259,49 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
         )
     for folder in report.event_files:
         output.out(f"event files for TensorBoard: {folder}")
-    for run in report.unreached:
+    if report.unreached:
         output.out(
-            f"{output.paint('never reached:', output.YELLOW)} {run}: no value came, because the run did not "
-            f"execute a statement that logs {' or '.join(report.names)}: it stands in a branch, or in a "
-            "function, that was not entered"
+            f"{output.paint('never reached:', output.YELLOW)} {_runs_in_words(report.unreached)}: no value came, because "
+            f"no statement that logs {' or '.join(report.names)} was executed: it is in a branch or a function "
+            "that was not entered. Put it where the run passes"
         )
     withheld = sum(
         outcome.report.written for outcome in report.outcomes if outcome.proof.origin in WITHHELD
     )
     if withheld:
         output.out(
-            f"{plural(withheld, 'record')} of what was written is not exact and is left out of "
-            "tables; `rearview table --unproved` shows it"
+            f"left out of tables, because not exact: {plural(withheld, 'record')}; `rearview table "
+            "--unproved` shows them"
         )
     if report.elsewhere:
         output.out(f"{plural(report.elsewhere, 'segment')} filled by another backfill meanwhile")
-    output.out(output.paint(report.proof, output.YELLOW if code else output.GREEN))
+    doubtful = sum(not outcome.proved for outcome in report.outcomes)
+    proof = report.proof
+    if doubtful:  # the reasons are above
+        proof = (
+            f"{report.verdict}: {doubtful} of {plural(len(report.outcomes), 'segment')} not proved"
+        )
+    output.out(output.paint(proof, output.YELLOW if code else output.GREEN))
     return code
+
+
+def _doubts(outcomes: Sequence[ReplayOutcome], redone: Sequence[ReplayOutcome]) -> list[str]:
+    """Return a line for each reason why segments were not proved, or ran again; runs share a line."""
+    lines: dict[tuple[str, str, str], list[ReplayOutcome]] = {}
+    for outcome in outcomes:
+        if not outcome.proved:
+            key = (f"{outcome.proof.verdict}:", output.RED, outcome.proof.why)
+            lines.setdefault(key, []).append(outcome)
+    given = {(outcome.run, why) for (_, _, why), those in lines.items() for outcome in those}
+    for outcome in redone:
+        if (outcome.run, outcome.redone) not in given:
+            why = f"the try from a checkpoint did not do: {outcome.redone}"
+            lines.setdefault(("redone from the start:", output.YELLOW, why), []).append(outcome)
+    return [
+        f"{output.paint(label, color)} {_runs_in_words([outcome.run for outcome in those])}: {why}"
+        + (f"; its output is in {those[-1].log}" if color == output.RED else "")
+        for (label, color, why), those in lines.items()
+    ]
 
 
 def _compared(report: BackfillReport) -> str:
@@ -336,12 +364,14 @@ def show_plan(plan: PlanReport) -> None:
         output.out()
     segments = plan.plan.segments
     output.table(
-        ["run", "operator", "iterations", "from", "predicted", "between"],
+        ["run", "statement in", "iterations", "from", "predicted", "between"],
         [_segment_row(segment) for segment in segments[:MAX_SEGMENTS]],
         right=[False, False, False, False, True, False],
     )
     if len(segments) > MAX_SEGMENTS:
         output.out(f"… and {plural(len(segments) - MAX_SEGMENTS, 'segment')} more")
+    for operator in dict.fromkeys(segment.operator for segment in segments):
+        output.out(output.paint(operator.in_words, output.DIM))
     output.out()
     output.out(_sum(plan))
     explained = plan.explained
@@ -370,8 +400,9 @@ def show_plan(plan: PlanReport) -> None:
 
 def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
     """Print what the user should know first; return True if there is anything to run."""
-    for changed in plan.changed_inputs:
-        say(f"changed since: {changed}; the replay reads what is there now")
+    if changed := plan.changed_inputs:
+        more = f" (and {plural(len(changed) - 1, 'more file')})" if len(changed) > 1 else ""
+        say(f"changed since: {changed[0]}{more}; the replay reads what is there now")
     for text in environment_lines(plan.environment_differences):
         say(text)
     for remark in plan.notes:
@@ -435,7 +466,7 @@ def _sum(plan: PlanReport) -> str:
 def _segment_row(segment: Segment) -> list[str]:
     return [
         segment.run,
-        segment.operator.value,
+        segment.operator.in_words.partition(":")[0],
         _iterations(segment),
         segment.start or "the start",
         duration(segment.seconds),

@@ -161,8 +161,9 @@ def _run(words: list[str]) -> int:
     except click.ClickException as exc:
         output.usage(exc)
         return USAGE
-    except (KeyboardInterrupt, click.Abort):
-        output.note("")
+    except (KeyboardInterrupt, click.Abort) as exc:
+        # click turns an interrupt into an Abort, after it has ended the line with ^C
+        output.note(str(exc.__cause__ or "") or "Interrupted.")
         return INTERRUPTED
     except (BrokenPipeError, output.ReaderGone):
         # the reader of our output is gone: print nothing, and do not let Python flush into the pipe

@@ -464,10 +464,10 @@ def _tell_missing(past: History, name: str, where: str | None, which: list[str] 
 
 
 @click.command()
-@click.argument("query")
+@click.argument("words", nargs=-1, required=True, metavar="QUERY")
 @_unproved_option
 @_format_option
-def sql(query: str, unproved: bool, form: str) -> None:
+def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
     """Ask the records and runs in SQL.
 
     DuckDB's dialect. The tables are described in docs/schema.md: `rearview sql "select run,
@@ -475,6 +475,7 @@ def sql(query: str, unproved: bool, form: str) -> None:
     nothing can be written.
     """
     past = open_history()
+    query = " ".join(words)  # a question without quotes is still one question
     with waiting("asking"):
         found = past.sql(query, unproved=unproved)
     emit(found, form)

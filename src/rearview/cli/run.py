@@ -239,7 +239,15 @@ class ProgramCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words before the script, or up to the module's name."""
-        return super().parse_args(ctx, self.end_options_after_module(args))
+        try:
+            return super().parse_args(ctx, self.end_options_after_module(args))
+        except click.NoSuchOption as exc:
+            script = next((word for word in args if word.endswith((".py", ".ipynb"))), "train.py")
+            raise click.UsageError(
+                f"`rearview {self.name}` has no option {exc.option_name!r}. Options of the script stand "
+                f"behind its name: `rearview {self.name} {script} {exc.option_name} …`.",
+                ctx,
+            ) from exc
 
     def end_options_after_module(self, args: list[str]) -> list[str]:
         """Return the words with `--` after `-m MODULE`: the words that follow belong to the module."""
@@ -306,6 +314,7 @@ class ProgramCommand(click.Command):
 @click.option(
     "--retries",
     type=click.IntRange(0),
+    metavar="N",
     default=1000,
     show_default=True,
     help="With --preemptible: how often one run is resumed.",
@@ -486,14 +495,29 @@ def check_script(script: Path) -> None:
             slug="no-script",
         )
     if not script.exists():
-        near = sorted(path.name for path in Path().glob("*.py"))[:5]
-        hint = f"Here are {', '.join(near)}." if near else f"{Path.cwd()} holds no .py file."
-        raise UsageError(f"There is no script {str(script)!r}. {hint}", slug="no-script")
+        raise UsageError(
+            f"There is no script {str(script)!r} in {Path.cwd()}. {_nearest_script(script)}",
+            slug="no-script",
+        )
     if not os.access(script, os.R_OK):
         raise UsageError(
             f"{script} cannot be read. Give yourself the right: `chmod u+r {script}`.",
             slug="no-script",
         )
+
+
+def _nearest_script(script: Path) -> str:
+    """Return a sentence on the script that was probably meant."""
+    from difflib import get_close_matches
+
+    here = sorted(path.name for path in Path().glob("*.py"))
+    below = sorted(str(path) for path in Path().glob(f"*/{script.name}"))
+    near = get_close_matches(script.name, here, n=1, cutoff=0.6) or below[:1]
+    if near:
+        return f"Did you mean `rearview run {near[0]}`?"
+    if here:
+        return f"The scripts here are {', '.join(here[:5])}."
+    return "There is no .py file in this folder: go to the folder of your script first."
 
 
 @click.command(cls=TakesRuns)
@@ -545,7 +569,7 @@ def resume(
         run, written = fetch_run(remote, which)
         which = run.id
         if written and not quiet:
-            output.said(f"wrote {len(written)} source files that were missing here")
+            output.said(f"wrote {output.plural(len(written), 'source file')} missing here")
         preemption = _preemption((), remote, 0)
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
     command = open_history().resume(which, preemption, source=source)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=TakesRuns)
-@click.argument("a", metavar="A", type=without_mark, shell_complete=complete_run)
+@click.argument("a", metavar="[A]", default="-2", type=without_mark, shell_complete=complete_run)
 @click.argument(
     "b", metavar="[B]", default="latest", type=without_mark, shell_complete=complete_run
 )
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def compare(a: str, b: str, every: bool, as_json: bool) -> int:
     """Compare two runs: arguments, results, source, environment.
 
-    From run A to run B (the newest). Results are the last values logged. Only what differs is shown,
+    From run A (the one before the newest) to run B (the newest). Results are the last values logged. Only what differs is shown,
     and results in any case; `rearview diff A B` shows the lines of the source. Exit code 0: they are
     alike in all of it, 1: they differ.
     """

@@ -194,6 +194,7 @@ class ReplayJobs:
         here = os.path.realpath(root)
         # a program that believes its project elsewhere would follow such a link out of it
         fold = self.fold and run.home(here) == here
+        read = [run.now(path, here) for path in run.end.inputs]
         folded = make_tree(
             root,
             self.versions,
@@ -201,6 +202,7 @@ class ReplayJobs:
             run.started,
             tree,
             written,
+            {os.path.relpath(path, here) for path in read},
             fold=fold,
             working_folder=os.path.relpath(run.cwd or here, here),
         )

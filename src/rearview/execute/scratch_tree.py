@@ -29,6 +29,7 @@ def make_tree(
     before: float,
     tree: Path,
     written_by_run: tuple[Collection[str], Collection[str]] = ((), ()),
+    inputs: Collection[str] = (),
     *,
     fold: bool = False,
     working_folder: str = "",
@@ -37,7 +38,8 @@ def make_tree(
 
     A file that has not changed since then is linked. `written_by_run` names the files and the folders
     that the run created: they are left out whatever their time is, because files from an archive carry
-    the time at which the archive was made.
+    the time at which the archive was made. `inputs` are files that the run read and did not write: they
+    are linked even if they were changed since, and the proof of the replay says so.
 
     With `fold`, a folder of many files that nothing has touched since then is one link. Return these
     folders, relative to the tree: a replay must show them as folders (`FileView.folded`). The
@@ -53,6 +55,7 @@ def make_tree(
         os.path.realpath(root),
         tree,
         os.path.join(working_folder, ""),  # noqa: PTH118 - with a separator at its end
+        frozenset(inputs),
     )
     project = layout.read(str(root))
     if project is not None:
@@ -88,6 +91,8 @@ class _Layout:
     home: str
     tree: Path
     working_folder: str = ""
+    inputs: frozenset[str] = frozenset()
+    """Files that the run read and did not write; they are linked even if they were changed since."""
     folded: list[str] = field(default_factory=list)
     changing: set[str] = field(init=False)
     """Folders with something in them, or below, that is not linked."""
@@ -132,7 +137,7 @@ class _Layout:
         return (
             relative not in self.taken
             and not _is_below(relative, self.written)
-            and _is_older(entry, self.before)
+            and (relative in self.inputs or _is_older(entry, self.before))
         )
 
     def link(self, folder: _Folder, *, fold: bool) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 
 class Operator(StrEnum):
-    """How a segment replays, by where its probes are."""
+    """How a segment replays, by where its probes are. The values are the names that the FlorDB paper uses."""
 
     SETUP = "setup"
     """Before the main loop: run the set-up, stop at the loop."""
@@ -27,6 +27,24 @@ class Operator(StrEnum):
     """In an inner loop: run chosen iterations from the nearest checkpoint."""
     FULL = "full"
     """No checkpoint helps: run from the start."""
+
+    @property
+    def in_words(self) -> str:
+        """Where the probes are, and what that saves, for a table.
+
+        >>> Operator("DPi").in_words
+        'inner loop: only the chosen iterations run'
+        """
+        return _OPERATORS_IN_WORDS[self]
+
+
+_OPERATORS_IN_WORDS = {
+    Operator.SETUP: "before the loops: only the set-up runs",
+    Operator.OUTER: "outer loop: inner work is skipped where saved",
+    Operator.AFTER: "after the loop: its last state is restored",
+    Operator.INNER: "inner loop: only the chosen iterations run",
+    Operator.FULL: "whole run: it runs from its start to its end",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from rearview.model.plan import ReplayReport
 from rearview.model.run import CAPTURED, Origin
-from rearview.model.wording import in_words
+from rearview.model.wording import in_words, plural
 
 
 class Verdict(StrEnum):
@@ -117,7 +117,10 @@ def compared(reports: Iterable[ReplayReport]) -> str:
         sum(getattr(report, name) for report in reports)
         for name in ("restored", "states", "repeated")
     )
-    text = f"{restored} states restored, {states} states and {repeated} recorded values equal"
+    text = (
+        f"{plural(restored, 'state')} restored, {plural(states, 'state')} and "
+        f"{plural(repeated, 'recorded value')} equal"
+    )
     proved = all(report.proved for report in reports)
     return text + _REST * (proved and any(report.open for report in reports))
 

@@ -79,6 +79,16 @@ def in_words(text: str) -> str:
     return _OWN.sub(lambda match: WORDS[match[1]], text)
 
 
+def plural(count: int, word: str) -> str:
+    """Return `count` with its word, in the plural if it is not one. Every message that counts uses it.
+
+    >>> plural(1, "row"), plural(1200, "row"), plural(0, "recorded value"), plural(2, "process")
+    ('1 row', '1,200 rows', '0 recorded values', '2 processes')
+    """
+    end = "" if count == 1 else "es" if word.endswith("s") else "s"
+    return f"{count:,} {word}{end}"
+
+
 def parse_duration(text: str, *, unit: str = "") -> float | None:
     """Return the seconds of a duration such as "90s", "10 min" or "1.5h"; None if it is not one.
 

@@ -1,4 +1,4 @@
-"""What a cell shows and reads, observed inside its process. Standard library and IPython only."""
+"""What a cell prints, displays and reads, observed inside its process. Standard library and IPython only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 MOST_OUTPUT = 16 << 20
-"""Bytes of output kept per cell."""
+"""Bytes of output that are kept per cell."""
 
 
 class CellOutputs:
-    """What a cell shows, as notebooks store it."""
+    """The outputs of a cell, in the form in which notebooks store them."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -21,7 +21,7 @@ class CellOutputs:
         self.clear_next = False
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the outputs so far and begin anew."""
+        """Return the outputs so far and start a new list."""
         items, self.items, self.size, self.clear_next = self.items, [], 0, False
         return items
 
@@ -80,14 +80,14 @@ class OutputStream(io.TextIOBase):
 
 
 class Descriptors:
-    """What is written to file descriptors 1 and 2 past Python: C code and child processes."""
+    """Collects what C code and child processes write to file descriptors 1 and 2."""
 
     def __init__(self) -> None:
         self.files: dict[int, int] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Give this process files of its own; a forked one must not share its parent's."""
+        """Give this process files of its own; a forked process must not share those of its parent."""
         for fd in (1, 2):
             name = f"rearview-{os.getpid()}-{fd}"
             target = os.memfd_create(name) if hasattr(os, "memfd_create") else _temporary()
@@ -96,7 +96,7 @@ class Descriptors:
             os.close(target)
 
     def take(self, outputs: CellOutputs) -> None:
-        """Move what was written to the outputs."""
+        """Move what was written to the outputs of the cell."""
         for fd, name in ((1, "stdout"), (2, "stderr")):
             end = os.lseek(fd, 0, os.SEEK_END)
             if end:
@@ -115,7 +115,7 @@ def _temporary() -> int:
 
 
 class Reads:
-    """Files of the work folder that a cell reads, and copies of inputs before they are written."""
+    """Records which files of the work folder a cell reads, and copies inputs before they are overwritten."""
 
     def __init__(self) -> None:
         self.folder = ""
@@ -216,7 +216,7 @@ def make_shell(outputs: CellOutputs) -> Any:
             item["traceback"] = stb if isinstance(stb, list) else [str(stb)]
             outputs.add(item, 0)
 
-        # as in a kernel: the output of shell lines is part of the outputs, without a terminal
+        # as in a kernel: the output of shell lines is collected, without a terminal
         system = InteractiveShell.system_piped
 
         def ask_exit(self) -> None:

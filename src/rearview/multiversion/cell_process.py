@@ -1,8 +1,8 @@
 """The process that runs cells, parks itself by forking, and saves or loads its namespace.
 
-It runs in the interpreter that the versions need, which may have nothing of Rearview installed: it imports
-the standard library, IPython for notebooks, cloudpickle for stored namespaces. It takes commands from the
-engine over a Unix socket, a length and JSON each way.
+It runs in the interpreter that the versions need, which may not have Rearview installed: it imports only
+the standard library, IPython for notebooks, and cloudpickle for stored namespaces. It takes commands from
+the engine over a Unix socket; each message is a length and JSON.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Channel:
         return connection
 
     def reconnect(self) -> None:
-        """Open a connection of its own after a fork."""
+        """Open a new connection after a fork."""
         self.socket.close()
         self.socket = self._connected()
 
@@ -90,7 +90,7 @@ class Channel:
 
 
 class CellProcess:
-    """One process with the state of a program between two cells."""
+    """A process that holds the state of a program between two cells."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -109,7 +109,7 @@ class CellProcess:
     # -- set-up --
 
     def setup(self, folder: str, program: str, cwd: str, *, notebook: bool) -> None:
-        """Become the process of a program that is about to run its first cell."""
+        """Prepare this process to run the first cell of a program."""
         self.folder = self.reads.folder = os.path.realpath(folder)
         os.chdir(os.path.join(self.folder, cwd))
         self.program = os.path.join(self.folder, program)
@@ -131,7 +131,7 @@ class CellProcess:
         self.namespace = self.shell.user_ns
 
     def switch(self, program: str, argv: list[str], environment: dict[str, str | None]) -> None:
-        """Give the program the name, arguments and variables of the version that runs next."""
+        """Set the name, arguments and environment variables of the version that runs next."""
         self.program = os.path.join(self.folder, program)
         if self.shell is None:
             self.namespace["__file__"] = self.program
@@ -208,9 +208,9 @@ class CellProcess:
     # -- parking --
 
     def park(self, token: str, folder: str, mount: str, *, first: bool) -> None:
-        """Fork: the child announces itself with `token` and goes on; this process stays as it is.
+        """Fork: the child announces itself with `token` and continues, this process keeps its state.
 
-        `first`: this process has just computed its state, and checks that it can be forked.
+        With `first`, this process has just computed its state and checks that it can be forked.
         """
         if first:
             reason = forbids_fork(self.channel.socket.fileno())
@@ -222,7 +222,7 @@ class CellProcess:
             self.cwd = os.getcwd()
         state = random.getstate()
         with warnings.catch_warnings():
-            # newer Pythons warn of forks beside threads: `forbids_fork` has looked at them
+            # newer Pythons warn about forks with threads: `forbids_fork` has checked them
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child:
@@ -294,19 +294,19 @@ class CellProcess:
         }
 
     def _module_variables(self) -> dict[str, dict[str, Any]]:
-        """Return the data in modules of the project: importing them again would forget it."""
-        found: dict[str, dict[str, Any]] = {}
+        """Return the variables of modules of the project, which importing them again would not restore."""
+        by_module: dict[str, dict[str, Any]] = {}
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if name == "__main__" or not file or not str(file).startswith(self.folder + os.sep):
                 continue
-            found[name] = {
+            by_module[name] = {
                 key: value
                 for key, value in vars(module).items()
                 if not key.startswith("__")
                 and not isinstance(value, (types.ModuleType, types.FunctionType, type))
             }
-        return found
+        return by_module
 
     def _open_figures(self) -> bool:
         plotting = sys.modules.get("matplotlib.pyplot")
@@ -321,7 +321,7 @@ class CellProcess:
         return f"the namespace cannot be pickled: {exc}"
 
     def load(self, file: str) -> None:
-        """Take over the namespace and settings that were saved to a file."""
+        """Replace the namespace and settings by those that were saved to a file."""
         with open(file, "rb") as stream:
             state = unpickler(stream, self.namespace).load()
         sys.path[:] = state["path"]
@@ -338,7 +338,7 @@ class CellProcess:
     # -- commands --
 
     def serve(self) -> None:
-        """Do what the engine says until it closes the connection."""
+        """Execute the commands of the engine until it closes the connection."""
         while True:
             message = self.channel.receive()
             if message is None:
@@ -387,7 +387,7 @@ def _no_input(prompt: object = "") -> str:
 
 
 def main() -> None:
-    """Connect to the engine, say hello and serve."""
+    """Connect to the engine, announce this process and serve."""
     path, token, notebook = sys.argv[-3:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends us
     channel = Channel(path)

@@ -1,4 +1,4 @@
-"""Replay an execution tree: compute, checkpoint, restore and switch, evict, on several workers."""
+"""Replay an execution tree by the steps of an order: compute, checkpoint, restore, switch, evict."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LEAST_LIMIT, TIMES = 120.0, 20.0
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What one node of the tree gave."""
+    """The result of one node of the tree."""
 
     ended: str
-    """`done`, `exit` (the program ended itself), `failed`, or `stopped` (died, or time limit)."""
+    """`done`, `exit` (the program ended itself), `failed`, or `stopped` (it died, or hit the time limit)."""
     outputs: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
     why: str = ""
@@ -44,7 +44,7 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the engine has just done, for a live view."""
+    """What the engine has just done, for a live display."""
 
     what: str
     """`compute`, `computed`, `keep`, `restore`, `evict`, `note`."""
@@ -57,21 +57,21 @@ class Progress:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay of a tree gave."""
+    """The result of replaying a tree."""
 
     results: dict[int, CellResult] = field(default_factory=dict)
     seconds: float = 0.0
     computed: int = 0
-    """Cells computed, repeated ones counted."""
+    """Number of computed cells; a cell that was computed twice counts twice."""
     checkpoints: int = 0
     restores: int = 0
     peak: int = 0
-    """Most bytes that kept states took, as measured."""
+    """Largest measured number of bytes that kept states took."""
     notes: list[str] = field(default_factory=list)
 
 
 class Engine:
-    """Carries out one order of one tree."""
+    """Executes the steps of one order on one tree."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Engine:
     # -- the whole replay --
 
     def run(self) -> ReplayResult:
-        """Run every path of the order; return what the cells gave."""
+        """Run every path of the order; return the results of the cells."""
         if not self.order.steps:
             return self.result
         begin = time.monotonic()
@@ -157,16 +157,16 @@ class Engine:
         """Index of a path -> number of the first change of the cache that it makes."""
         self._available: dict[int, int] = {}
         """Index of a path -> the cache must have changed this often before its base is there."""
-        made: dict[tuple[int, int], int] = {}
+        checkpoint_numbers: dict[tuple[int, int], int] = {}
         changes = 0
         for i, path in enumerate(paths):
             self._turns[i] = changes
-            self._available[i] = made.get(path.base, 0)
+            self._available[i] = checkpoint_numbers.get(path.base, 0)
             for step in path.steps:
                 if step.do in {Do.CHECKPOINT, Do.EVICT}:
                     changes += 1
                     if step.do is Do.CHECKPOINT:
-                        made[step.node, step.level] = changes
+                        checkpoint_numbers[step.node, step.level] = changes
         threads = [
             threading.Thread(target=self._worker, args=(number,), name=f"rearview-worker-{number}")
             for number in range(self.workers)
@@ -199,7 +199,7 @@ class Engine:
             self._fail(exc)
 
     def _next(self) -> int | None:
-        """Return the index of the path to run next; wait until there is one, None at the end."""
+        """Return the index of the next path to run; wait until there is one, return None at the end."""
         with self._lock:
             while self._waiting and self._failure is None:
                 blocked = False
@@ -207,9 +207,9 @@ class Engine:
                 for index in self._waiting:
                     path = self._paths[index]
                     changes = path.changes_cache
-                    # a state is evicted only after the paths before have begun from it
-                    needed = bases.intersection(_evicted(path))
-                    if not ((blocked or needed) and changes) and (
+                    # a state is evicted only after all earlier paths have restored it
+                    evicted_bases = bases.intersection(_evicted(path))
+                    if not ((blocked or evicted_bases) and changes) and (
                         self._turn >= self._available[index]
                     ):
                         self._waiting.remove(index)
@@ -264,10 +264,10 @@ class Engine:
             self._lock.notify_all()
 
     def _await_restores(self, index: int, base: tuple[int, int]) -> None:
-        """Wait until the paths planned before this one have restored the state it evicts."""
+        """Wait until the paths planned before this one have restored the state that it evicts."""
         with self._lock:
             while self._failure is None and any(
-                other < index and self._paths[other].base == base for other in self._starting
+                earlier < index and self._paths[earlier].base == base for earlier in self._starting
             ):
                 self._lock.wait()
 
@@ -276,7 +276,7 @@ class Engine:
         return self._versions[self.tree.nodes[end].versions[0]]
 
     def _reachable(self, node: int) -> bool:
-        """Return True unless a cell before a node failed."""
+        """Return True if no cell before a node has failed."""
         above = self.tree.tree.parent[node]
         while above != START:
             result = self.result.results.get(above)
@@ -300,7 +300,7 @@ class Engine:
     def _restored(
         self, step: ReplayStep, version: StudyVersion, place: WorkPlace
     ) -> tuple[CellHandle | None, bool]:
-        """Return a process with the state a path begins from; compute it again if it was lost."""
+        """Return a process with the state that a path starts from; compute it again if it was lost."""
         node = step.node
         while node != START:
             for level in (step.level, EXISTING, *range(len(self.levels))):
@@ -349,7 +349,7 @@ class Engine:
         *,
         switch: bool = True,
     ) -> tuple[CellHandle | None, bool]:
-        """Switch a restored process to a version and compute from `node` down to `target`."""
+        """Switch a restored process to a version and compute the cells from `node` down to `target`."""
         if switch:
             before = self._versions[self.tree.nodes[node].versions[0]]
             self._folders.switch(before, version, place.folder)
@@ -359,8 +359,8 @@ class Engine:
                     (place.folder / before.program).unlink(missing_ok=True)
                 (place.folder / version.program).write_bytes(program)
             self._switch(process, version)
-        for again in self.tree.tree.path(node, target) if target != START else ():
-            if not self._compute(again, version, process):
+        for next_node in self.tree.tree.path(node, target) if target != START else ():
+            if not self._compute(next_node, version, process):
                 return process, False
         return process, True
 
@@ -411,7 +411,7 @@ class Engine:
     # -- kept states --
 
     def _keep(self, node: int, level: int, process: CellHandle, place: WorkPlace) -> CellHandle:
-        """Keep the state of a process as planned, or another way; return the process to go on with."""
+        """Keep the state of a process as planned, or in another way; return the process that continues."""
         room = self.levels[level].room
         memory = self.levels[level].name == "memory"
         ways: list[States] = [self._parked, self._stored] if memory else [self._stored]
@@ -447,7 +447,7 @@ class Engine:
                 states.evict(node)
 
     def _stay_within(self) -> None:
-        """Evict parked states that grew past the bound: pages are copied when either side writes."""
+        """Evict parked states that exceed the bound; they grow, as pages are copied when a process writes."""
         memory = [i for i, level in enumerate(self.levels) if level.name == "memory"]
         if not memory:
             return
@@ -479,8 +479,8 @@ class Engine:
                 self.result.notes.append(text)
         self._tell(Progress("note", text=text))
 
-    def _say(self, what: str, node: int, text: str = "") -> None:
-        self._tell(Progress(what, node, text, self._done_seconds, self.order.seconds))
+    def _say(self, event: str, node: int, text: str = "") -> None:
+        self._tell(Progress(event, node, text, self._done_seconds, self.order.seconds))
 
 
 def _evicted(path: StepPath) -> list[tuple[int, int]]:
@@ -492,6 +492,6 @@ def _verb(states: States) -> str:
 
 
 def _line(version: StudyVersion, node: int, tree: ExecutionTree) -> int:
-    """Return the line of the script on which a cell begins."""
+    """Return the line of the script on which a cell starts."""
     number = tree.nodes[node].number
     return 1 + sum(cell.text.count("\n") for cell in version.cells[: number - 1])

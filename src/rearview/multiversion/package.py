@@ -1,8 +1,8 @@
 """Packages: a study as one file for another person, without checkpoints.
 
-An `.rvz` file is a ZIP archive with `manifest.json`, `ro-crate-metadata.json` and `objects/<sha256>`, each
-content once. A package from elsewhere is untrusted: names, sizes and hashes are checked while it is read,
-nothing in it is unpickled, nothing is linked, and nothing runs.
+An `.rvz` file is a ZIP archive with `manifest.json`, `ro-crate-metadata.json` and `objects/<sha256>`, which
+stores each content once. A package from elsewhere is not trusted: names, sizes and hashes are checked
+while it is read; nothing in it is unpickled, linked or run.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 CRATE = "ro-crate-metadata.json"
 EMBEDDED = 200 << 20
-"""Files up to this many bytes are put into the package; of larger ones, name and hash."""
+"""Files up to this many bytes are stored in the package; of larger ones, only name and hash."""
 MOST_ENTRIES = 100_000
 MOST_MANIFEST = 64 << 20
-"""Bytes of a manifest that are read."""
+"""Largest manifest that is read, in bytes."""
 MOST_BYTES = 50 << 30
-"""Bytes that the contents of a package may take when they are unpacked."""
+"""Largest size of the unpacked contents, in bytes."""
 MOST_RATIO = 300
-"""How many times larger than packed a content may be; `pack` stores what compresses better as it is."""
+"""Largest ratio of unpacked to packed size; `pack` does not compress files that would exceed it."""
 _OBJECT = re.compile(r"objects/([0-9a-f]{64})")
 _CHUNK = 1 << 20
 Measured = list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]
@@ -86,7 +86,7 @@ def pack(
     embed: int = EMBEDDED,
     title: str = "",
 ) -> Packed:
-    """Write a study to a package; the file appears when it is complete."""
+    """Write a study to a package; the file appears only when it is complete."""
     tree = build_tree(study, known)
     contents: dict[str, Path | bytes] = {}
     referenced: dict[str, None] = {}
@@ -121,13 +121,13 @@ def pack(
 
 
 def _needed(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
-    """Return the files that a version needs: those it was seen to read, or all if that is unknown."""
+    """Return the files that a version needs: those it was observed to read, or all if that is not known."""
     reads: set[str] = set()
     for cell, (facts, _) in zip(version.cells, measured, strict=True):
-        seen = facts.reads if facts else cell.reads
-        if seen is None:
+        cell_reads = facts.reads if facts else cell.reads
+        if cell_reads is None:
             return dict(version.files)
-        reads.update(seen)
+        reads.update(cell_reads)
     folders = tuple(name for name in reads if name.endswith("/") and name != "/")
     return {
         name: ref
@@ -137,7 +137,7 @@ def _needed(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
         or (folders and name.startswith(folders))
         or (version.inputs is not None and name in version.inputs)
         or Path(name).name in {"LICENSE", "README.md", "requirements.txt"}
-        # a library may have read it without Python noticing
+        # a library may have read it in C, unobserved
         or not name.endswith((".py", ".ipynb", ".md", ".txt", ".log"))
     }
 
@@ -201,7 +201,7 @@ def _write(file: Path, manifest: Manifest, contents: Mapping[str, Path | bytes])
 
 
 def _compression(file: Path) -> int:
-    """Return how to pack a file: one that would look like a bomb is stored as it is."""
+    """Return how to pack a file; one that readers would take for a ZIP bomb is stored uncompressed."""
     with file.open("rb") as stream:
         sample = stream.read(_CHUNK)
     dense = len(sample) < 100 * len(zlib.compress(sample, 6))
@@ -212,7 +212,7 @@ def _compression(file: Path) -> int:
 
 
 class PackageReader:
-    """A package that was checked; `extract` writes its contents to a folder."""
+    """A package whose manifest was checked; `extract` writes its contents to a folder."""
 
     def __init__(self, file: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self.file = file
@@ -343,13 +343,13 @@ class PackageReader:
             )
 
     def _chunks(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
-        """Yield the content of an entry; raise if it is not what its header says."""
-        seen = 0
+        """Yield the content of an entry in chunks; raise if its size differs from its header."""
+        bytes_read = 0
         try:
             with self._archive.open(info) as stream:
                 while chunk := stream.read(_CHUNK):
-                    seen += len(chunk)
-                    if seen > info.file_size:
+                    bytes_read += len(chunk)
+                    if bytes_read > info.file_size:
                         raise _bad(self.file, f"{info.filename!r} is larger than it says")  # noqa: TRY301
                     yield chunk
         except (zipfile.BadZipFile, OSError, EOFError, ValueError) as exc:
@@ -362,13 +362,13 @@ class PackageReader:
             raise _bad(
                 self.file, f"{info.filename!r} is damaged ({exc})", slug="package-damaged"
             ) from exc
-        if seen != info.file_size:
+        if bytes_read != info.file_size:
             raise _bad(
                 self.file, f"{info.filename!r} is shorter than it says", slug="package-damaged"
             )
 
     def content(self, digest: str) -> bytes:
-        """Return one content; raise if it does not have the hash it is named by."""
+        """Return one content; raise if its hash is not its name."""
         data = b"".join(self._chunks(self._entries[f"objects/{digest}"]))
         if hashlib.sha256(data).hexdigest() != digest:
             raise _bad(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
@@ -377,21 +377,21 @@ class PackageReader:
     def extract(
         self, folder: Path, *, data: Sequence[Path] = (), only: Sequence[str] = ()
     ) -> tuple[Study, dict[str, bytes]]:
-        """Write the contents below an empty folder; return the study and its programs.
+        """Write the contents to an empty folder; return the study and its programs.
 
-        Files that are not in the package are looked for below the folders `data`, by path, and must
-        have the recorded hash.
+        Files that are not in the package are searched below the folders `data`, by path, and must have the
+        recorded hash.
         """
         folder.mkdir(parents=True, exist_ok=True)
         versions: list[StudyVersion] = []
         programs: dict[str, bytes] = {}
-        found: dict[tuple[str, str], Path | None] = {}
-        wanted = [v for v in self.manifest.versions if not only or v.name in only]
-        for packed in wanted:
+        located: dict[tuple[str, str], Path | None] = {}
+        selected = [v for v in self.manifest.versions if not only or v.name in only]
+        for packed in selected:
             source = self.content(packed.source)
             programs[packed.name] = source
             files = {
-                name: FileRef(ref.sha256, ref.size, self._placed(name, ref, folder, data, found))
+                name: FileRef(ref.sha256, ref.size, self._placed(name, ref, folder, data, located))
                 for name, ref in packed.files.items()
             }
             cells = program_cells(source, packed.program)
@@ -431,7 +431,7 @@ class PackageReader:
         ref: PackedFile,
         folder: Path,
         data: Sequence[Path],
-        found: dict[tuple[str, str], Path | None],
+        located: dict[tuple[str, str], Path | None],
     ) -> Path | None:
         key = (name, ref.sha256)
         if ref.embedded:
@@ -439,12 +439,12 @@ class PackageReader:
             if not target.exists():
                 self._extract_one(ref.sha256, target)
             return target
-        if key not in found:
+        if key not in located:
             places = [place / name for place in data]
-            found[key] = next(
+            located[key] = next(
                 (p for p in places if p.is_file() and digest_of(p) == ref.sha256), None
             )
-        return found[key]
+        return located[key]
 
     def _extract_one(self, digest: str, target: Path) -> None:
         hashed = hashlib.sha256()
@@ -469,7 +469,7 @@ def is_package(file: Path) -> bool:
 
 
 def open_package(file: Path, *, most_bytes: int = MOST_BYTES) -> PackageReader:
-    """Return a checked package; raise if there is none, or if it is damaged or hostile."""
+    """Return a checked package; raise if it does not exist, is damaged or is hostile."""
     if not file.is_file():
         raise UsageError(f"There is no package {file}.", slug="no-file")
     return PackageReader(file, most_bytes=most_bytes)

@@ -1,4 +1,4 @@
-"""What a package says of itself, and the environment it needs: what is here, and a fresh one like it."""
+"""The manifest of a package, and its environment: how it differs from this one, how to make it again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rearview.source.cells import imported_modules
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.!_-]{0,60}")
 TOOLS = ("ipython", "matplotlib-inline", "cloudpickle")
-"""What cell processes need besides the study's own packages."""
+"""Packages that cell processes need besides those of the study."""
 
 
 class PackageEnvironment(msgspec.Struct, frozen=True):
@@ -41,14 +41,14 @@ class PackedFile(msgspec.Struct, frozen=True):
 
 
 class PackedCell(msgspec.Struct, frozen=True):
-    """What the author's side measured for one cell."""
+    """What was measured for one cell on the author's machine."""
 
     code: str
     seconds: float | None = None
     size: int | None = None
     reads: tuple[str, ...] | None = None
     outputs: tuple[dict[str, Any], ...] | None = None
-    """Of a script, which does not store its outputs; a notebook has them itself."""
+    """Outputs of a script, which does not store them itself; a notebook does."""
 
 
 class PackedVersion(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class PackedVersion(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a package holds."""
+    """The content of `manifest.json`."""
 
     format: int
     created: float
@@ -81,7 +81,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def describe_environment(texts: Iterable[str]) -> PackageEnvironment:
-    """Return the environment here, with the packages that program texts import."""
+    """Return the environment here, with the packages that programs import."""
     providers = metadata.packages_distributions()
     packages: dict[str, str] = {}
     for module in sorted({name for text in texts for name in imported_modules(text)}):
@@ -94,30 +94,30 @@ def describe_environment(texts: Iterable[str]) -> PackageEnvironment:
     return PackageEnvironment(platform.python_version(), platform.platform(), packages)
 
 
-def differences(wanted: PackageEnvironment) -> list[str]:
-    """Return how the environment here differs, a phrase each."""
-    found = []
-    if platform.python_version_tuple()[:2] != tuple(wanted.python.split(".")[:2]):
-        found.append(f"Python is {platform.python_version()} here, {wanted.python} there")
-    for name, version in sorted(wanted.packages.items()):
+def differences(environment: PackageEnvironment) -> list[str]:
+    """Return a phrase for each difference between an environment and the one here."""
+    phrases = []
+    if platform.python_version_tuple()[:2] != tuple(environment.python.split(".")[:2]):
+        phrases.append(f"Python is {platform.python_version()} here, {environment.python} there")
+    for name, version in sorted(environment.packages.items()):
         try:
-            here = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found.append(f"{name} {version} is not installed here")
+            phrases.append(f"{name} {version} is not installed here")
             continue
-        if here.partition("+")[0] != version.partition("+")[0]:
-            found.append(f"{name} is {here} here, {version} there")
-    return found
+        if installed.partition("+")[0] != version.partition("+")[0]:
+            phrases.append(f"{name} is {installed} here, {version} there")
+    return phrases
 
 
-def requirements(wanted: PackageEnvironment) -> list[str]:
-    """Return pinned requirements; a name or version that is not plain is refused.
+def requirements(environment: PackageEnvironment) -> list[str]:
+    """Return pinned requirements; raise if a name or version has an unusual form.
 
     >>> requirements(PackageEnvironment("3.12", "", {"numpy": "2.1.0+cpu"}))
     ['numpy==2.1.0']
     """
     lines = []
-    for name, version in sorted(wanted.packages.items()):
+    for name, version in sorted(environment.packages.items()):
         plain = version.partition("+")[0]
         if not _NAME.fullmatch(name) or not _VERSION.fullmatch(plain):
             raise ReplayError(
@@ -130,13 +130,13 @@ def requirements(wanted: PackageEnvironment) -> list[str]:
 
 
 def fresh_environment(
-    folder: Path, wanted: PackageEnvironment, *, notebook: bool, log: Path
+    folder: Path, environment: PackageEnvironment, *, notebook: bool, log: Path
 ) -> str:
-    """Make a virtual environment with the packages of a study; return its interpreter.
+    """Create a virtual environment with the packages of a study; return its interpreter.
 
-    Only wheels are installed: building a source distribution would run its code.
+    Only wheels are installed, because building a source distribution would run its code.
     """
-    short = ".".join(wanted.python.split(".")[:2])
+    short = ".".join(environment.python.split(".")[:2])
     interpreter = sys.executable
     if re.fullmatch(r"3\.\d{1,2}", short) and short != ".".join(
         platform.python_version_tuple()[:2]
@@ -148,7 +148,7 @@ def fresh_environment(
         [
             *(str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"),
             *("--disable-pip-version-check", "--only-binary", ":all:"),
-            *requirements(wanted),
+            *requirements(environment),
             *tools,
         ],
     ]

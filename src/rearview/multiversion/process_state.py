@@ -1,4 +1,4 @@
-"""Keep the state of a cell process: forked, or as a stored namespace. Standard library only."""
+"""Keep the state of a cell process, by forking or as a stored namespace. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from typing import Any
+
+from rearview.model.wording import plural
 
 _BAD_FORKS = {
     "polars": "polars keeps a thread pool",
@@ -28,15 +30,15 @@ _MNT_DETACH = 2
 
 
 ENDING = 1.0
-"""Seconds that threads get to end: pools of workers end theirs after they have returned the results."""
+"""Seconds to wait for threads to end: worker pools end theirs after they have returned the results."""
 
 
 class Refused(Exception):  # noqa: N818 - it says what happened
-    """The state cannot be kept this way."""
+    """The state cannot be kept in this way."""
 
 
 def forbids_fork(own_socket: int) -> str:
-    """Return why this process must not be forked; empty if it may.
+    """Return why this process must not be forked; '' if it may.
 
     `own_socket` is the connection to the engine.
     """
@@ -58,7 +60,7 @@ def forbids_fork(own_socket: int) -> str:
     if children:
         alive = [pid for pid in children.split() if _state(pid) not in {"Z", "X", ""}]
         if alive:
-            return f"it has started {len(alive)} processes that are still running"
+            return f"it has started {plural(len(alive), 'process')} still running"
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{fd}")
@@ -76,9 +78,9 @@ def _state(pid: str) -> str:
 
 
 def pause_openmp() -> None:
-    """End the threads of every OpenMP library in this process; they start again when needed.
+    """End the threads of every OpenMP library in this process; they restart when needed.
 
-    A child of a process with a live OpenMP pool waits forever for threads that it does not have.
+    The child of a process with a live OpenMP pool would wait forever for threads that it does not have.
     """
     try:
         with open("/proc/self/maps") as file:
@@ -92,7 +94,7 @@ def pause_openmp() -> None:
 
 
 def exercise() -> None:
-    """Use the thread pools of numerical libraries once: a child that hangs is noticed now."""
+    """Use the thread pools of numerical libraries once, so that a child that hangs is noticed now."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         square = numpy.ones((160, 160))
@@ -107,7 +109,7 @@ def exercise() -> None:
 
 def open_files(folder: str) -> list[tuple[int, str, int, int]]:
     """Return (descriptor, path, flags, position) of the open files in the work folder."""
-    found = []
+    files = []
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd <= 2:
@@ -118,12 +120,12 @@ def open_files(folder: str) -> list[tuple[int, str, int, int]]:
                 with open(f"/proc/self/fdinfo/{fd}") as file:
                     about = dict(line.split(":", 1) for line in file if ":" in line)
                 flags = int(about["flags"].strip(), 8)
-                found.append((fd, path, flags, int(about["pos"])))
-    return found
+                files.append((fd, path, flags, int(about["pos"])))
+    return files
 
 
 def reopen(files: list[tuple[int, str, int, int]]) -> None:
-    """Open files again by name: a forked child shares positions with its parent."""
+    """Open files again by name, because a forked child shares file positions with its parent."""
     for fd, path, flags, position in files:
         fresh = os.open(path, flags & ~(os.O_CREAT | os.O_TRUNC | os.O_EXCL))
         os.lseek(fresh, position, os.SEEK_SET)
@@ -132,7 +134,7 @@ def reopen(files: list[tuple[int, str, int, int]]) -> None:
 
 
 def mount_folder(folder: str, at: str) -> None:
-    """Show `folder` under the path `at` to this process only."""
+    """Show `folder` at the path `at`, to this process only."""
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.unshare(_CLONE_NEWNS)
     failed = failed or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
@@ -154,13 +156,13 @@ def pickler(stream: Any, namespace: dict[str, Any]) -> Any:
         def persistent_id(self, value: Any) -> str | None:
             return "namespace" if value is marker or value is namespace else None
 
-    found = Pickler(stream, protocol=5)
-    found.globals_ref[id(namespace)] = marker
-    return found
+    own_pickler = Pickler(stream, protocol=5)
+    own_pickler.globals_ref[id(namespace)] = marker
+    return own_pickler
 
 
 def unpickler(stream: Any, namespace: dict[str, Any]) -> Any:
-    """Return the unpickler for what `pickler` wrote."""
+    """Return an unpickler for files that `pickler` wrote."""
     import pickle
 
     class Unpickler(pickle.Unpickler):
@@ -193,14 +195,14 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def library_settings() -> dict[str, Any]:
-    """Return settings of libraries that are not in the namespace."""
-    found: dict[str, Any] = {"environment": dict(os.environ)}
+    """Return settings of libraries that are not part of the namespace."""
+    settings: dict[str, Any] = {"environment": dict(os.environ)}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     pandas, plotting = sys.modules.get("pandas"), sys.modules.get("matplotlib")
     if numpy is not None:
-        found["numpy"] = (numpy.get_printoptions(), numpy.geterr())
+        settings["numpy"] = (numpy.get_printoptions(), numpy.geterr())
     if torch is not None:
-        found["torch"] = (
+        settings["torch"] = (
             torch.get_default_dtype(),
             torch.get_num_threads(),
             torch.is_grad_enabled(),
@@ -209,10 +211,10 @@ def library_settings() -> dict[str, Any]:
     if pandas is not None:
         from pandas._config import config
 
-        found["pandas"] = _flat(config._global_config)  # noqa: SLF001
+        settings["pandas"] = _flat(config._global_config)  # noqa: SLF001
     if plotting is not None:
-        found["matplotlib"] = dict(plotting.rcParams.copy())
-    return found
+        settings["matplotlib"] = dict(plotting.rcParams.copy())
+    return settings
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -226,7 +228,7 @@ def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def apply_settings(settings: dict[str, Any]) -> None:
-    """Set what `library_settings` returned."""
+    """Apply what `library_settings` returned."""
     import warnings
 
     os.environ.update(settings["environment"])

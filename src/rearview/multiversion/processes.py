@@ -1,4 +1,4 @@
-"""Cell processes as the engine sees them: started, forked, spoken to, measured, ended."""
+"""Start, fork, command, measure and end cell processes: the engine's side of `cell_process`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ FORKED = 20.0
 
 
 class Died(Exception):  # noqa: N818 - it says what happened
-    """A cell process ended, or was ended at its time limit."""
+    """A cell process has ended, or was killed at its time limit."""
 
 
 class CellHandle:
-    """One cell process."""
+    """One running cell process."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
@@ -61,7 +61,7 @@ class CellHandle:
             raise Died("its process died") from exc
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process at once."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self.connection.close()
@@ -71,8 +71,8 @@ class CellHandle:
         fields: dict[str, int] = {}
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()[1:]:
-                name, _, rest = line.partition(":")
-                fields[name] = int(rest.split()[0]) << 10
+                name, _, value = line.partition(":")
+                fields[name] = int(value.split()[0]) << 10
         return fields.get("Pss", 0), fields.get("Anonymous", 0)
 
 
@@ -96,7 +96,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 class CellProcesses:
-    """Starts one process with nothing in it but the interpreter; all others are forked from it."""
+    """Starts one process with only the interpreter in it; all others are forked from it."""
 
     def __init__(
         self, scratch: Path, environment: Mapping[str, str], *, python: str, notebook: bool
@@ -179,11 +179,11 @@ class CellProcesses:
         end = time.monotonic() + seconds
         with self._news:
             while token not in self._arrived:
-                left = end - time.monotonic()
+                seconds_left = end - time.monotonic()
                 ended = getattr(self, "first", None) is None and self._process.poll() is not None
-                if left <= 0 or ended:
+                if seconds_left <= 0 or ended:
                     raise Died("it did not announce itself")
-                self._news.wait(min(left, 0.2))
+                self._news.wait(min(seconds_left, 0.2))
             handle, error = self._arrived.pop(token)
         if error:
             raise Died(f"it could not go on after the fork: {error}")
@@ -240,7 +240,7 @@ class CellProcesses:
 
 
 def _linked(address: Path) -> str:
-    """Return a short link to the folder of a socket, plus its name."""
+    """Return a path of a socket through a short link to its folder."""
     import tempfile
 
     link = Path(tempfile.mkdtemp(prefix="rv-")) / "s"

@@ -1,4 +1,4 @@
-"""Replay a study: build its tree, plan, run the cells, compare the outputs, report."""
+"""Replay a study: build its tree, plan the order, run the cells, compare their outputs, report."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rearview.plan.versions.tree import START, CacheLevel, Tree
 from rearview.source.cells import only_defines
 
 START_SECONDS = 0.05
-"""Seconds to fork a fresh process and lay out its folder."""
+"""Seconds to fork a fresh process and fill its folder."""
 PARK_SECONDS = 0.03
 """Seconds to park a process, and to fork a parked one."""
 DISK_BYTE = 1 / 400e6
 """Seconds to pickle and write, or to read and unpickle, one byte."""
 PLANNING = 0.8
-"""Seconds that the search for a better order may take."""
+"""Seconds for which a better order is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class ReplayOptions:
     planner: str = "auto"
     cell_limit: float | None = None
     backend: str = "auto"
-    """`auto` parks processes where that is possible; `stored` always stores namespaces."""
+    """`auto` parks processes where possible; `stored` always stores namespaces."""
     tolerance: Tolerance = field(default_factory=Tolerance)
     keep_states: bool = False
-    """Leave states on disk for the next replay."""
+    """Keep states on disk for the next replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CellReport:
     verdict: OutputVerdict
     seconds: float
     shared: bool
-    """Whether it was computed for another version already."""
+    """Whether it had been computed for another version."""
     ended: str
     outputs: tuple[dict[str, Any], ...] = ()
 
@@ -77,7 +77,7 @@ class VersionReport:
     program: str
     cells: tuple[CellReport, ...]
     problem: str = ""
-    """Why it could not be replayed, or why it ended early."""
+    """Why the version could not be replayed, or why it ended early."""
 
     @property
     def same(self) -> Same:
@@ -90,7 +90,7 @@ class VersionReport:
 
 @dataclass(frozen=True, slots=True)
 class StudyReport:
-    """Everything a replay of a study found."""
+    """The result of replaying a study."""
 
     tree: ExecutionTree
     order: Order
@@ -104,7 +104,7 @@ class StudyReport:
 
     @property
     def computed_alone(self) -> float:
-        """Seconds that the same cells take if every version is replayed alone."""
+        """Seconds that the same cells would take if every version were replayed alone."""
         results = self.result.results
         return sum(
             results[node].seconds
@@ -116,7 +116,7 @@ class StudyReport:
 
 @dataclass(frozen=True, slots=True)
 class StudyPlan:
-    """A tree, the order to replay it in, and where states are kept."""
+    """An execution tree, the order in which it is replayed, and where states are kept."""
 
     tree: ExecutionTree
     order: Order
@@ -147,8 +147,8 @@ def plan_study(
             load = START_SECONDS + imports[node] + size * DISK_BYTE
             cells.append(replace(cell, save=PARK_SECONDS, load=load, kept=True))
         else:
-            again = imports[node] if options.backend == "stored" else 0.0
-            cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS + again))
+            import_seconds = imports[node] if options.backend == "stored" else 0.0
+            cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS + import_seconds))
     planned = Tree.of(tree.tree.parent, cells, start=START_SECONDS, versions=tree.tree.versions)
     tree = replace(tree, tree=planned)
     levels = [CacheLevel(options.cache if options.backend != "stored" else 0.0)]
@@ -156,7 +156,7 @@ def plan_study(
     if room > 0:
         levels.append(CacheLevel(room, "disk", save_byte=DISK_BYTE, load_byte=DISK_BYTE))
     end = clock() + PLANNING
-    found = order(
+    best_order = order(
         tree.tree,
         tuple(levels),
         planner=options.planner,
@@ -164,7 +164,7 @@ def plan_study(
         patience=10**9,
         going=lambda: clock() < end,
     )
-    return StudyPlan(tree, found, tuple(levels), names)
+    return StudyPlan(tree, best_order, tuple(levels), names)
 
 
 def _import_seconds(tree: ExecutionTree) -> list[float]:
@@ -172,13 +172,13 @@ def _import_seconds(tree: ExecutionTree) -> list[float]:
     seconds: list[float] = []
     for node, about in enumerate(tree.nodes):
         above = tree.tree.parent[node]
-        mine = tree.tree.cells[node].seconds if only_defines(about.cell.text) else 0.0
-        seconds.append(mine + (seconds[above] if above != START else 0.0))
+        own_seconds = tree.tree.cells[node].seconds if only_defines(about.cell.text) else 0.0
+        seconds.append(own_seconds + (seconds[above] if above != START else 0.0))
     return seconds
 
 
 def _state_names(tree: ExecutionTree) -> dict[int, str]:
-    """Return the names of stored states: lineage, interpreter and all files must be the same."""
+    """Return names for stored states; they are equal only if lineage, interpreter and all files are."""
     machine = f"{sys.version} {platform.machine()} {os.environ.get('OMP_NUM_THREADS', '')}"
     prints: dict[str, str] = {}
     for version in tree.study.versions:
@@ -208,7 +208,7 @@ def replay_study(
     store: Path | None = None,
     tell: Callable[[Progress], None] = lambda _: None,
 ) -> StudyReport:
-    """Run a plan and compare what the cells give with the author's outputs."""
+    """Run a plan and compare the outputs of the cells with the author's."""
     engine = Engine(
         plan.tree,
         plan.order,
@@ -253,9 +253,9 @@ def _version_report(
     stopped: CellResult | None = None
     for i, node in enumerate(nodes):
         cell = version.cells[i]
-        got = result.results.get(node)
+        cell_result = result.results.get(node)
         first = tree.nodes[node].versions[0] == version.name
-        if stopped is not None or got is None:
+        if stopped is not None or cell_result is None:
             verdict = OutputVerdict(
                 Same.NOT_COMPARABLE, "it did not run: a cell before it ended the program"
             )
@@ -265,12 +265,20 @@ def _version_report(
             continue
         verdict = _cell_verdict(version, nodes, i, result, tolerance)
         cells.append(
-            CellReport(i + 1, cell.title, verdict, got.seconds, not first, got.ended, got.outputs)
+            CellReport(
+                i + 1,
+                cell.title,
+                verdict,
+                cell_result.seconds,
+                not first,
+                cell_result.ended,
+                cell_result.outputs,
+            )
         )
-        if not got.goes_on:
-            stopped = got
-            if got.ended != "exit":
-                problem = f"Cell {i + 1} ({cell.title}) ended the branch: {_reason(got)}."
+        if not cell_result.goes_on:
+            stopped = cell_result
+            if cell_result.ended != "exit":
+                problem = f"Cell {i + 1} ({cell.title}) ended the branch: {_reason(cell_result)}."
                 if verdict.same is Same.SAME:
                     problem = ""  # the author's cell failed in the same way
     if version.printed is not None and not problem:
@@ -292,15 +300,16 @@ def _cell_verdict(
     result: ReplayResult,
     tolerance: Tolerance,
 ) -> OutputVerdict:
-    cell, got = version.cells[i], result.results[nodes[i]]
+    cell, cell_result = version.cells[i], result.results[nodes[i]]
     if cell.outputs is None and any(
-        later.parts > j and later.outputs is not None for j, later in enumerate(version.cells[i:])
+        later_cell.parts > j and later_cell.outputs is not None
+        for j, later_cell in enumerate(version.cells[i:])
     ):
         return OutputVerdict(Same.SAME, "a part of a loop: judged at its end")
-    if cell.outputs is None and got.ended in {"failed", "stopped"}:
-        return OutputVerdict(Same.DIFFERENT, f"it {got.ended}: {_reason(got)}")
-    if got.ended == "stopped":
-        return OutputVerdict(Same.DIFFERENT, got.why)
+    if cell.outputs is None and cell_result.ended in {"failed", "stopped"}:
+        return OutputVerdict(Same.DIFFERENT, f"it {cell_result.ended}: {_reason(cell_result)}")
+    if cell_result.ended == "stopped":
+        return OutputVerdict(Same.DIFFERENT, cell_result.why)
     outputs: list[dict[str, Any]] = []
     for node in nodes[i - cell.parts + 1 : i + 1]:
         outputs.extend(result.results[node].outputs if node in result.results else ())
@@ -314,21 +323,28 @@ def _with_printed(
     cells: list[CellReport],
     tolerance: Tolerance,
 ) -> list[CellReport]:
-    """Judge a recorded script by everything it printed: lines are not recorded cell by cell."""
-    ours = "".join(
+    """Judge a recorded script by everything it printed, because its lines were not recorded per cell."""
+    replayed_text = "".join(
         str(output.get("text", ""))
         for node in nodes
         if node in result.results
         for output in result.results[node].outputs
         if output.get("output_type") == "stream" and output.get("name") == "stdout"
     )
-    theirs = [{"output_type": "stream", "name": "stdout", "text": version.printed}]
-    mine = [{"output_type": "stream", "name": "stdout", "text": ours}]
-    verdict = compare(theirs if version.printed else [], mine if ours else [], tolerance)
-    told = OutputVerdict(
+    author_outputs = [{"output_type": "stream", "name": "stdout", "text": version.printed}]
+    replayed_outputs = [{"output_type": "stream", "name": "stdout", "text": replayed_text}]
+    verdict = compare(
+        author_outputs if version.printed else [],
+        replayed_outputs if replayed_text else [],
+        tolerance,
+    )
+    whole_verdict = OutputVerdict(
         verdict.same, verdict.why or "all that was printed is the same", verdict.diff
     )
-    rest = OutputVerdict(Same.SAME, "judged by all that was printed, at the last cell")
+    cell_verdict = OutputVerdict(Same.SAME, "judged by all that was printed, at the last cell")
     if not cells:
         return cells
-    return [*(replace(c, verdict=rest) for c in cells[:-1]), replace(cells[-1], verdict=told)]
+    return [
+        *(replace(c, verdict=cell_verdict) for c in cells[:-1]),
+        replace(cells[-1], verdict=whole_verdict),
+    ]

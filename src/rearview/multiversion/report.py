@@ -1,22 +1,23 @@
-"""Trees and replays for people: text, plain data, SVG, and one HTML page that needs nothing else."""
+"""Trees and replays for people: as text, plain data, SVG, and an HTML page without external files."""
 
 from __future__ import annotations
 
 import html
 from typing import Any
 
+from rearview.model.wording import plural
 from rearview.multiversion.execution_tree import ExecutionTree
 from rearview.multiversion.replay import StudyPlan, StudyReport
 from rearview.multiversion.verdicts import Same
 from rearview.plan.versions.tree import START
 
 MOST_IMAGE = 4 << 20
-"""Bytes of an image that are put into the page."""
+"""Largest image that is put into the page, in bytes."""
 _MARKS = {Same.SAME: "=", Same.DIFFERENT: "!", Same.NOT_COMPARABLE: "?"}
 
 
 def seconds_text(seconds: float) -> str:
-    """Return seconds as people read them.
+    """Return seconds as text for people.
 
     >>> seconds_text(0.004), seconds_text(75), seconds_text(7300)
     ('4 ms', '1 min 15 s', '2 h 1 min')
@@ -25,14 +26,14 @@ def seconds_text(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {seconds_left} s"
     return f"{minutes // 60} h {minutes % 60} min"
 
 
 def bytes_text(count: float) -> str:
-    """Return bytes as people read them.
+    """Return a number of bytes as text for people.
 
     >>> bytes_text(2_500_000)
     '2.5 MB'
@@ -74,7 +75,7 @@ def tree_lines(tree: ExecutionTree) -> list[str]:
 
 
 def tree_svg(tree: ExecutionTree) -> str:
-    """Return the tree as an SVG picture: wide bars are slow cells, versions end at the right."""
+    """Return the tree as SVG: wide bars are slow cells, versions end at the right."""
     plan = tree.tree
     rows: dict[int, float] = {}
     next_row = 0
@@ -124,34 +125,32 @@ def tree_svg(tree: ExecutionTree) -> str:
 
 
 def _depth_first(tree: ExecutionTree) -> list[int]:
-    found: list[int] = []
+    nodes: list[int] = []
     stack = list(reversed(tree.tree.roots))
     while stack:
         node = stack.pop()
-        found.append(node)
+        nodes.append(node)
         stack.extend(reversed(tree.tree.children[node]))
-    return found
+    return nodes
 
 
 def plan_lines(plan: StudyPlan, *, cache: float, workers: int) -> list[str]:
     """Return what a replay will do, and how good its order is proved to be."""
-    tree, found = plan.tree, plan.order
+    tree, order = plan.tree, plan.order
     cells = len(tree.tree)
     count = len(tree.paths)
     alone = tree.tree.one_by_one
     measured = all(node.measured for node in tree.nodes)
-    what = f"{count} version{'s' if count != 1 else ''}, {tree.cells_in_all} cells"
-    means = (
-        f"{bytes_text(cache)} of memory for states, {workers} worker{'s' if workers != 1 else ''}"
-    )
-    lines = [f"{what}, {cells} of them distinct; {means}."]
-    if found.by == "none" and not found.steps:
+    summary = f"{plural(count, 'version')}, {plural(tree.cells_in_all, 'cell')}"
+    means = f"{bytes_text(cache)} of memory for states, {plural(workers, 'worker')}"
+    lines = [f"{summary}, {cells} of them distinct; {means}."]
+    if order.by == "none" and not order.steps:
         return lines
     about = "" if measured else " (cells that were never measured are counted as 1 s)"
     lines.append(
-        f"One by one: {seconds_text(alone)}. Planned: {seconds_text(found.seconds)}, by "
-        f"{found.by}; no order can take less than {seconds_text(found.bound)} "
-        f"(gap {found.gap:.1%}){about}."
+        f"One by one: {seconds_text(alone)}. Planned: {seconds_text(order.seconds)}, by "
+        f"{order.by}; no order can take less than {seconds_text(order.bound)} "
+        f"(gap {order.gap:.1%}){about}."
     )
     return lines
 
@@ -174,8 +173,8 @@ def report_lines(report: StudyReport) -> list[str]:
     alone = report.computed_alone
     saved = 1 - result.seconds / alone if alone > result.seconds else 0.0
     lines += ["", (
-        f"{result.computed} cells computed in {seconds_text(result.seconds)}, {result.checkpoints} "
-        f"states kept (at most {bytes_text(result.peak)}), {result.restores} restored. "
+        f"{plural(result.computed, 'cell')} computed in {seconds_text(result.seconds)}, "
+        f"{plural(result.checkpoints, 'state')} kept (at most {bytes_text(result.peak)}), {result.restores} restored. "
         f"One by one the cells take {seconds_text(alone)}: {saved:.0%} saved."
     )]  # fmt: skip
     lines.extend(f"note: {note}" for note in result.notes)
@@ -234,7 +233,7 @@ img{max-width:100%;border:1px solid #ddd}
 
 
 def report_html(report: StudyReport, title: str = "Replay") -> str:
-    """Return a replay as one HTML page; everything from the study is escaped, nothing is loaded."""
+    """Return a replay as one HTML page; all text of the study is escaped, and nothing is loaded."""
     esc = html.escape
     rows, sections = [], []
     for number, version in enumerate(report.versions):
@@ -278,7 +277,7 @@ def report_html(report: StudyReport, title: str = "Replay") -> str:
 
 
 def _output_html(output: dict[str, Any]) -> str:
-    """Return one output, escaped; of rich outputs only images are shown as they are."""
+    """Return one output, escaped; of rich outputs only images are shown."""
     kind = output.get("output_type")
     if kind == "stream":
         return f"<pre>{html.escape(str(output.get('text', ''))[:20000])}</pre>"

@@ -1,4 +1,4 @@
-"""RO-Crate metadata: what a package holds, in the exchange format for research data."""
+"""RO-Crate metadata: what a package contains, in the exchange format for research data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import SourceError
+from rearview.model.wording import plural
 from rearview.multiversion.package_manifest import Manifest
 from rearview.multiversion.study import Study, from_files
 
@@ -67,7 +68,7 @@ def crate_of(manifest: Manifest) -> dict[str, Any]:
         {
             "@id": "./",
             "@type": "Dataset",
-            "name": manifest.title or f"{len(manifest.versions)} versions of one study",
+            "name": manifest.title or f"{plural(len(manifest.versions), 'version')} of one study",
             "description": "Versions of a program with data and recorded outputs, to be replayed.",
             "datePublished": day,
             "license": "See the files of the study.",
@@ -92,7 +93,7 @@ def crate_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def from_crate(folder: Path) -> tuple[Study, str]:
-    """Return the study and title of an RO-Crate folder: its programs are the versions."""
+    """Return the study and title of an RO-Crate folder; its programs are the versions."""
     file = folder / "ro-crate-metadata.json"
     try:
         document = json.loads(file.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Where states between cells are kept: parked processes, or namespaces in files."""
+"""Where states between cells are kept: in parked processes, or as namespaces in files."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ SAVING = 600.0
 
 @dataclass(frozen=True, slots=True)
 class WorkPlace:
-    """Where a process works: its folder, and the path under which it sees it."""
+    """The folder of a process, and the path under which the process sees it."""
 
     folder: Path
     mount: Path | None
-    """None: the folder is at that path already."""
+    """None: the folder is already at that path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A state was kept; the process to go on with, and bytes taken."""
+    """A state was kept: the process that continues, and the bytes taken."""
 
     process: CellHandle
     size: int
 
 
 class States(Protocol):
-    """A place for states; nodes are told apart by their number in the tree."""
+    """A place for states; a state is identified by its node in the tree."""
 
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> Kept | str:
-        """Keep the state of a process; return why not if that cannot be done."""
+        """Keep the state of a process; return why not if that is impossible."""
         ...
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:
-        """Return a process with a kept state, in `place`; or why that cannot be done."""
+        """Return a process with a kept state, in `place`; or why that is impossible."""
         ...
 
     def evict(self, node: int) -> None:
-        """Forget a state."""
+        """Delete a state."""
         ...
 
     def used(self) -> int:
-        """Return the bytes that all kept states take, as measured now."""
+        """Return the bytes that all kept states take, measured now."""
         ...
 
 
 class ParkedStates:
-    """States as processes that were forked and wait: whole process state, in milliseconds."""
+    """States as forked processes that wait: the whole process state, in milliseconds."""
 
     def __init__(self, processes: CellProcesses, folders: WorkFolders) -> None:
         self._processes = processes
@@ -61,9 +61,9 @@ class ParkedStates:
         self._parked: dict[int, tuple[CellHandle, Path]] = {}
 
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> Kept | str:
-        """Fork: the process itself stays parked, its child goes on in the same folder."""
+        """Fork: this process stays parked, its child continues in the same folder."""
         image = self._folders.keep_image(f"parked-{node}", place.folder)
-        # the child keeps the folder and the mount of its parent, which will not use them again
+        # the child takes over the folder and the mount of its parent, which no longer uses them
         child = self._processes.fork(process, place.folder, None, first=True)
         if isinstance(child, str):
             remove(image)
@@ -72,7 +72,7 @@ class ParkedStates:
         return Kept(child, process.memory()[1])
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:  # noqa: ARG002
-        """Fork the parked process once more, in a copy of the folder it had."""
+        """Fork the parked process again, in a copy of its folder."""
         parked = self._parked.get(node)
         if parked is None:
             return "it was evicted"
@@ -85,14 +85,14 @@ class ParkedStates:
             return str(exc)
 
     def evict(self, node: int) -> None:
-        """End the parked process and remove its folder."""
+        """Kill the parked process and remove its folder."""
         if node in self._parked:
             process, image = self._parked.pop(node)
             process.kill()
             remove(image)
 
     def used(self) -> int:
-        """Return the sum of Pss of the parked processes, which counts shared pages once."""
+        """Return the sum of the Pss of the parked processes, in which shared pages count once."""
         return sum(process.memory()[0] for process, _ in self._parked.values())
 
 
@@ -115,14 +115,14 @@ class StoredStates:
         self._names: dict[int, str] = {}
 
     def name(self, node: int, name: str) -> None:
-        """Say under which name the state of a node is stored."""
+        """Set the name under which the state of a node is stored."""
         self._names[node] = name
 
     def _folder(self, node: int) -> Path:
         return self._store / self._names[node]
 
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> Kept | str:
-        """Save the namespace and a copy of the work folder; the process goes on."""
+        """Save the namespace and a copy of the work folder; the process continues."""
         folder = self._folder(node)
         remove(folder)
         folder.mkdir(parents=True)

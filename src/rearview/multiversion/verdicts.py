@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rearview.model.wording import plural
+
 MOST_DIFF = 60
 """Lines of a difference that are kept."""
 _NUMBER = re.compile(
@@ -52,7 +54,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Same(StrEnum):
-    """How the outputs of a replay compare."""
+    """Whether the outputs of a replay equal the author's."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -61,7 +63,7 @@ class Same(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputVerdict:
-    """How one cell's outputs compare, and why."""
+    """How the outputs of one cell compare, and why."""
 
     same: Same
     why: str = ""
@@ -75,7 +77,7 @@ class Tolerance:
     relative: float = 0.0
     absolute: float = 0.0
     perceptual: bool = False
-    """Compare images by what is seen rather than pixel by pixel."""
+    """Compare images as the eye sees them rather than pixel by pixel."""
 
 
 SAME = OutputVerdict(Same.SAME)
@@ -90,40 +92,43 @@ def compare(
     tolerance = tolerance or Tolerance()
     if author is None:
         return OutputVerdict(Same.NOT_COMPARABLE, "the author's outputs were not recorded")
-    theirs, ours = _items(author), _items(replayed)
-    if [kind for kind, _ in theirs] != [kind for kind, _ in ours]:
-        return _other_kinds(theirs, ours, tolerance)
-    found = [
-        _compared(kind, a, b, tolerance) for (kind, a), (_, b) in zip(theirs, ours, strict=True)
+    author_items, replayed_items = _items(author), _items(replayed)
+    if [kind for kind, _ in author_items] != [kind for kind, _ in replayed_items]:
+        return _other_kinds(author_items, replayed_items, tolerance)
+    verdicts = [
+        _compared(kind, a, b, tolerance)
+        for (kind, a), (_, b) in zip(author_items, replayed_items, strict=True)
     ]
-    for same in (Same.DIFFERENT, Same.NOT_COMPARABLE):
-        for verdict in found:
-            if verdict.same is same:
+    for outcome in (Same.DIFFERENT, Same.NOT_COMPARABLE):
+        for verdict in verdicts:
+            if verdict.same is outcome:
                 return verdict
     return SAME
 
 
 def _other_kinds(
-    theirs: list[tuple[str, Any]], ours: list[tuple[str, Any]], tolerance: Tolerance
+    author_items: list[tuple[str, Any]], replayed_items: list[tuple[str, Any]], tolerance: Tolerance
 ) -> OutputVerdict:
-    """Judge outputs of which there are more or fewer: warnings alone make no difference."""
-    a = [item for item in theirs if item[0] != "stderr"]
-    b = [item for item in ours if item[0] != "stderr"]
+    """Judge outputs of which one side has more than the other; warnings do not count."""
+    a = [item for item in author_items if item[0] != "stderr"]
+    b = [item for item in replayed_items if item[0] != "stderr"]
     if [kind for kind, _ in a] == [kind for kind, _ in b]:
         for (kind, x), (_, y) in zip(a, b, strict=True):
             verdict = _compared(kind, x, y, tolerance)
             if verdict.same is not Same.SAME:
                 return verdict
         return OutputVerdict(Same.NOT_COMPARABLE, "only one of them wrote to standard error")
-    failed = next((item for kind, item in ours if kind == "error"), None)
-    why = f"{len(ours)} outputs instead of {len(theirs)}"
-    if failed is not None and not any(kind == "error" for kind, _ in theirs):
+    failed = next((item for kind, item in replayed_items if kind == "error"), None)
+    why = f"{len(replayed_items)} outputs instead of {len(author_items)}"
+    if failed is not None and not any(kind == "error" for kind, _ in author_items):
         why = f"{failed['ename']}: {failed['evalue']}"
-    return OutputVerdict(Same.DIFFERENT, why, _diff(_as_text(theirs), _as_text(ours)))
+    return OutputVerdict(
+        Same.DIFFERENT, why, _diff(_as_text(author_items), _as_text(replayed_items))
+    )
 
 
 def _items(outputs: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Return (kind, content) of outputs; neighbouring parts of one stream are joined."""
+    """Return (kind, content) of outputs; consecutive parts of one stream are joined."""
     items: list[tuple[str, Any]] = []
     streams: dict[str, str] = {}
     for output in outputs:
@@ -136,7 +141,7 @@ def _items(outputs: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
             items.append(("data", output.get("data", {})))
         elif kind == "error":
             items.append(("error", output))
-    # interleaving of streams and displays depends on timing: streams come first
+    # the order of streams and displays depends on timing: compare streams first
     return [*sorted(streams.items()), *items]
 
 
@@ -173,7 +178,7 @@ def _compared(kind: str, a: Any, b: Any, tolerance: Tolerance) -> OutputVerdict:
 
 
 def _shown(text: str) -> str:
-    """Return what stays on the screen: progress bars overwrite their line."""
+    """Return the text that stays on the screen: progress bars overwrite their line."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
@@ -215,7 +220,7 @@ def _texts(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
 
 
 def _close_text(a: str, b: str, tolerance: Tolerance) -> bool:
-    """Return True if two texts differ only in numbers, and those by less than the tolerance."""
+    """Return True if two texts differ only in numbers, by less than the tolerance."""
     if not tolerance.relative and not tolerance.absolute:
         return False
     if [part.split() for part in _NUMBER.split(a)] != [part.split() for part in _NUMBER.split(b)]:
@@ -234,7 +239,7 @@ def _first_difference(a: str, b: str) -> str:
     for number, (x, y) in enumerate(zip(a.splitlines(), b.splitlines(), strict=False), 1):
         if x != y:
             return f"line {number}: {_short(y)} instead of {_short(x)}"
-    return f"{len(b.splitlines())} lines instead of {len(a.splitlines())}"
+    return f"{plural(len(b.splitlines()), 'line')} instead of {len(a.splitlines())}"
 
 
 def _short(text: str) -> str:
@@ -247,7 +252,7 @@ def _diff(a: str, b: str) -> str:
         difflib.unified_diff(a.splitlines(), b.splitlines(), "author", "replay", lineterm="", n=1)
     )
     if len(lines) > MOST_DIFF:
-        lines = [*lines[:MOST_DIFF], f"… {len(lines) - MOST_DIFF} lines more"]
+        lines = [*lines[:MOST_DIFF], f"… {plural(len(lines) - MOST_DIFF, 'line')} more"]
     return "\n".join(lines)
 
 
@@ -289,10 +294,12 @@ def _table(text: str) -> list[list[str]]:
 def _tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> OutputVerdict:
     if [len(row) for row in a] != [len(row) for row in b]:
         return OutputVerdict(
-            Same.DIFFERENT, f"a table of {len(b)} rows instead of {len(a)}", _diff(_csv(a), _csv(b))
+            Same.DIFFERENT,
+            f"a table of {plural(len(b), 'row')} instead of {len(a)}",
+            _diff(_csv(a), _csv(b)),
         )
-    for i, (row, other) in enumerate(zip(a, b, strict=True)):
-        for j, (x, y) in enumerate(zip(row, other, strict=True)):
+    for i, (row, other_row) in enumerate(zip(a, b, strict=True)):
+        for j, (x, y) in enumerate(zip(row, other_row, strict=True)):
             verdict = _texts(x, y, tolerance)
             if verdict.same is not Same.SAME:
                 column = a[0][j] if i and a[0][j] else f"column {j + 1}"
@@ -340,7 +347,7 @@ def _images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
 
 
 def _perceptual(left: Any, right: Any) -> OutputVerdict:
-    """Compare small grey versions of two images: what the eye sees at a glance."""
+    """Compare small grey versions of two images."""
     from PIL import ImageChops
 
     small = [image.convert("L").resize((64, 64)) for image in (left, right)]

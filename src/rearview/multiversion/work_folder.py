@@ -1,4 +1,4 @@
-"""The folder that cells run in: a copy of the project's files, never the user's own."""
+"""The folder in which cells run: a copy of the project's files, never the user's own folder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rearview.errors import ReplayError
 from rearview.multiversion.study import FileRef, Study, StudyVersion
 
 LINKED = 1 << 20
-"""Files larger than this many bytes are links to the one copy of the replay until they are written."""
+"""Files larger than this many bytes are links to the replay's copy until a cell writes to them."""
 
 
 class WorkFolders:
-    """Folders for the cells of one study below a scratch folder.
+    """Folders for the cells of one study, below a scratch folder.
 
-    Every file is copied once into `inputs`. A work folder has copies of the small ones and links to the
+    Every file is copied once into `inputs`. A work folder has copies of the small files and links to the
     large ones, which a cell process replaces by copies before it writes to them.
     """
 
@@ -28,7 +28,7 @@ class WorkFolders:
         self.inputs = scratch / "inputs"
         self.images = scratch / "images"
         self.work = scratch / "work"
-        """The path that programs see, whichever folder it shows."""
+        """The path that programs see; each process may see another folder there."""
         for folder in (self.inputs, self.images, self.work):
             folder.mkdir(parents=True, exist_ok=True)
         self._copies: dict[tuple[str, str], Path] = {}
@@ -71,7 +71,7 @@ class WorkFolders:
             shutil.copy2(copy, file)
 
     def switch(self, before: StudyVersion, after: StudyVersion, folder: Path) -> None:
-        """Exchange the files in which two versions differ."""
+        """Replace the files in which two versions differ."""
         if before.files is after.files:
             return
         for name in {**before.files, **after.files}:
@@ -84,19 +84,19 @@ class WorkFolders:
                 self._place(folder / name, new)
 
     def keep_image(self, name: str, folder: Path) -> Path:
-        """Copy a work folder, as it is now; return the copy."""
+        """Copy a work folder as it is now; return the copy."""
         image = self.images / name
         remove(image)
         shutil.copytree(folder, image, symlinks=True)
         return image
 
     def restore_image(self, image: Path, folder: Path) -> None:
-        """Make a work folder what it was when the image was kept."""
+        """Restore a work folder from its image."""
         remove(folder)
         shutil.copytree(image, folder, symlinks=True)
 
     def save_written(self, folder: Path, target: Path) -> list[str]:
-        """Copy the files of a work folder that are not links to inputs; return the names of those."""
+        """Copy the files of a work folder that are not links to inputs; return the names of the links."""
         inputs: list[str] = []
 
         def links(where: str, names: list[str]) -> list[str]:
@@ -114,7 +114,7 @@ class WorkFolders:
     def load_written(
         self, version: StudyVersion, saved: Path, inputs: list[str], folder: Path
     ) -> None:
-        """Make a work folder what it was when `save_written` copied it."""
+        """Restore a work folder from what `save_written` copied."""
         remove(folder)
         shutil.copytree(saved, folder, symlinks=True)
         for name in inputs:
@@ -124,13 +124,13 @@ class WorkFolders:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and all in it, if it is there."""
+    """Remove a folder and its content, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
 
 
 def can_mount() -> bool:
-    """Return True if processes here may have mounts of their own; several workers need that."""
+    """Return True if processes may have mounts of their own; several workers need that."""
     code = (
         "import ctypes; libc = ctypes.CDLL(None); "
         "raise SystemExit(bool(libc.unshare(0x20000) or "

@@ -1,4 +1,4 @@
-"""Papermill's engine `rearview`: a parameterized notebook is executed by papermill and recorded here.
+"""The papermill engine `rearview`: papermill executes a parameterized notebook, and Rearview records it.
 
     papermill --engine rearview study.ipynb out.ipynb -p rate 0.1
 
@@ -91,7 +91,7 @@ def _start(nb_man: Any, *, reuse: bool) -> StartCommand:
     file = Path(out).absolute()
     check(file.read_bytes(), str(out))
     begun = start_run(str(file), ())
-    told = msgspec.structs.replace(control_of(begun), target=str(file))
-    env = {**begun.environment, VARIABLE: msgspec.json.encode(told).decode()}
+    control = msgspec.structs.replace(control_of(begun), target=str(file))
+    env = {**begun.environment, VARIABLE: msgspec.json.encode(control).decode()}
     placed = replace(begun, environment=env, folder=Path(os.getcwd()))  # noqa: PTH109
     return reusing(placed, reuse=reuse)

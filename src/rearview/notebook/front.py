@@ -1,7 +1,7 @@
-"""Send the cells of a notebook to the kernel that records them, and collect what they show.
+"""Send the cells of a notebook to the kernel that records them, and collect their outputs.
 
-This is the front end: it starts the kernel as `execute.start` says, with nbclient between the two, so
-outputs, widgets, tags and errors are those of `jupyter execute`.
+The kernel is started by the command of `execute.start_command`. nbclient sends the cells, so outputs,
+widgets, tags and errors are the same as with `jupyter execute`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rearview.store.files import open_file
 EXECUTED = "executed.ipynb"
 """File in the folder of a run: the notebook with its outputs."""
 TIMED_OUT = 124
-"""Exit code after a cell that took longer than allowed, as `timeout` has it."""
+"""Exit code after a cell that exceeded its time limit, as the command `timeout` has it."""
 GIVEN_UP = "KeptResultsUnusable"
 """Error of a kernel that cannot go on with kept results: the notebook is run again without them."""
 REUSE_VARIABLE = "REARVIEW_REUSE_CELLS"
@@ -36,28 +36,28 @@ REUSE_VARIABLE = "REARVIEW_REUSE_CELLS"
 _REUSED = "reused.json"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 5.0
-"""Seconds that a cell gets to end after it was interrupted."""
+"""Seconds that a cell has to end after it was interrupted."""
 Show = Callable[[str, str], None]
-"""Shows text of a cell: the stream (`stdout` or `stderr`), and the text."""
+"""Prints text of a cell: called with the stream (`stdout` or `stderr`) and the text."""
 
 
 @dataclass
 class Executed:
-    """What became of a notebook."""
+    """The result of running a notebook."""
 
     code: int
     cell: int = 0
-    """Number of the cell that failed, from 1 on; 0: none did."""
+    """Number of the cell that failed, from 1 on; 0 if none did."""
     why: str = ""
-    """In one line."""
+    """The error in one line."""
     trace: str = ""
-    """The traceback as the kernel tells it."""
+    """The traceback that the kernel sent."""
     content: Any = field(default=None, repr=False)
-    """The notebook with its outputs, as nbformat has it."""
+    """The notebook with its outputs, in nbformat."""
 
 
 def check(data: bytes, path: str) -> Notebook:
-    """Return a notebook that can be run here; raise with the reason if it cannot."""
+    """Return the notebook if it can be run here; raise with the reason if it cannot."""
     notebook = parse(data, path)
     if notebook.language != "python":
         raise UsageError(
@@ -76,7 +76,7 @@ def execute(
     show: Show = lambda *_: None,
     timeout: float | None = None,
 ) -> Executed:
-    """Run all cells of the notebook `data` in a kernel started as `begun` says."""
+    """Run all cells of the notebook `data` in a kernel that the command `begun` starts."""
     notebook = check(data, path)
     try:
         import nbformat
@@ -107,9 +107,9 @@ def execute(
             died = True
         finally:
             code = manager.ended()
-        again = Path(folder) / AGAIN
-        if died and again.is_file():
-            env = {**begun.environment, VARIABLE: again.read_text("utf-8")}
+        retry_file = Path(folder) / AGAIN
+        if died and retry_file.is_file():
+            env = {**begun.environment, VARIABLE: retry_file.read_text("utf-8")}
             anew = replace(begun, environment=env)
             return execute(anew, data, path=path, show=show, timeout=timeout)
     if done.why:
@@ -145,7 +145,7 @@ def given_up(content: Any) -> str:
 
 
 def control_of(begun: StartCommand) -> Control:
-    """Return what the process is told that `begun` starts."""
+    """Return the control message of the process that `begun` starts."""
     return msgspec.json.decode(begun.environment[VARIABLE], type=Control)
 
 
@@ -157,10 +157,10 @@ def write(content: Any, file: Path) -> None:
 
 
 def keep(folder: Path, content: Any) -> None:
-    """Keep a notebook with its outputs in the folder of its run."""
+    """Store a notebook with its outputs in the folder of its run."""
     import nbformat
 
-    with contextlib.suppress(OSError):  # the store is gone: recording has said so
+    with contextlib.suppress(OSError):  # the store is gone: the recorder has warned about that
         fd = open_file(folder / EXECUTED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with open(fd, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
             out.write(nbformat.writes(content) + "\n")
@@ -187,7 +187,7 @@ def _number(notebook: Notebook, position: int) -> int:
 
 def _error_of(content: Any, position: int) -> dict[str, Any]:
     outputs = content.cells[position].get("outputs", ())
-    return next((one for one in outputs if one.get("output_type") == "error"), {})
+    return next((output for output in outputs if output.get("output_type") == "error"), {})
 
 
 def _first_line(text: str) -> str:
@@ -202,16 +202,16 @@ def _death(code: int) -> str:
 
 
 def manager_of(begun: StartCommand, folder: Path) -> Any:
-    """Return what starts, watches and ends the kernel process."""
+    """Return the manager that starts, watches and ends the kernel process."""
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
 
     connection = folder / "kernel.json"
     control = control_of(begun)
-    told = msgspec.json.encode(msgspec.structs.replace(control, kernel=str(connection))).decode()
+    message = msgspec.json.encode(msgspec.structs.replace(control, kernel=str(connection))).decode()
 
     class Manager(AsyncKernelManager):
-        environment = {**begun.environment, VARIABLE: told}  # noqa: RUF012 - never changed
+        environment = {**begun.environment, VARIABLE: message}  # noqa: RUF012 - never changed
         process: Any = None
 
         def format_kernel_cmd(self, extra_arguments: Any = None) -> list[str]:  # noqa: ARG002
@@ -240,7 +240,7 @@ def manager_of(begun: StartCommand, folder: Path) -> Any:
         connection_file=str(connection),
         transport="ipc",
         ip=f"@rearview-{token_hex(8)}",
-        # a kernel that is asked to end first brings all that it has recorded to disk
+        # a kernel that is asked to end first writes all its records to disk
         shutdown_wait_time=float(10**6),
     )
     manager._kernel_spec = KernelSpec(  # noqa: SLF001 - none is installed, so none is looked up
@@ -250,7 +250,7 @@ def manager_of(begun: StartCommand, folder: Path) -> Any:
 
 
 def _client(content: Any, manager: Any, show: Show, timeout: float | None) -> Any:
-    """Return what sends the cells, and shows what they print as they print it."""
+    """Return the client that sends the cells and prints their output."""
     from nbclient import NotebookClient
 
     class Client(NotebookClient):  # type: ignore[misc]

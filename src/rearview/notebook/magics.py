@@ -1,4 +1,4 @@
-"""`%rv` in a live notebook: history, undo, checkout."""
+"""The magic `%rv` of a live notebook: history, undo, checkout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shown:
 
 
 class Magics:
-    """What `%rv` does in one shell."""
+    """Executes `%rv` in one shell."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
@@ -61,17 +61,18 @@ class Magics:
         self.undo.after(int(result.execution_count or 0), result.info.raw_cell or "")
 
     def __call__(self, line: str) -> Any:
-        """Do what a line after `%rv` asks for."""
-        verb, _, rest = line.strip().partition(" ")
+        """Execute the line after `%rv`."""
+        verb, _, arguments = line.strip().partition(" ")
         try:
             if verb == "undo":
                 return self._went(*self.undo.undo())
             if verb == "checkout":
-                if not rest.strip().isdigit():
+                if not arguments.strip().isdigit():
                     raise UsageError(
-                        f"%rv checkout takes the number of a cell, not {rest!r}.", slug="no-undo"
+                        f"%rv checkout takes the number of a cell, not {arguments!r}.",
+                        slug="no-undo",
                     )
-                return self._went(*self.undo.checkout(int(rest)))
+                return self._went(*self.undo.checkout(int(arguments)))
             if verb == "history":
                 return self._history()
             return Shown([(line,) for line in HELP.splitlines()], ("rv",))
@@ -86,15 +87,19 @@ class Magics:
 
     def _history(self) -> Shown:
         rows: list[tuple[str, ...]] = [
-            (str(one.cell), f"{one.seconds:.2f} s", one.source.strip().partition("\n")[0][:60])
-            for one in self.undo.moments
-            if one.cell
+            (
+                str(moment.cell),
+                f"{moment.seconds:.2f} s",
+                moment.source.strip().partition("\n")[0][:60],
+            )
+            for moment in self.undo.moments
+            if moment.cell
         ]
         note = f"copies take {size_of(self.undo.moments) / 1e6:.1f} MB"
         return Shown(rows, ("cell", "took", "source"), note)
 
 
 def register(shell: Any) -> None:
-    """Offer `%rv` in a shell, once."""
+    """Add `%rv` to a shell, once."""
     if "rv" not in shell.magics_manager.magics["line"]:
         shell.register_magic_function(Magics(shell), "line", "rv")

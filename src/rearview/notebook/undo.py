@@ -1,8 +1,8 @@
-"""Go back to what the variables of a live notebook were after an earlier cell.
+"""Restore the variables of a live notebook to their values after an earlier cell.
 
-Before a cell runs, the variables that it can reach are copied, as far as no copy of them is there; what it
-cannot reach is left alone. Variables that share objects are copied and brought back together, so that
-aliases stay aliases. Functions, classes and modules are kept by reference.
+Before a cell runs, the variables that it can reach are copied, unless there is a copy already. Variables
+that share objects are copied and restored together, so that aliases stay aliases. Functions, classes and
+modules are kept by reference.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from rearview.state.variable_groups import (
 
 @dataclass
 class Group:
-    """Variables that share objects, as they were at one time."""
+    """Variables that share objects, with a copy of their content at one time."""
 
     names: tuple[str, ...]
     number: int
-    """No other content of these variables has it."""
+    """Unique for each content of these variables."""
     data: bytes | None = None
     buffers: list[bytearray] = field(default_factory=list)
     refused: str = ""
-    """Why it cannot be copied."""
+    """Why they cannot be copied."""
     digest: str = ""
 
     @property
@@ -53,11 +53,11 @@ class Moment:
     source: str
     seconds: float
     groups: Mapping[str, Group]
-    """By variable."""
+    """The group of each variable."""
     references: Mapping[str, Any]
     """Variables that are functions, classes or modules."""
     random: Mapping[str, Any]
-    """States of the global generators, by library."""
+    """States of the global random generators, by library."""
 
 
 class Undo:
@@ -82,10 +82,10 @@ class Undo:
         }
 
     def before(self, source: str) -> None:
-        """Copy what a cell can reach and has no copy yet."""
+        """Copy the variables that a cell can reach and that have no copy yet."""
         reached = reachable(source, self.variables())
         self._touched = []
-        for group in {id(one): one for one in self._groups.values()}.values():
+        for group in {id(each): each for each in self._groups.values()}.values():
             if reached is None or not reached.isdisjoint(group.names):
                 self._touched.append(group)
                 if group.data is None and not group.refused:
@@ -93,25 +93,25 @@ class Undo:
         self._begun = perf_counter()
 
     def after(self, cell: int, source: str) -> Moment:
-        """Take in what a cell left behind."""
+        """Record the variables after a cell."""
         return self._keep(cell, source, perf_counter() - self._begun)
 
     def _keep(self, cell: int, source: str, seconds: float) -> Moment:
         values = self.variables()
         references = {k: v for k, v in values.items() if isinstance(v, BY_REFERENCE)}
-        rest = {k: v for k, v in values.items() if k not in references}
+        copied_values = {k: v for k, v in values.items() if k not in references}
         touched = {id(group) for group in self._touched}
-        found: dict[str, Group] = {}
-        for names in together(rest):
-            known = self._groups.get(names[0])
-            if known is not None and known.names == names:
-                if id(known) not in touched or self._is_unchanged(known):
-                    found |= dict.fromkeys(names, known)
+        groups: dict[str, Group] = {}
+        for names in together(copied_values):
+            old_group = self._groups.get(names[0])
+            if old_group is not None and old_group.names == names:
+                if id(old_group) not in touched or self._is_unchanged(old_group):
+                    groups |= dict.fromkeys(names, old_group)
                     continue
             self._count += 1
-            found |= dict.fromkeys(names, Group(names, self._count))
-        self._groups, self._touched = found, []
-        self.moments.append(Moment(cell, source, seconds, found, references, _random()))
+            groups |= dict.fromkeys(names, Group(names, self._count))
+        self._groups, self._touched = groups, []
+        self.moments.append(Moment(cell, source, seconds, groups, references, _random()))
         return self.moments[-1]
 
     def _is_unchanged(self, group: Group) -> bool:
@@ -135,7 +135,7 @@ class Undo:
         group.buffers = [bytearray(buffer.raw()) for buffer in copied.buffers]
 
     def back_to(self, moment: Moment) -> list[str]:
-        """Bring the variables back to a moment; return the names that changed."""
+        """Restore the variables to a moment; return the names that changed."""
         todo: dict[int, Group] = {}
         for name, group in moment.groups.items():
             if self._groups.get(name) is not group:
@@ -152,7 +152,7 @@ class Undo:
         restored: dict[str, Any] = {}
         for group in todo.values():
             assert group.data is not None
-            # the copy itself becomes the variable; the next cell that reaches it copies it again
+            # the copy becomes the variable; the next cell that reaches it makes a new copy
             restored |= pickle.loads(group.data, buffers=group.buffers)
             group.data, group.buffers, group.digest = None, [], ""
         kept = moment.groups.keys() | moment.references.keys()
@@ -170,32 +170,32 @@ class Undo:
         return changed
 
     def undo(self) -> tuple[Moment, list[str]]:
-        """Take the last cell back."""
+        """Undo the last cell."""
         if len(self.moments) < 2:
             raise UsageError("There is no cell to take back.", slug="no-undo")
         moment = self.moments[-2]
         return moment, self.back_to(moment)
 
     def checkout(self, cell: int) -> tuple[Moment, list[str]]:
-        """Go back to after a cell, by its number."""
+        """Restore the variables to their values after a cell, given by its number."""
         for moment in reversed(self.moments):
             if moment.cell == cell:
                 return moment, self.back_to(moment)
-        known = ", ".join(str(one.cell) for one in self.moments) or "none"
+        cells = ", ".join(str(moment.cell) for moment in self.moments) or "none"
         raise UsageError(
-            f"Nothing is kept of cell {cell}. There are: {known} (0 is the start).", slug="no-undo"
+            f"Nothing is kept of cell {cell}. There are: {cells} (0 is the start).", slug="no-undo"
         )
 
 
 def _random() -> dict[str, Any]:
-    """Return the states of the global generators of the libraries that are loaded."""
-    found: dict[str, Any] = {"random": random.getstate()}
+    """Return the states of the global random generators of loaded libraries."""
+    states: dict[str, Any] = {"random": random.getstate()}
     if "numpy" in sys.modules:
-        importlib.import_module("numpy.random")  # else it would seed itself at the first draw
-        found["numpy"] = sys.modules["numpy.random"].get_state()
+        importlib.import_module("numpy.random")  # otherwise it would seed itself at the first draw
+        states["numpy"] = sys.modules["numpy.random"].get_state()
     if "torch" in sys.modules:
-        found["torch"] = sys.modules["torch"].get_rng_state()
-    return found
+        states["torch"] = sys.modules["torch"].get_rng_state()
+    return states
 
 
 def _set_random(states: Mapping[str, Any]) -> None:

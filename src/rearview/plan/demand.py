@@ -219,9 +219,9 @@ class Demand:
             values = self.facts.loops[0].values
             iterations = outer.indices(axis.count, values)
             if not iterations:
-                return (
-                    f"the run has no iteration {outer}: it has {axis.count}{_values_text(values)}"
-                )
+                listed = _values_text(values)
+                listed = listed or f", 0 to {axis.count - 1}; a range is written {outer.loop}=1:3"
+                return f"the run has no iteration {outer}: it has {axis.count}{listed}"
         if request.missing is not None:
             iterations = [k for k in iterations if k in request.missing]
         strange = [at.loop for at in request.at if at.loop not in shown]

@@ -13,6 +13,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from types import FrameType
@@ -137,6 +138,8 @@ class Recorder(Session):
     last: float = 0.0
     """Time of the last saved boundary that a replay could start from."""
     finished: bool = False
+    hint: str = ""
+    """What to do about the exception that ended the program, where Rearview knows it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -463,7 +466,7 @@ class Recorder(Session):
         """Warn once that recording has failed; the program continues unrecorded."""
         if _raised_by_handler(exc):
             raise exc  # raised by a signal handler of the program while our code ran
-        if not self.failed:
+        if not self.failed and not self.store_is_gone():
             self.failed = True
             if os.environ.get("REARVIEW_DEBUG"):
                 traceback.print_exception(exc)
@@ -485,12 +488,45 @@ class Recorder(Session):
         if self.script_cells is not None and self.pid == os.getpid():
             self.script_cells.enter(number)
 
+    def note_failure(self, exc: BaseException) -> None:
+        """Keep where the program was when an exception ended it, and what to do about that."""
+        super().note_failure(exc)
+        if isinstance(exc, NameError) and exc.name == "rearview":
+            self.hint = "add `import rearview` at the top of the script, then run it again"
+        elif isinstance(exc, ModuleNotFoundError) and exc.name:
+            package = exc.name.partition(".")[0]
+            self.hint = (
+                f"{package} is not installed for {sys.executable}, which runs the script: install it there, "
+                "or install Rearview where it is"
+            )
+
+    def store_is_gone(self) -> bool:
+        """Return True if the store was removed during the run; say so once and record no more."""
+        if self.joins or self.runs.is_stored(self.run):
+            return False
+        if not self.failed:
+            self.failed = True
+            store = printable(str(self.project.store))
+            sys.stderr.write(
+                f"rearview: {store} was removed while the program runs. The program continues, and this "
+                "run is not recorded. The next `rearview run` starts a new store.\n"
+            )
+        return True
+
+    def warn_of_save(self, message: str) -> None:
+        """Warn about a checkpoint that was not saved."""
+        if not self.store_is_gone():
+            warnings.warn(printable(message), RuntimeWarning, stacklevel=2)
+
     def finish(self, code: int | None) -> None:
         """Write everything that is left, then publish how the run ended."""
         if self.finished or self.pid != os.getpid():
             return
         self.finished = True
         final = self.code if code is None else code
+        if self.store_is_gone():
+            self._close_without_store()
+            return
         try:
             if self.script_cells is not None:
                 self.script_cells.end()
@@ -513,13 +549,26 @@ class Recorder(Session):
             self.fail(exc)
         self._push_end()
         if self.tells and not self.failed and final != EXIT_PAUSED:
-            self._close_with(summary)
+            self._close_with(summary, final or 0)
 
-    def _close_with(self, summary: RunEnd) -> None:
+    def _close_without_store(self) -> None:
+        """Stop the threads and give the streams back; there is nothing left to write to."""
+        for close in (
+            self.writer.close,
+            self.records.close,
+            self.printing.close,
+            self.overhead.close,
+        ):
+            with suppress(Exception):
+                close()
+
+    def _close_with(self, summary: RunEnd, code: int) -> None:
         """Print a few lines about the run for a person at a terminal."""
         run = self.runs.get(self.run)
         lines = closing_lines(
-            *(self.run, summary, self.logged, len(run.args), self.runs.folder(self.run))
+            *(self.run, summary, self.logged, len(run.args), self.runs.folder(self.run)),
+            code=code,
+            hint=self.hint,
         )
         print_closing_lines(self.settings.closing_lines, lines)
 

@@ -19,6 +19,7 @@ from rearview.errors import RearviewError
 from rearview.model import Checkpoint, EarlyEnd, Edge, LoopStep, Point, ReplayReport, SegmentFile
 from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
+from rearview.model.wording import plural
 from rearview.runtime.capture.event_files import EventFiles
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.frames import position, unobserved
@@ -201,7 +202,7 @@ class Replayer(Session):
     def lacking(self) -> list[str]:
         """Return a message for each loop that had fewer iterations than in the run."""
         return [
-            f"`{name_of(site)}` ({site.partition(':')[0]}) had {self.visited[site]} iterations, "
+            f"`{name_of(site)}` ({site.partition(':')[0]}) had {plural(self.visited[site], 'iteration')}, "
             f"in the run {owed}"
             for site, owed in self.segment.owed.items()
             if self.visited[site] < owed and site not in self.unwatched

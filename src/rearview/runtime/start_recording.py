@@ -12,6 +12,7 @@ import platform
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
-from rearview.runtime.session import Session, use_session
+from rearview.runtime.session import Session, current_session, use_session
 from rearview.source.probes.mended_source import mend
 from rearview.state.builders import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -137,6 +138,7 @@ def _join(replaying: start_replay.ParentReplay) -> Session:
 
 
 def _record(control: Control, *, watched: bool = True, run: str | None = None) -> Recorder:
+    started = time.time()
     project = Project.create(Path(control.root))
     settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
@@ -164,7 +166,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         script="" if control.module else _program_of(control.target),
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
-        writer=Writer(checkpoints, settings, warn=_warn, on_end=overhead.end_save),
+        writer=Writer(checkpoints, settings, warn=_warn_of_save, on_end=overhead.end_save),
         overhead=overhead,
     )
     session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
@@ -180,7 +182,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             session.declared[clock.ROOT] = session.clock.place
             session.clock.in_loop = lambda: bool(session.stack)
             session.clock.install()
-        session.inputs = InputFiles()
+        session.inputs = InputFiles(started)
         overwritten = None if joins else _overwritten_files(session)
         session.outputs = Outputs(session.root, session.deleted, overwritten)
         session.outputs.install()
@@ -227,7 +229,7 @@ def _resume(control: Control) -> Resumer:
         given=dict(control.given),
         runs=runs,
         records=RecordFile(folder, run.id, put=put, attempt=attempt, since=since),
-        writer=Writer(checkpoints, settings, warn=_warn, on_end=overhead.end_save),
+        writer=Writer(checkpoints, settings, warn=_warn_of_save, on_end=overhead.end_save),
         overhead=overhead,
         seq=max((checkpoint.seq for checkpoint in saved), default=0),
         target=target,
@@ -372,6 +374,14 @@ def _warn(message: str) -> None:
     warnings.warn(printable(message), RuntimeWarning, stacklevel=2)
 
 
+def _warn_of_save(message: str) -> None:
+    session = current_session()
+    if isinstance(session, Recorder):
+        session.warn_of_save(message)
+    else:
+        _warn(message)
+
+
 def _beat(runs: Runs, session: Recorder) -> None:
     """Start the heartbeat thread, which also measures energy for `rearview energy report`."""
     run, seconds = session.run, session.settings.heartbeat
@@ -383,6 +393,7 @@ def _beat(runs: Runs, session: Recorder) -> None:
                 runs.heartbeat(run)
                 energy.beat()
             except OSError:
+                session.store_is_gone()
                 return
 
     ended = threading.Event()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from rearview.config import Settings
@@ -121,9 +123,15 @@ class Project:
         """Return the project of `start`; raise if there is none."""
         project = cls.find(start)
         if project is None:
+            below = _project_below(start)
+            do = (
+                f"There is one in {below}: `cd {shlex.quote(str(below))}`, then ask again."
+                if below is not None
+                else "Record a run first: `rearview run train.py`. If you did, go to the folder of that "
+                "script."
+            )
             raise StoreError(
-                f"There is no {FOLDER} folder in {start} or above it, so there is no history. "
-                "Record a run first: `rearview run train.py`.",
+                f"There is no {FOLDER} folder in {start} or above it, so there is no history. {do}",
                 slug="no-store",
             )
         trust.check_links(project.store, Settings.read(project.store).trust)
@@ -245,3 +253,17 @@ def repository_top(folder: Path) -> Path | None:
         if (above / ".git").exists():
             return None if above in {home, Path(above.anchor)} else above
     return None
+
+
+_MOST_FOLDERS = 200
+"""Folders that are searched for a project, for an error message."""
+
+
+def _project_below(start: Path) -> Path | None:
+    """Return a project directly below a folder, relative to it; None if there is none, or several."""
+    try:
+        folders = list(islice(start.iterdir(), _MOST_FOLDERS))
+    except OSError:
+        return None
+    projects = [folder for folder in folders if (folder / FOLDER / "format").is_file()]
+    return Path(projects[0].name) if len(projects) == 1 else None

@@ -377,6 +377,10 @@ class Runs:
         """
         return self.get(self.find_id(text))
 
+    def is_stored(self, run: str) -> bool:
+        """Return True if the folder of a run is there: a user may remove the store during the run."""
+        return (self.folder(run) / "run.json").exists()
+
     def find_id(self, text: str) -> str:
         """Return the id of the run that `text` names; the run may be damaged."""
         if Path(text).name == text and (self.folder(text) / "run.json").is_file():
@@ -387,6 +391,8 @@ class Runs:
             back = 1 if text == "latest" else -int(text)
             if back > len(ids):
                 have = f"There are {len(ids)} runs" if ids else "There are no runs yet"
+                if len(ids) == 1:
+                    have = "There is 1 run"
                 raise UsageError(
                     f"There is no run {text!r}. {have}; `rearview runs` lists them.", slug="no-run"
                 )
@@ -415,10 +421,14 @@ class Runs:
     def _unknown(self, text: str) -> UsageError:
         ids = self.ids()
         names = [name for run in ids if (name := self.labels(run).name)]
-        near = difflib.get_close_matches(text, [*names, *ids], n=3, cutoff=0.5) or ids[-3:]
-        hint = f"The nearest are {', '.join(near)}" if near else "No run has been recorded"
+        near = difflib.get_close_matches(text, [*names, *ids, "latest"], n=3, cutoff=0.5)
+        hint = "No run has been recorded"
+        if near and ids:
+            hint = f"Did you mean {' or '.join(near)}?"
+        elif ids:
+            hint = f"The newest are {', '.join(ids[-3:])}, and `latest` is the last of them"
         return UsageError(
-            f"There is no run {text!r}. {hint}; `rearview runs` lists them all.", slug="no-run"
+            f"There is no run {text!r}. {hint} (`rearview runs` lists them all).", slug="no-run"
         )
 
 

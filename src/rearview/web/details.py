@@ -1,4 +1,4 @@
-"""One run, the versions of the source, and what is under way, as plain data."""
+"""The data of the page's screens: one run, the versions of the source, and what runs now."""
 
 from __future__ import annotations
 
@@ -19,60 +19,62 @@ from rearview.web.index import Index
 from rearview.web.rows import plain
 
 MOST_LINES = 4000
-"""Printed lines in one answer; a search finds the others."""
+"""Printed lines in one answer."""
 MOST_CHECKPOINTS = 400
 MOST_CHANGES = 12
-"""Parts that are named of what changed in a checkpoint."""
+"""Parts of a checkpoint that are listed as changed."""
 COMPARED = 20
-"""Earlier runs whose iterations tell how many a run in progress will have."""
+"""Earlier runs from which the number of iterations of a running run is estimated."""
 MOST_FORKS = 200
-"""Runs that came from a run and are named."""
+"""Listed runs that were started from a run."""
 CONTEXT = 4
 """Lines around a change in a diff."""
 
 
-def run_details(history: History, index: Index, run: str) -> dict[str, Any]:
-    """Return all that the screen of one run shows."""
-    report = history.show(run, names=False)  # the index knows them
-    one = report.run
+def run_details(history: History, index: Index, which: str) -> dict[str, Any]:
+    """Return the data of the screen of one run."""
+    report = history.show(which, names=False)  # the index knows them
+    run = report.run
     names = index.ask(
-        "SELECT name, path, n, last, low, high, mean, kind, text, unproved FROM page.stats "
-        f"WHERE run = {quoted(one.id)} ORDER BY name"
+        "SELECT name, path, n, last, low, high, mean, kind, text, unproved, asked FROM page.stats "
+        f"WHERE run = {quoted(run.id)} ORDER BY name"
     ).fetchall()
-    columns = ("name", "path", "n", "last", "low", "high", "mean", "kind", "text", "unproved")
-    forks = [other.id for other in index.chosen(f"parent = {quoted(one.id)}", limit=MOST_FORKS)]
+    columns = (
+        *("name", "path", "n", "last", "low", "high", "mean", "kind", "text", "unproved", "asked"),
+    )
+    forks = [fork.id for fork in index.chosen(f"parent = {quoted(run.id)}", limit=MOST_FORKS)]
     environment = report.environment.values if report.environment is not None else {}
     return {
-        "run": one.id,
-        "name": one.name,
-        "tags": list(one.tags),
-        "note": one.note,
-        "status": one.status.value,
-        "exit_code": one.exit_code,
-        "command": " ".join((one.script, *one.argv)),
-        "script": one.script,
-        "started": one.started,
-        "ended": one.ended,
-        "host": one.host,
-        "pid": one.pid,
-        "cwd": one.cwd,
-        "version": one.version,
-        "parent": one.parent,
+        "run": run.id,
+        "name": run.name,
+        "tags": list(run.tags),
+        "note": run.note,
+        "status": run.status.value,
+        "exit_code": run.exit_code,
+        "command": " ".join((run.script, *run.argv)),
+        "script": run.script,
+        "started": run.started,
+        "ended": run.ended,
+        "host": run.host,
+        "pid": run.pid,
+        "cwd": run.cwd,
+        "version": run.version,
+        "parent": run.parent,
         "forks": forks,
-        "args": {name: _shown(value) for name, value in one.args.items()},
-        "python": one.facts.python,
-        "machine": one.facts.machine,
-        "hardware": _shown(one.facts.hardware),
+        "args": {name: _shown(value) for name, value in run.args.items()},
+        "python": run.facts.python,
+        "machine": run.facts.machine,
+        "hardware": _shown(run.facts.hardware),
         "environment": [
             [name, value, is_restored(name)] for name, value in sorted(environment.items())
         ][:200],
         "environment_differences": report.environment_differences,
-        "packages": _packages(one),
+        "packages": _packages(run),
         "inputs": [
             [path, *(plain(fact) for fact in list(about)[:3])]
-            for path, about in sorted(one.end.inputs.items())
+            for path, about in sorted(run.end.inputs.items())
         ][:500],
-        "files": _files(history, one),
+        "files": _files(history, run),
         "loops": report.loops,
         "names": [dict(zip(columns, map(plain, row), strict=True)) for row in names],
         "costs": _shown(report.costs),
@@ -94,13 +96,13 @@ def run_details(history: History, index: Index, run: str) -> dict[str, Any]:
             }
             for replay in report.replays[-100:]
         ],
-        "commands": _commands(one),
-        "damaged": one.damaged,
+        "commands": _commands(run),
+        "damaged": run.damaged,
     }
 
 
 def _commands(run: Run) -> list[list[str]]:
-    """Return what can be done with a run on the command line, most useful first."""
+    """Return useful commands for a run, the most useful first."""
     words = []
     if run.status in {Status.PAUSED, Status.DEAD, Status.FAILED}:
         words.append(["go on with it", f"rearview resume {run.id}"])
@@ -114,7 +116,7 @@ def _commands(run: Run) -> list[list[str]]:
 
 
 def _shown(value: Any) -> Any:
-    """Return facts as JSON has them; what JSON has no form for becomes text."""
+    """Return facts in JSON's types; other values become text."""
     if isinstance(value, dict):
         return {str(key): _shown(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -131,32 +133,34 @@ def _packages(run: Run) -> list[list[str]]:
 def _files(history: History, run: Run) -> list[dict[str, Any]]:
     try:
         return [
-            _shown({k: getattr(one, k) for k in one.__slots__}) for one in history.files(run.id)
+            _shown({k: getattr(file, k) for k in file.__slots__}) for file in history.files(run.id)
         ][:500]
     except (RearviewError, OSError):
         return []
 
 
-def _checkpoints(found: Sequence[Any]) -> list[dict[str, Any]]:
+def _checkpoints(checkpoints: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the checkpoints of a run with their size and what changed since the one before."""
     out = []
     before: dict[str, str] = {}
-    for one in found[-MOST_CHECKPOINTS:]:
-        now = {key: ref.oid for key, ref in one.parts.items()}
+    for checkpoint in checkpoints[-MOST_CHECKPOINTS:]:
+        now = {key: ref.oid for key, ref in checkpoint.parts.items()}
         changed = [key for key, oid in now.items() if before.get(key) != oid]
         out.append(
             {
-                "id": one.id,
-                "point": str(one.point) or "start",
-                "edge": one.edge,
-                "bytes": one.nbytes,
-                "stored": one.stored,
-                "complete": one.complete,
-                "missing": list(one.missing),
-                "time": one.time,
+                "id": checkpoint.id,
+                "point": str(checkpoint.point) or "start",
+                "edge": checkpoint.edge,
+                "bytes": checkpoint.nbytes,
+                "stored": checkpoint.stored,
+                "complete": checkpoint.complete,
+                "missing": list(checkpoint.missing),
+                "time": checkpoint.time,
                 "parts": len(now),
                 "changed": len(changed),
-                "which": sorted(changed, key=lambda key: -one.parts[key].nbytes)[:MOST_CHANGES],
+                "which": sorted(changed, key=lambda key: -checkpoint.parts[key].nbytes)[
+                    :MOST_CHANGES
+                ],
             }
         )
         before = now
@@ -178,7 +182,7 @@ def printed_lines(history: History, run: str, search: str) -> dict[str, Any]:
 def versions(
     history: History, index: Index, virtual: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
-    """Return the versions of the source in the order they were first run, with their runs."""
+    """Return the versions of the source in the order of their first run, with their runs."""
     found = index.ask(
         "SELECT version, min(started) AS began, max(started), count(*), arg_max(script, started), "
         "list({run: run, name: name, status: status} ORDER BY started DESC, run DESC)[1:40] "
@@ -196,7 +200,8 @@ def versions(
         for version, began, last, count, script, runs in found.fetchall()
     ]
     by_hand = [
-        {"version": one.version, "names": list(one.statement.logs)} for one in history.corrections()
+        {"version": correction.version, "names": list(correction.statement.logs)}
+        for correction in history.corrections()
     ]
     return {"versions": out, "logged": [name for name, _ in virtual], "by_hand": by_hand}
 
@@ -224,7 +229,7 @@ def _texts(history: History, which: str) -> dict[str, str]:
 
 
 def side_by_side(old: str, new: str) -> tuple[list[list[Any]], int, int]:
-    r"""Return rows [kind, old number, old line, new number, new line], and how many came and went.
+    r"""Return rows [kind, old number, old line, new number, new line], and the numbers of added and removed lines.
 
     >>> side_by_side("a\nb\n", "a\nc\n")[0]
     [['same', 1, 'a', 1, 'a'], ['change', 2, 'b', 2, 'c']]
@@ -278,7 +283,7 @@ def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def under_way(history: History, index: Index) -> dict[str, Any]:
-    """Return runs in progress with their pace, and backfills of any terminal."""
+    """Return the running runs with their pace, and the backfills of all terminals."""
     running = index.chosen("status = 'running'")
     out = [
         {
@@ -304,7 +309,7 @@ def under_way(history: History, index: Index) -> dict[str, Any]:
 
 
 def _pace(index: Index, run: Run) -> dict[str, Any]:
-    """Return how far a run is: its iteration, seconds for each, and how many earlier runs had."""
+    """Return how far a run is: its iteration, seconds per iteration, and the number that earlier runs had."""
     rows = index.ask(
         "SELECT path, indices[1] AS i, min(time) AS t FROM own.live WHERE "
         f"run = {quoted(run.id)} AND len(indices) > 0 AND replay IS NULL GROUP BY ALL ORDER BY i"
@@ -356,7 +361,7 @@ def _times(rows: Sequence[tuple[str, int, float]], loop: str) -> list[tuple[int,
 
 
 def known_run(index: Index, run: str) -> str:
-    """Return the id of a run that the page named; refuse any other text."""
+    """Return the id of a run that the page named; raise for any other text."""
     if run not in index.entries:
         raise UsageError(f"There is no run {run!r}.", slug="no-run")
     return run

@@ -1,9 +1,9 @@
-"""Who may ask: every request is checked before any of it is acted on.
+"""Check every request before it is handled.
 
-Names of runs, logged texts and source are hostile input to the page, other web pages in the same
-browser are hostile to the server. So: only hosts that mean this machine (against DNS rebinding), only
-our own origin, a token for all data, POST alone for what changes something, and a policy under which
-the browser runs no script but our files.
+Names of runs, logged texts and source are untrusted input for the page, and other web pages in the same
+browser are a danger to the server. So the guard allows only hosts that mean this machine (against DNS
+rebinding) and only our own origin; it requires a token for all data and POST for every change; and its
+content policy lets the browser run no script but our files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_BODY = 64 << 10
-"""Bytes of a request."""
+"""Largest request, in bytes."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -43,7 +43,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Lets a request through to `app`, or says why not."""
+    """Passes a request on to `app`, or refuses it with a reason."""
 
     app: App
     token: str
@@ -140,7 +140,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Return `receive`, which ends the request once it is longer than allowed."""
+    """Return `receive`, limited to requests of the allowed size."""
     got = 0
 
     async def bounded() -> MutableMapping[str, Any]:

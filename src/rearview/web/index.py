@@ -24,6 +24,7 @@ import msgspec
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, RunEnd, RunStart, Status
 from rearview.model.proof import TRUSTED, WITHHELD
+from rearview.model.run import UNASKED
 from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import Duck, quoted
@@ -87,6 +88,7 @@ SUMMARIES = {
     "kind": "VARCHAR",
     "text": "VARCHAR",
     "unproved": "BOOLEAN",
+    "asked": "BOOLEAN",
 }
 """Columns of the table `page.summaries`: one row per run and logged name."""
 _COLUMNS = {
@@ -170,7 +172,7 @@ class Index:
             )
         self.duck.execute(
             f"CREATE TABLE own.live ({LONG}); CREATE TABLE page.names (name VARCHAR, kind VARCHAR, "
-            "path VARCHAR, runs BIGINT, unproved BIGINT, text VARCHAR); "
+            "path VARCHAR, runs BIGINT, unproved BIGINT, asked BIGINT, text VARCHAR); "
             "CREATE VIEW page.args AS SELECT r.run, g.* EXCLUDE (id) FROM page.given g JOIN "
             "(SELECT id, run FROM page.runs) r USING (id); "
             "CREATE VIEW page.stats AS SELECT r.run, s.* EXCLUDE (id) FROM page.summaries s JOIN "
@@ -411,7 +413,7 @@ class Index:
         """Add some rows of `page.summaries` to the counts in `page.names`, or take them away."""
         self.duck.execute(
             f"INSERT INTO page.names SELECT name, kind, path, {sign}count(*), {sign}sum(CAST(unproved "
-            "AS BIGINT)), CASE WHEN kind = 'object' THEN any_value(text) END "
+            f"AS BIGINT)), {sign}sum(CAST(asked AS BIGINT)), CASE WHEN kind = 'object' THEN any_value(text) END "
             f"FROM {rows} GROUP BY name, kind, path"
         )
 
@@ -600,15 +602,18 @@ def _stats(source: str, order: str) -> str:
     """Return the SQL of one row per run and name over records of which none compete."""
     finite = "FILTER (isfinite(number))"
     trusted = ", ".join(map(quoted, sorted(TRUSTED)))
+    unasked = ", ".join(map(quoted, sorted(UNASKED)))
     paths = f"""SELECT run, name, path, count(*) AS n, last(number ORDER BY {order}) AS last,
       min(number) {finite} AS low, max(number) {finite} AS high, sum(number) {finite} AS total,
       count(number) {finite} AS counted, last(kind ORDER BY {order}) AS kind,
-      left(last(text ORDER BY {order}), 400) AS text, bool_or(origin NOT IN ({trusted})) AS unproved
+      left(last(text ORDER BY {order}), 400) AS text, bool_or(origin NOT IN ({trusted})) AS unproved,
+      bool_or(origin NOT IN ({unasked})) AS asked
       FROM ({source}) WHERE name[1] <> '$' GROUP BY run, name, path"""
     return f"""SELECT any_value(id) AS id, name, arg_max(path, n) AS path, sum(n) AS n,
       arg_max(last, n) AS last,
       min(low) AS low, max(high) AS high, sum(total) / nullif(sum(counted), 0) AS mean,
-      arg_max(kind, n) AS kind, arg_max(text, n) AS text, bool_or(unproved) AS unproved
+      arg_max(kind, n) AS kind, arg_max(text, n) AS text, bool_or(unproved) AS unproved,
+      bool_or(asked) AS asked
       FROM ({paths}) p JOIN own.numbers USING (run) GROUP BY run, name"""
 
 

@@ -18,7 +18,7 @@ from rearview.store.files import make_folder, publish
 from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.seal import Summary
 
-FORMAT = 2
+FORMAT = 3
 """Number of the cache files; files of another number are made again."""
 TABLES = {"runs": "started, run", "given": "name, id", "summaries": "name, id"}
 """Tables of the index that are kept, and the order of their rows: readers look for one name at a time."""

@@ -1,7 +1,7 @@
-"""What filling cells would cost, and backfills that the page starts.
+"""What filling cells would cost, and the backfills that the page starts.
 
-A backfill runs as the command `rearview backfill --json` in a process of its own: the page stays
-quick, it can be stopped like any command, and what it does is what the command line does.
+A backfill runs as the command `rearview backfill --json` in a process of its own: the page stays fast, it
+can be stopped like any command, and it does exactly what the command line does.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rearview.model.run import name_of
 from rearview.web.index import Index
 
 MOST_PRICED = 60
-"""Runs that are priced in one go: those that a screen shows."""
+"""Runs that are priced in one request: those that a screen shows."""
 MOST_JOBS = 4
-"""Backfills of this page that may be under way at once."""
+"""Backfills of this page that may run at the same time."""
 KEPT_JOBS = 20
 KEPT_EVENTS = 4000
-"""Events of a backfill that are kept for the picture."""
+"""Events of a backfill that are kept for its display."""
 MOST_SEGMENTS = 600
 """Segments of a plan that are described one by one."""
 
@@ -46,7 +46,7 @@ class BackfillRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prices:
-    """Plans and prices, asked of the history one at a time."""
+    """Plans and prices; the history is asked for one at a time."""
 
     def __init__(self, history: History, index: Index) -> None:
         self._history, self._index = history, index
@@ -60,26 +60,26 @@ class Prices:
     def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return the names that the work tree logs, with their loops; looked up every two seconds."""
         with self._looking:
-            at, found = self._virtual
+            at, names = self._virtual
             if time.monotonic() - at > 2.0:
-                found = self._source.virtual()
-                self._virtual = (time.monotonic(), found)
-            return found
+                names = self._source.virtual()
+                self._virtual = (time.monotonic(), names)
+            return names
 
     def of(self, name: str, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return for each run what filling `name` costs: seconds and cells, or why it is refused."""
-        chosen = [run for run in runs if run in self._index.entries][:MOST_PRICED]
+        known_runs = [run for run in runs if run in self._index.entries][:MOST_PRICED]
         source = repr(self.virtual())
-        keys = {run: (name, run, self._index.entries[run].revision, source) for run in chosen}
-        missing = [run for run in chosen if keys[run] not in self._prices]
+        keys = {run: (name, run, self._index.entries[run].revision, source) for run in known_runs}
+        missing = [run for run in known_runs if keys[run] not in self._prices]
         if missing:
             with self._pricing_lock:
-                found = self._priced(name, missing)
+                prices = self._priced(name, missing)
             for run in missing:
-                self._prices[keys[run]] = found[run]
+                self._prices[keys[run]] = prices[run]
             while len(self._prices) > 20_000:
                 self._prices.popitem(last=False)
-        return {run: self._prices[keys[run]] for run in chosen if keys[run] in self._prices}
+        return {run: self._prices[keys[run]] for run in known_runs if keys[run] in self._prices}
 
     def _priced(self, name: str, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
         out: dict[str, dict[str, Any]] = {run: {"seconds": 0.0, "nothing": True} for run in runs}
@@ -97,7 +97,7 @@ class Prices:
         return out
 
     def plan(self, request: BackfillRequest) -> dict[str, Any]:
-        """Return what a backfill would do, as the screen shows it."""
+        """Return what a backfill would do, for the page."""
         with self._lock:
             report = self._history.plan(
                 request.names,
@@ -126,6 +126,7 @@ def described(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
             {
                 "run": one.run,
                 "operator": one.operator.value,
+                "statement_in": one.operator.in_words.partition(":")[0],
                 "loop": name_of(one.loop) if one.loop else "",
                 "first": one.first,
                 "last": one.last,
@@ -179,7 +180,7 @@ def command_of(request: BackfillRequest, *, shown: bool = False) -> list[str]:
 
 @dataclass
 class PageBackfill:
-    """A backfill that the page started, with what it said so far."""
+    """A backfill that the page started, with its output so far."""
 
     id: str
     request: BackfillRequest
@@ -194,7 +195,7 @@ class PageBackfill:
     code: int | None = None
 
     def told(self, *, whole: bool = False) -> dict[str, Any]:
-        """Return how it stands; with `whole`, its plan and every event that is kept."""
+        """Return its status; with `whole`, also its plan and all kept events."""
         about: dict[str, Any] = {
             "id": self.id,
             "names": self.request.names,
@@ -227,13 +228,13 @@ class PageBackfills:
 
     def get(self, job: str) -> PageBackfill:
         """Return one of them by its id."""
-        found = self._jobs.get(job)
-        if found is None:
+        backfill = self._jobs.get(job)
+        if backfill is None:
             raise UsageError(f"This page has started no backfill {job!r}.", slug="page-question")
-        return found
+        return backfill
 
     def start(self, request: BackfillRequest, plan: dict[str, Any]) -> PageBackfill:
-        """Start filling the cells; what it says arrives as events."""
+        """Start a backfill; its output arrives as events."""
         with self._lock:
             busy = [job for job in self._jobs.values() if job.ended is None]
             if len(busy) >= MOST_JOBS:
@@ -251,7 +252,7 @@ class PageBackfills:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C in the terminal is told to it by `close`
+                start_new_session=True,  # `close` passes Ctrl-C in the terminal on to it
             )
             job = PageBackfill(f"{int(time.time() * 1000):x}", request, plan, time.time(), process)
             self._jobs[job.id] = job
@@ -262,12 +263,12 @@ class PageBackfills:
         return job
 
     def _follow(self, job: PageBackfill) -> None:
-        """Read what a backfill says until it ends."""
+        """Read the output of a backfill until it ends."""
         assert job.process.stdout is not None
         assert job.process.stderr is not None
-        said: list[str] = []
+        lines: list[str] = []
         errors = threading.Thread(
-            target=lambda: said.extend(deque(job.process.stderr or (), maxlen=40)), daemon=True
+            target=lambda: lines.extend(deque(job.process.stderr or (), maxlen=40)), daemon=True
         )
         errors.start()
         for line in job.process.stdout:
@@ -286,19 +287,19 @@ class PageBackfills:
             self._tell({"type": "replay", "job": job.id, "event": event})
         job.code = job.process.wait()
         errors.join(2.0)
-        job.error = "" if job.done is not None else "".join(said)[-2000:].strip()
+        job.error = "" if job.done is not None else "".join(lines)[-2000:].strip()
         job.ended = time.time()
         self._tell({"type": "replay", "job": job.id, "event": {"event": "ended", **job.told()}})
 
     def stop(self, job: str) -> PageBackfill:
-        """Interrupt a backfill; what it has filled stays."""
-        found = self.get(job)
-        if found.ended is None:
-            found.process.send_signal(signal.SIGINT)
-        return found
+        """Interrupt a backfill; cells that are filled stay filled."""
+        backfill = self.get(job)
+        if backfill.ended is None:
+            backfill.process.send_signal(signal.SIGINT)
+        return backfill
 
     def close(self) -> None:
-        """Interrupt every backfill of this page, and wait for each a little."""
+        """Interrupt every backfill of this page, and wait a short time for each."""
         for job in self._jobs.values():
             if job.ended is None:
                 job.process.send_signal(signal.SIGINT)

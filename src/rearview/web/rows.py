@@ -74,20 +74,21 @@ class Columns:
             "count(DISTINCT text) FROM page.given GROUP BY name ORDER BY name"
         )
         names = index.ask(
-            "SELECT name, kind, path, sum(runs)::BIGINT AS n, sum(unproved) > 0, last(text) FROM page.names "
+            "SELECT name, kind, path, sum(runs)::BIGINT AS n, sum(unproved) > 0, sum(asked) > 0, last(text) FROM page.names "
             "GROUP BY name, kind, path HAVING n > 0 ORDER BY name, n"
         )
         found = cls()
         for name, numeric, distinct in args.fetchall():
             found.args[name], found.distinct[name] = bool(numeric), distinct
-        for name, kind, path, runs, unproved, text in names.fetchall():
+        for name, kind, path, runs, unproved, asked, text in names.fetchall():
             # what most runs have comes last
-            before = found.names.get(name, {"runs": 0, "unproved": False})
+            before = found.names.get(name, {"runs": 0, "unproved": False, "asked": False})
             found.names[name] = {
                 "kind": (_thing(text) if kind == "object" else None) or kind,
                 "path": path,
                 "runs": before["runs"] + runs,
                 "unproved": before["unproved"] or bool(unproved),
+                "asked": before["asked"] or bool(asked),
             }
         return found
 

@@ -138,7 +138,14 @@ class Page:
         virtual = self.prices.virtual()
         for name, loops in virtual:
             names.setdefault(
-                name, {"kind": "float", "path": "/".join(loops), "runs": 0, "unproved": False}
+                name,
+                {
+                    "kind": "float",
+                    "path": "/".join(loops),
+                    "runs": 0,
+                    "unproved": False,
+                    "asked": True,
+                },
             )
         return {
             "args": {

@@ -1,7 +1,7 @@
 """Write the page and the data of a project into one HTML file that needs no server.
 
-Browsers load no modules from files, so each module becomes a `data:` address in an import map. What the
-file may run is fixed by the hashes in its policy; the data is JSON that no markup can end.
+Browsers load no modules from files, so each module becomes a `data:` address in an import map. The policy
+of the file allows only scripts with known hashes; the data is JSON that cannot break out of its element.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rearview.web.study_tree import execution_tree
 MOST_RUNS = 5000
 """Newest runs in the table of a snapshot."""
 MOST_DETAILED = 200
-"""Newest runs with their own screen and curves."""
+"""Newest runs that get a screen and curves of their own."""
 MOST_PRINTED = 1000
 """Printed lines of each of these."""
 MOST_IMAGES = 8 << 20
@@ -68,7 +68,7 @@ def write_snapshot(history: History, folder: Path) -> Path:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """Return all that the screens of a snapshot show."""
+    """Return the data of all screens of a snapshot."""
     index, history = page.index, page.history
     every = [run.id for run in index.runs()][-MOST_RUNS:]
     some = every[-MOST_DETAILED:]
@@ -249,7 +249,7 @@ def _document(data: dict[str, Any]) -> str:
 
 
 def _mapped(path: str, text: str) -> str:
-    """Return a module that imports by the names of the import map."""
+    """Return a module whose imports use the names of the import map."""
 
     def named(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{_name(path, found[3])}{found[2]}"
@@ -258,7 +258,7 @@ def _mapped(path: str, text: str) -> str:
 
 
 def _name(path: str, imported: str) -> str:
-    """Return what a module that `path` imports is called in the import map.
+    """Return the name in the import map of a module that `path` imports.
 
     >>> _name("vendor/signals.js", "preact.js"), _name("app.js", "vendor/preact.js")
     ('rearview/vendor/preact.js', 'rearview/vendor/preact.js')

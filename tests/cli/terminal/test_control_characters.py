@@ -30,7 +30,7 @@ for epoch in range(2):
 
 
 @given(st.text())
-def test_what_is_printable_has_no_controls_and_keeps_the_rest(text):
+def test_printable_text_has_no_control_characters_and_keeps_the_rest(text):
     shown = printable(text, line=True)
     assert not UNSAFE.search(shown)
     assert "\n" not in shown

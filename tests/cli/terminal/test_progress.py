@@ -14,7 +14,7 @@ class Clock:
         return self.now
 
 
-def test_nothing_is_said_in_the_first_two_seconds(capsys):
+def test_no_progress_is_shown_in_the_first_two_seconds(capsys):
     clock = Clock()
     bar = progress.Bar(clock=clock)
     clock.now = 1.9

@@ -330,7 +330,7 @@ def test_a_version_that_is_the_beginning_of_another_costs_nothing_more():
     assert order(tree, 0).seconds == 3.0
 
 
-def test_what_exists_already_is_begun_from():
+def test_replay_starts_from_existing_checkpoints():
     tree = Tree.of([START, 0, 0], cells((10, 5), (1, 5), (1, 5), kept=False))
     kept = Tree.of(tree.parent, [Cell("a", "", 10.0, 5, load=0.5, kept=True), *tree.cells[1:]])
     assert order(kept, 0).seconds == pytest.approx(1 + 1 + 2 * 0.5)

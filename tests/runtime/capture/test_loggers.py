@@ -74,7 +74,7 @@ tracker.end_run()
 """
 
 
-def test_what_goes_to_a_background_writer_fills_the_table_too(tmp_path):
+def test_values_given_to_a_background_writer_fill_the_table_too(tmp_path):
     needs("tensorboardX", "mlflow")
     ran(tmp_path, BACKGROUND)
     names = ("x/acc", "split/train", "note", "m/loss", "m/norm")

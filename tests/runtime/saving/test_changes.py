@@ -42,7 +42,7 @@ def test_waiting_waits(make, checkpoints):
     assert len(checkpoints.of("r")) == 2
 
 
-def test_what_is_in_flight_already_is_not_copied_again(make, checkpoints):
+def test_a_buffer_of_a_save_in_flight_is_not_copied_again(make, checkpoints):
     go, writer = stalled(checkpoints), make(staging=ONE)
     state = arrays()
     assert submit(writer, 0, state)
@@ -61,7 +61,7 @@ def test_what_is_in_flight_already_is_not_copied_again(make, checkpoints):
     equal(checkpoints, 2, state)
 
 
-def test_what_leans_on_a_checkpoint_that_failed_is_not_saved(make, checkpoints, warned):
+def test_a_checkpoint_that_refers_to_a_failed_one_is_not_saved(make, checkpoints, warned):
     go, real = threading.Event(), checkpoints.save
 
     def save(snapshot, parts):
@@ -225,7 +225,7 @@ def test_memory_that_only_the_first_checkpoint_needed_is_given_back(writer):
 
 
 @pytest.mark.parametrize("landed", [False, True], ids=["in flight", "durable"])
-def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
+def test_a_buffer_submitted_again_soon_is_copied_only_where_it_was_written(
     make, checkpoints, monkeypatch, landed
 ):
     go, writer = stalled(checkpoints), make(staging=ONE)
@@ -258,7 +258,7 @@ def test_a_write_by_foreign_code_between_two_submissions_is_seen(make, checkpoin
     equal(checkpoints, 1, state)
 
 
-def test_what_is_likely_to_stay_is_looked_at_only_once(make, checkpoints, monkeypatch):
+def test_a_buffer_that_probably_stays_the_same_is_not_hashed(make, checkpoints, monkeypatch):
     if not Pages().available:
         pytest.skip("this system does not note writes to pages")
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
@@ -297,7 +297,7 @@ def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, mo
 
 
 @pytest.mark.parametrize("wait", ["drain", "submit"])
-def test_nobody_waits_for_writing_that_waits(make, checkpoints, monkeypatch, wait):
+def test_training_does_not_wait_for_a_write_that_is_held_back(make, checkpoints, monkeypatch, wait):
     monkeypatch.setattr("rearview.runtime.saving.writer.RECAPTURE_WAIT", 60)
     writer, state = make(), arrays()
     assert submit(writer, 0, state, hints=CopyHints(recapture=True), wait=True)
@@ -309,7 +309,7 @@ def test_nobody_waits_for_writing_that_waits(make, checkpoints, monkeypatch, wai
     equal(checkpoints, 0 if wait == "drain" else 11, state)
 
 
-def test_what_stays_is_watched_in_one_go_and_what_is_written_then_is_saved(
+def test_unchanged_buffers_are_watched_in_one_call_and_saved_if_written_afterwards(
     make, checkpoints, monkeypatch
 ):
     asked = []

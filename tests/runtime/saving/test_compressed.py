@@ -79,7 +79,7 @@ def save(store, count=2):
     return writer.costs
 
 
-def test_what_the_writer_tells_of_costs_is_what_the_disk_holds(tmp_path):
+def test_the_writer_reports_the_bytes_that_are_on_disk(tmp_path):
     project = Project.create(tmp_path)
     costs = save(Checkpoints(project, CompressionPolicy()))
     assert costs.logical == 2 * 8 * MB

@@ -31,7 +31,7 @@ def test_every_byte_arrives_and_no_other_is_touched(sizes):
     assert into == expected
 
 
-def test_nobody_copies_any_more_when_training_was_interrupted(monkeypatch):
+def test_copy_threads_stop_when_training_is_interrupted(monkeypatch):
     trainer, at_work = threading.current_thread(), []
 
     def move(_to, _source, nbytes):

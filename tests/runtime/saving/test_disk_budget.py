@@ -90,7 +90,7 @@ def test_a_run_that_outgrows_the_budget_is_thinned_beside_it(project):
     assert len(checkpoints.of(run)) == 3
 
 
-def test_nothing_is_started_within_the_budget_or_without_one(project, monkeypatch):
+def test_no_cleanup_starts_within_the_budget_or_without_one(project, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     run = begun(project, ended=True)
     fill(project, run, 2)
@@ -101,7 +101,7 @@ def test_nothing_is_started_within_the_budget_or_without_one(project, monkeypatc
         budget.close()
 
 
-def test_it_is_not_started_again_at_once(project, monkeypatch):
+def test_a_cleanup_is_not_started_again_at_once(project, monkeypatch):
     started = []
 
     class Done:

@@ -66,7 +66,9 @@ def known(writer, state):
     return 1
 
 
-def test_what_is_left_alone_is_copied_after_training_went_on(writer, checkpoints, held_up):
+def test_a_buffer_that_training_leaves_alone_is_copied_after_training_resumes(
+    writer, checkpoints, held_up
+):
     state = weights()
     seq = known(writer, state)
     assert submit(writer, seq, state)
@@ -76,7 +78,7 @@ def test_what_is_left_alone_is_copied_after_training_went_on(writer, checkpoints
     equal(checkpoints, seq, state)
 
 
-def test_what_is_written_too_early_is_not_saved_and_never_trusted_again(
+def test_a_buffer_written_during_its_late_copy_is_not_saved_and_never_copied_late_again(
     writer, checkpoints, held_up, warned
 ):
     state = weights()

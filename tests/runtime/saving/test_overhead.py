@@ -118,7 +118,7 @@ def test_saves_that_failed_are_over(costs, clock):
 @pytest.mark.parametrize(
     ("nbytes", "saves"), [(300 << 20, False), (900 << 20, True), (10 << 20, True)]
 )
-def test_what_saving_another_state_cost_is_forgotten(costs, clock, tmp_path, nbytes, saves):
+def test_the_cost_of_saving_another_state_is_forgotten(costs, clock, tmp_path, nbytes, saves):
     costs.enter_loop(0.01, 400 << 20)
     clock.compute(100.0)
     costs.end_iteration("epoch", 100.0)

@@ -171,7 +171,7 @@ def test_the_cost_counts_what_training_loses_to_the_background():
     assert calm.cost("epoch") == pytest.approx(0.1, abs=0.05)
 
 
-def test_what_is_lost_beside_a_save_after_an_inner_loop_is_known_from_the_loop_around_it():
+def test_the_slowdown_of_a_save_after_an_inner_loop_is_measured_in_the_outer_loop():
     policy = Policy(0.5)
     for _ in range(20):
         policy = policy.observe("epoch", Iteration(1.0, depth=1))
@@ -203,7 +203,7 @@ def test_an_unknown_site_costs_what_its_neighbours_cost():
     assert Policy(0.0667).cost("step", nbytes=4 * 10**9) == pytest.approx(1.0, rel=1e-3)
 
 
-def test_what_was_learnt_is_kept_between_runs():
+def test_measured_costs_are_kept_between_runs():
     policy, _ = simulate(Policy(0.0667), iterations=30, compute=1.0, cost=0.5)
     policy = policy.observe("epoch", Restored(0.7))
     again = Policy.learnt(0.0667, False, json.loads(json.dumps(policy.facts())))
@@ -221,7 +221,7 @@ def test_a_damaged_memory_is_no_memory(facts):
     assert Policy.learnt(0.1, False, facts).decide("epoch", BoundaryFacts(since=10.0)).save
 
 
-def test_nothing_is_changed_by_looking():
+def test_deciding_changes_nothing():
     policy = Policy(0.1)
     policy.observe("epoch", Iteration(1.0))
     policy.decide("epoch", BoundaryFacts(since=1.0))
@@ -262,6 +262,6 @@ def test_where_a_core_is_free_less_is_assumed_to_be_lost():
     assert 0 < alone.paid < crowded.paid
 
 
-def test_what_came_to_nothing_is_paid_all_the_same():
+def test_a_failed_save_still_counts_as_cost():
     policy = Policy(0.1).observe("epoch", Iteration(10.0)).wasted(0.9)
     assert not policy.decide("epoch", BoundaryFacts(since=10.0, nbytes=10**9)).save

@@ -66,7 +66,7 @@ def test_a_loop_of_short_steps_is_told_per_step_of_a_slice():
     assert meter.slowdown()[0] == pytest.approx(0.5)
 
 
-def test_what_steps_tell_is_charged_for_the_time_that_writing_took():
+def test_slower_steps_are_charged_for_the_time_that_writing_took():
     events = [
         Saved(blocking=0.1, background=1.0, cpu=0.2, crowded=0.0, slowed=0.5, sure=sure)
         for sure in (1.0, 0.5, 0.0)

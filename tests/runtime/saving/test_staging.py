@@ -26,7 +26,7 @@ def test_leases_never_overlap_and_stay_within_the_bound():
     assert staging.touched <= bound
 
 
-def test_what_is_in_one_lease_stays_when_another_is_taken():
+def test_the_content_of_a_lease_survives_another_lease():
     staging = Staging(4 * PAGE)
     first, second = staging.take(PAGE), staging.take(2 * PAGE)
     first.view[:] = b"a" * PAGE

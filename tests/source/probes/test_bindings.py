@@ -102,21 +102,21 @@ def test_a_recorded_statement_may_name(change):
     assert probes.of("v")[0].depth == len(probes.of("v")[0].loops)
 
 
-def test_what_is_named_is_a_variable_of_probes_and_runs_without_a_shield():
+def test_a_named_value_is_a_variable_of_probes_and_needs_no_shield():
     probes = found(NAMED["its value"])
     assert "v" in probes.variables["t.py", "<module>"]
     text = ast.unparse(shield_tree(ast.parse(probes.source["t.py"]), probes.places("t.py")))
     assert f"\n        v = {CLIP}        with __rearview_probe__" in text
 
 
-def test_what_steps_name_feeds_a_probe_after_them():
+def test_values_named_in_steps_feed_a_probe_after_the_loop():
     (probe,) = found(
         (CLIP, f"v = {CLIP}"), ("    history.append", f"    {LOG}\n    history.append")
     ).of("v")
     assert (probe.depth, probe.feeds) == (0, (("epoch", "x"),))
 
 
-def test_what_is_named_now_and_then_is_carried_over_iterations():
+def test_a_value_named_conditionally_is_carried_over_iterations():
     old = "for epoch in range(3):\n    print(epoch > 1 and f())\n    g()\n"
     new = old.replace("f()", "(v := f())") + f"    {LOG}\n"
     (probe,) = find({"t.py": old}, {"t.py": new}).of("v")
@@ -219,7 +219,7 @@ OBSTACLES = [
 
 
 @pytest.mark.parametrize(("recorded", "value", "first"), OBSTACLES)
-def test_what_was_evaluated_before_a_value_is_named(recorded, value, first):
+def test_code_evaluated_before_a_named_value_is_reported(recorded, value, first):
     head = "def k():\n    global seen\n    seen = 1\n    o.n = 2\n"
     new = f"{head}v = {value}\n{recorded.replace(value, 'v')}\n"
     _, refusals = check({"t.py": f"{head}{recorded}\n"}, {"t.py": new})

@@ -412,7 +412,9 @@ CARRY = [
 
 
 @pytest.mark.parametrize(("edits", "depth", "feeds"), CARRY)
-def test_what_a_probe_carries_over_iterations_says_where_replay_must_begin(edits, depth, feeds):
+def test_a_probe_that_carries_values_over_iterations_sets_where_its_replay_starts(
+    edits, depth, feeds
+):
     text = TRAIN
     for line, added, indent in edits:
         text = insert(text, line, added, indent)

@@ -31,7 +31,7 @@ def key(text, name="a"):
     ],
     ids=["layout", "print", "import", "variable"],
 )
-def test_what_else_is_added_does_not_count(edit):
+def test_other_added_statements_do_not_change_the_sameness_of_a_name(edit):
     assert key(PLAIN.replace(*edit)) == key(PLAIN)
 
 
@@ -48,7 +48,7 @@ def test_another_value_or_place_counts(text):
     assert key(text) != key(PLAIN)
 
 
-def test_what_the_value_comes_from_counts():
+def test_statements_that_a_logged_value_depends_on_change_its_sameness():
     text = OLD.replace("x * 2\n", 'x * 2\n        y = f(x)\n        rearview.log("a", y)\n')
     one, other = (f"def f(x):\n    return x + {n}\n\n\n{text}" for n in (1, 2))
     assert key(one) != key(other)

@@ -34,7 +34,7 @@ def test_a_program_matched_with_itself_is_the_identity(program):
 
 @QUIET
 @given(programs(), st.data())
-def test_what_is_carried_parses_and_can_be_taken_out_byte_for_byte(program, data):
+def test_an_inserted_statement_parses_and_can_be_removed_byte_for_byte(program, data):
     parts, indent, end = program
     new = written(parts, indent, end)
     tree = parsed(new).tree

@@ -47,7 +47,7 @@ def test_the_answer_names_its_evidence():
         (NEW, (3, 3), "x = '\0'", "cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_the_reason(new, lines, old, reason):
+def test_an_impossible_insertion_is_refused_with_the_reason(new, lines, old, reason):
     found = carry(new, lines, old)
     assert found.line is None
     assert reason in found.reason
@@ -158,7 +158,7 @@ def test_a_renamed_attribute_is_renamed():
     assert found.text == "    log(opt.num_classes)  # here\n"
 
 
-def test_it_stands_behind_what_defines_what_it_reads():
+def test_a_statement_goes_after_the_definitions_that_it_reads():
     new = "def update(self, rew, done):\n    log(rew)  # here\n    if done:\n        self.end(rew, 1)\n"
     old = (
         "def step(self, action):\n    check(action)\n    ob, rew, done = self.env.step(action)\n"
@@ -167,7 +167,7 @@ def test_it_stands_behind_what_defines_what_it_reads():
     assert carried(new, old).line == 4
 
 
-def test_it_stands_before_a_return():
+def test_a_statement_goes_before_a_return():
     new = "def f(self, x):\n    self.a = g(x)\n    log(self.a)  # here\n"
     old = "def f(self, x):\n    self.a = g(x)\n    return self.a\n"
     assert carried(new, old).line == 3
@@ -179,7 +179,7 @@ def test_setting_another_attribute_does_not_matter():
     assert not carried(new, old).refused
 
 
-def test_it_stays_in_the_loop_that_sets_what_it_reads():
+def test_a_statement_stays_in_the_loop_that_sets_what_it_reads():
     new = (
         "for name in names:\n    words = read(name)\n    keep(words)\n    log(len(words))  # here\n"
         "finish(names)\n"
@@ -191,7 +191,7 @@ def test_it_stays_in_the_loop_that_sets_what_it_reads():
     assert carried(new, old).text.startswith("        log")
 
 
-def test_it_goes_into_the_branch_that_sets_what_it_reads():
+def test_a_statement_goes_into_the_branch_that_sets_what_it_reads():
     new = "for c in cs:\n    d = join(c, 1)\n    ps = paths(d, c)\n    out.append(ps)  # here\n"
     old = "for c in cs:\n    d = join(c, 1)\n    if isdir(d):\n        ps = paths(d, c)\nend(out)\n"
     assert carried(new, old).text.startswith("        out")

@@ -22,7 +22,7 @@ def edits(old, new):
     }
 
 
-def test_nothing_changed():
+def test_equal_versions_have_no_changed_statement():
     assert edits(OLD, OLD) == set()
 
 

@@ -81,7 +81,7 @@ def test_values_of_several_types_are_ordered_by_their_numbers_first(store):
 
 def test_an_unknown_key_names_the_nearest(store):
     accuracies(store, 0.1)
-    with pytest.raises(UsageError, match=r"'axc'.*nearest known are acc") as error:
+    with pytest.raises(UsageError, match=r"'axc'.*Did you mean acc") as error:
         column(store, "acc", order="axc desc")
     assert error.value.slug == "unknown-name"
 

@@ -232,7 +232,7 @@ def test_order_and_limit(store):
 
 def test_an_unknown_name_names_the_nearest(store):
     store.run(*training(1), args={"learning_rate": 1})
-    with pytest.raises(UsageError, match=r"'los'.*nearest known are loss"):
+    with pytest.raises(UsageError, match=r"'los'.*Did you mean loss"):
         rows(store, ["los"])
     with pytest.raises(UsageError, match=r"'lerning_rate'.*learning_rate"):
         rows(store, ["loss"], where="lerning_rate > 1")

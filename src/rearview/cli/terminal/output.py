@@ -179,14 +179,14 @@ def numeric(values: Iterable[Any]) -> bool:
 def duration(seconds: float | None) -> str:
     """Return a time span in at most two units.
 
-    >>> [duration(s) for s in (0.0123, 5.25, 75, 4000, 200_000)]
-    ['12 ms', '5.2 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
+    >>> [duration(s) for s in (0.0123, 0.9999, 5.25, 75, 4000, 200_000)]
+    ['12 ms', '1.0 s', '5.2 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
     """
     if seconds is None:
         return ""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, seconds_left = divmod(round(seconds), 60)
     if minutes < 60:
@@ -246,12 +246,10 @@ def fitted(
 
 
 def plural(count: int, word: str) -> str:
-    """Return `count` with its word.
+    """Return `count` with its word, in the plural if it is not one."""
+    from rearview.model.wording import plural as counted  # the model takes a while to load
 
-    >>> plural(1, "row"), plural(1200, "row")
-    ('1 row', '1,200 rows')
-    """
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+    return counted(count, word)
 
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
@@ -363,8 +361,8 @@ def overview(version: str) -> None:
         out(f"  {paint(f'{line[0]:<32}', CYAN)}{line[1]}" if line else "")
     count, root = _project_status()
     if root is not None:
-        many = "1 run" if count == 1 else f"{count} runs"
-        out(f"\n{root} has {many}: `rearview runs` lists them.")
+        lists = "`rearview runs` lists it" if count == 1 else "`rearview runs` lists them"
+        out(f"\n{root} has {plural(count, 'run')}: {lists}.")
 
 
 def _project_status() -> tuple[int, Path | None]:

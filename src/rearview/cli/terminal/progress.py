@@ -97,7 +97,7 @@ class Bar:
             left = "" if event.left is None else f", about {duration(event.left)} left"
             busy = f" on {plural(event.workers, 'worker')}" if event.workers else ""
             output.said(
-                f"{event.done:.0%} done, {self._ended} of {event.total} segments"
+                f"{event.done:.0%} done, {self._ended} of {plural(event.total, 'segment')}"
                 f"{_waiting_text(event)}{busy}{left}"
             )
 
@@ -134,7 +134,7 @@ class Bar:
             completed=event.done,
             description=f"{self._ended} of {plural(event.total, 'segment')}"
             + _waiting_text(event)
-            + (f", {more} more workers" if more > 0 else ""),
+            + (f", {plural(more, 'more worker')}" if more > 0 else ""),
             left="" if event.left is None else f"about {duration(event.left)} left",
         )
 

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from rearview.model import RunEnd
-from rearview.model.wording import printable
+from rearview.model.wording import plural, printable
 from rearview.source.printed_numbers import numbers_in
 from rearview.store.printed_lines import printed
 
@@ -22,6 +22,11 @@ NAMED = 6
 """Columns that are named; more are counted."""
 _LOOKED_AT = 300
 """Printed lines that are read for their names."""
+_USAGE = 2
+"""Exit code of a program that refuses its arguments: argparse, click and others use it."""
+_ARGUMENTS = (
+    "the script refused its arguments; they stand behind its name: `rearview run SCRIPT ARGUMENTS`"
+)
 
 
 def print_closing_lines(setting: str, lines: Iterator[str]) -> None:
@@ -41,27 +46,53 @@ def _is_terminal() -> bool:
 
 
 def closing_lines(
-    run: str, summary: RunEnd, logged: set[str], args: int, folder: Path
+    run: str,
+    summary: RunEnd,
+    logged: set[str],
+    args: int,
+    folder: Path,
+    *,
+    code: int = 0,
+    hint: str = "",
 ) -> Iterator[str]:
-    """Yield the lines about a run that has ended, from what it measured and logged."""
+    """Yield what to say of a run that has ended, from what it measured and logged.
+
+    `code` is the exit code of the program; `hint` says what to do about its failure, where that is known.
+    """
     captured = [name for name in summary.captured.get("names", {}) if name != "step"]
     names = list(dict.fromkeys([*sorted(logged), *captured, *_printed_names(folder)]))
     loops = summary.main
     iterations = sum(count for count, _ in loops.iterations)
+    if code and not iterations:
+        yield f"next: {hint or (_ARGUMENTS if code == _USAGE else _after_failure(0))}"
+        return
     parts = [f"{iterations} x {printable(loops.name, line=True)}"] if iterations else []
-    parts += [_columns(names), f"{args} parameters" if args != 1 else "1 parameter"]
+    parts += [_columns(names), plural(args, "parameter")]
     saved = summary.costs.get("saved", 0)
-    parts.append(f"{saved} checkpoints" if saved != 1 else "1 checkpoint")
+    parts.append(plural(saved, "checkpoint"))
     yield f"recorded run {run}: {', '.join(parts)}"
     costs = summary.costs
     yield (
         f"it cost {costs.get('overhead', 0.0):.1%} of {costs.get('computed', 0.0):.1f} s computing "
         f"and {_size(costs.get('stored', 0))} of disk"
     )
+    if code:
+        yield f"next: {hint or _after_failure(saved)}"
+        return
     probe = "grad_norm" if "grad_norm" not in names else "my_value"
     yield (
         f"next: `rearview table` shows the columns; for one that is not there add "
         f'`rearview.log("{probe}", ...)` to the script and type `rearview backfill {probe}`'
+    )
+
+
+def _after_failure(saved: int) -> str:
+    """Return what to type after a program was interrupted or failed."""
+    if not saved:
+        return "no checkpoint was saved, so the same command starts it again from the beginning"
+    return (
+        "`rearview resume` continues this run from its last checkpoint; if you corrected the script, "
+        "`rearview resume --source worktree`"
     )
 
 

@@ -8,6 +8,7 @@ Files of the system, of installed libraries and in caches are not inputs.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -85,8 +86,10 @@ MOST = 5000
 class InputFiles:
     """The data files that this process opened for reading and did not write itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, started: float) -> None:
         self.active = True
+        self._started = started
+        """When the run started, in seconds since the epoch."""
         self._read: dict[str, None] = {}
         self._written: set[str] = set()
         self._pid = os.getpid()
@@ -111,7 +114,8 @@ class InputFiles:
     def facts(self, made: Collection[str] = ()) -> dict[str, list[Any]]:
         """Return size, time and hash of each file that was read, as they are now.
 
-        Files that the run `made` are not inputs: it wrote them before it read them.
+        Files that the run `made` are not inputs: it wrote them before it read them. Nor are files
+        that changed after it started: C code of the program may have written them, or a rename.
         """
         self.active = False
         facts: dict[str, list[Any]] = {}
@@ -121,7 +125,8 @@ class InputFiles:
             if skip or path in made or path.startswith(self._not):
                 continue
             try:
-                if os.path.isfile(path):  # noqa: PTH113 - a path of any spelling
+                about = os.stat(path)  # noqa: PTH116 - a path of any spelling
+                if stat.S_ISREG(about.st_mode) and about.st_ctime <= self._started:
                     facts[path] = list(fingerprint(Path(path)))
             except OSError:
                 continue

@@ -138,6 +138,9 @@ def likeness(one: StatementNode, two: StatementNode) -> float:
         return value
     if {one.kind, two.kind} <= _SIMPLE:
         return 0.9 * _dice(_tail(one), _tail(two))
+    if {one.kind, two.kind} <= {"Return", *_SIMPLE}:  # what is computed, returned or not
+        short = min(len(one.words), len(two.words)) < 4
+        return 0.0 if short else 0.9 * _dice(_tail(one), _tail(two))
     if one.is_block or two.is_block or one.is_scope or two.is_scope:
         return 0.0
     if {one.kind, two.kind} & _REWRITTEN:

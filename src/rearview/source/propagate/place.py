@@ -1,12 +1,12 @@
 """The place in the old tree that corresponds to a place in the new one.
 
-A place lies between two statements of a block. Where several places lie between the same two anchors, the
-statements around them decide.
+A place lies between two statements of a block. Paired statements around it are the anchors; where several
+places lie between the same two, `gap` chooses.
 """
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -14,27 +14,14 @@ from rearview.source.data_flow import (
     Uses,
     binds,
     bound_in,
-    conflict,
     definition,
-    rebinds,
     uses,
     visible,
 )
-from rearview.source.propagate.match import Matching, lead, likeness
+from rearview.source.propagate.gap import REACH, Nowhere, Spot, between, child_of, siblings
+from rearview.source.propagate.match import Matching, likeness
 from rearview.source.propagate.splice import indent_of
 from rearview.source.trees import StatementNode, StatementTree
-
-REACH = 8  # siblings looked at on either side
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A statement's place in the new tree: before child `index` of `block`, under `comment`."""
-
-    block: StatementNode
-    index: int
-    used: Uses
-    comment: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,274 +32,6 @@ class Place:
     index: int
     confidence: float
     reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Nowhere:
-    """No place can be named, and why; `{}` in the reason stands for a line of the old text."""
-
-    template: str
-    lines: tuple[int, ...] = ()
-
-    def reason(self, inserted: Sequence[tuple[int, int]] = ()) -> str:
-        """Return the reason, with line numbers as they were before lines were inserted.
-
-        `inserted` has the line before which lines were put, and how many, in the order of putting.
-
-        >>> Nowhere("before or after line {}", (9,)).reason([(2, 3), (9, 1)])
-        'before or after line 6'
-        """
-        return self.template.format(*(line_before(line, inserted) for line in self.lines))
-
-
-def line_before(line: int, inserted: Sequence[tuple[int, int]]) -> int:
-    """Return the number that a line had before others were inserted, one group after the other."""
-    for at, count in reversed(inserted):
-        line = max(at, line - count) if line >= at else line
-    return line
-
-
-def child_of(old: StatementNode, target: StatementNode) -> int | None:
-    """Return the index in `target` of the child that holds a node, None if none does."""
-    node = old
-    while node.parent is not None:
-        if node.parent is target:
-            return node.index
-        node = node.parent
-    return None
-
-
-def siblings(found: Matching, spot: Spot, *, before: bool) -> list[StatementNode]:
-    """Return what stands on one side, nearest first, beyond blocks the old text does not have."""
-    block, index = spot.block, spot.index
-    run: list[StatementNode] = []
-    while True:
-        children = block.children
-        run += children[:index][::-1] if before else children[index:]
-        owner = block.parent
-        if owner is None or owner.is_scope or owner in found.there or len(run) >= REACH:
-            return run
-        if owner.kind not in {"With", "Try"} and not any(n in found.there for n in block.children):
-            return run  # a branch or loop that is all new, not one put around old statements
-        assert owner.parent is not None
-        block, index = owner.parent, owner.index + (not before)
-
-
-def between(
-    found: Matching, spot: Spot, target: StatementNode, low: int, high: int
-) -> tuple[int, float] | Nowhere:
-    """Choose among places between the same anchors: by data flow, order, comment, adjacency."""
-    if low == high:
-        return low, 1.0
-    under = _under_comment(found, spot, target, low, high)
-    if under is not None:
-        return under, 1.0
-    low, high = _possible(spot, target, low, high)
-    if low >= high:
-        return low, 0.97
-    before = _run(siblings(found, spot, before=True), found)
-    after = _run(siblings(found, spot, before=False), found)
-    gap = target.children[low:high]
-    tied = [node for node in gap if conflict(spot.used, uses([node.tree]))]
-    moved = [node for node in gap if node in found.back]
-    sides = [(node, child_of(found.back[node], spot.block)) for node in moved]
-    known = [(node, at < spot.index) for node, at in sides if at is not None]
-    if len(known) < len(moved) and not (before or after):
-        if any(_decides(spot.used, node) for node in tied):
-            return Nowhere(
-                "two places are equally good: line {} of the old text moved over it",
-                (moved[0].start,),
-            )
-    # what went elsewhere in the new text still tells before from after
-    low = max([low, *(node.index + 1 for node, above in known if above)])
-    high = min([high, *(node.index for node, above in known if not above)])
-    if low >= high:
-        return max(low, high) if low == high else low, 0.9
-    tied = [node for node in tied if low <= node.index < high]
-    near = _split_gap(found, spot, (before, after), target.children[low:high], low)
-    if not spot.index and spot.block.children and not after:
-        near = high  # the first of its block goes with what follows it
-    if not tied:
-        return near, 1.0
-    if not before and after:
-        return low, 0.9
-    if before and not after:
-        return high, 0.9
-    deciding = [node for node in tied if _decides(spot.used, node)]
-    if not deciding:
-        return near, 0.85
-    last = high == len(target.children) and spot.index == len(spot.block.children)
-    if last and not any(_parts_with(spot.used, node) for node in deciding):
-        return high, 0.8  # what it reads is filled up to the end of the block
-    completed = _completed(found, spot, deciding)
-    if completed is not None:
-        return completed, 0.85
-    counterpart = _counterparts(found, spot, before, after, target.children[low:high])
-    if counterpart is not None:
-        return counterpart, 0.8
-    return Nowhere(
-        "two places are equally good: before or after line {} of the old text, which changes what "
-        "it reads",
-        (deciding[0].start,),
-    )
-
-
-def _split_gap(
-    found: Matching,
-    spot: Spot,
-    runs: tuple[list[StatementNode], list[StatementNode]],
-    gap: list[StatementNode],
-    low: int,
-) -> int:
-    """Return the place that leaves rewritten statements on the side where their likes stand."""
-    before, after = runs
-    least = low if len(before) <= len(after) else low + len(gap)
-    if len(gap) > 30:
-        return least
-    if not (before and after):  # the ones that were rewritten may stand farther away
-        before, after = (
-            [n for n in siblings(found, spot, before=side)[:REACH] if n not in found.there]
-            for side in (True, False)
-        )
-    gains = [
-        one - two if max(one, two) >= (0.2 if all(runs) else 0.5) else 0.0
-        for node in gap
-        for one, two in [(_closest(node, before), _closest(node, after))]
-    ]
-    totals = [0.0]
-    for gain in gains:
-        totals.append(totals[-1] + gain)
-    best = max(totals)
-    if best - totals[least - low] < 0.2:
-        return least
-    return low + totals.index(best)
-
-
-def _closest(node: StatementNode, others: list[StatementNode]) -> float:
-    """Return how much of a statement's vocabulary the closest of some statements shares."""
-    own = _vocabulary(node)
-    best = 0.0
-    for other in others[:REACH]:
-        theirs = _vocabulary(other)
-        best = max(best, 2 * len(own & theirs) / max(1, len(own) + len(theirs)))
-    return best
-
-
-def _vocabulary(node: StatementNode) -> set[str]:
-    parts = (part for word in node.words for part in word.lower().strip("'").split("_"))
-    return {part for part in parts if len(part) > 2}
-
-
-def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[int, int]:
-    """Return the first and last place at which what is read has a value and control arrives."""
-    if low == 0 and high and _docstring(target):
-        low = 1
-    for node in target.children[low:high]:
-        if isinstance(node.tree, (ast.Return, ast.Raise, ast.Continue, ast.Break)):
-            high = node.index
-            break
-    lacking = spot.used.reads - visible(target, low)
-    for node in target.children[low:high]:
-        set_here = lacking & (bound_in(node) | binds(node))
-        if set_here:
-            low = node.index + 1
-            lacking -= set_here
-    return low, high
-
-
-def _completed(found: Matching, spot: Spot, deciding: list[StatementNode]) -> int | None:
-    """Return the place behind statements that set what one definition sets in the new text.
-
-    `x, known = f(y)` may have been `x = f(y)` and an `if` that sets `x` and `known`.
-    """
-    for name in spot.used.reads:
-        home = definition(spot.block, spot.index, name)
-        partner = found.there.get(home) if home is not None and not home.is_scope else None
-        if home is None or partner is None:
-            continue
-        rest = binds(home) - binds(partner)
-        if rest and all(rest & uses([node.tree]).writes for node in deciding):
-            return max(node.index for node in deciding) + 1
-    return None
-
-
-def _parts_with(used: Uses, node: StatementNode) -> bool:
-    """Return True if a statement binds a name that is read, or leaves, not only sets a part of it."""
-    other = uses([node.tree])
-    return other.leaves or bool(other.writes & used.reads)
-
-
-def _docstring(block: StatementNode) -> bool:
-    """Return True if a block begins with a docstring, which has to stay first."""
-    first = block.children[0].tree
-    return (
-        (block.parent is None or block.parent.is_scope)
-        and isinstance(first, ast.Expr)
-        and isinstance(first.value, ast.Constant)
-        and isinstance(first.value.value, str)
-    )
-
-
-def _decides(used: Uses, node: StatementNode) -> bool:
-    """Return True if it matters which side of a statement the carried one stands on."""
-    other = uses([node.tree])
-    return other.leaves or rebinds(used, other)
-
-
-def _counterparts(
-    found: Matching,
-    spot: Spot,
-    before: list[StatementNode],
-    after: list[StatementNode],
-    gap: list[StatementNode],
-) -> int | None:
-    """Return the place if rewritten statements can be told apart by what they set."""
-    del found
-    sets_before = {lead(node) for node in before} - {()}
-    sets_after = {lead(node) for node in after} - {()}
-    at: int | None = None
-    for node in gap:
-        if lead(node) in sets_before - sets_after:
-            at = node.index + 1
-        elif lead(node) in sets_after - sets_before:
-            at = at if at is not None else node.index
-            break
-    if at is None:
-        return None
-    rest = [n for n in gap if n.index >= at and lead(n) not in sets_after]
-    return None if any(_decides(spot.used, n) for n in rest) else at
-
-
-def _under_comment(
-    found: Matching, spot: Spot, target: StatementNode, low: int, high: int
-) -> int | None:
-    """Return the place under the same comment, if one of the places has it."""
-    if not spot.comment:
-        return None
-    lines = found.old.parsed.lines
-    hits: list[int] = []
-    for at in range(low, high + 1):
-        start = target.children[at - 1].end + 1 if at else target.children[0].start
-        stop = target.children[at].start if at < len(target.children) else start
-        if at == len(target.children):
-            while stop <= len(lines) and lines[stop - 1].strip().startswith("#"):
-                stop += 1
-        if not at:
-            while start > 1 and lines[start - 2].strip().startswith("#"):
-                start -= 1
-        if spot.comment[-1] in {line.strip() for line in lines[start - 1 : stop - 1]}:
-            hits.append(at)
-    return hits[0] if len(hits) == 1 else None
-
-
-def _run(siblings: list[StatementNode], found: Matching) -> list[StatementNode]:
-    """Return the unpaired siblings up to the first paired one."""
-    run: list[StatementNode] = []
-    for node in siblings:
-        if node in found.there:
-            break
-        run.append(node)
-    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,7 +198,8 @@ def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode 
     if agreed is not None:
         return agreed
     for anchor in anchors:  # what is set once a turn is read once a turn
-        if anchor.gives and anchor.near and anchor.old.parent is not None:
+        sets = anchor.gives and bool(uses([anchor.old.tree]).writes)
+        if sets and anchor.near and anchor.old.parent is not None:
             for node in anchor.old.above():
                 if node is best:
                     break

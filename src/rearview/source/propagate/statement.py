@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rearview.source.data_flow import uses
+from rearview.source.propagate.gap import Nowhere, Spot
 from rearview.source.propagate.match import Matching, match
 from rearview.source.propagate.names import (
     Votes,
@@ -18,15 +19,7 @@ from rearview.source.propagate.names import (
     overwritten,
     resolve,
 )
-from rearview.source.propagate.place import (
-    Nowhere,
-    Place,
-    Spot,
-    anywhere,
-    locate,
-    others,
-    place_at,
-)
+from rearview.source.propagate.place import Place, anywhere, locate, others, place_at
 from rearview.source.propagate.splice import (
     comment_above,
     idle,
@@ -215,7 +208,7 @@ def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Asked, Matching,
 
 def unsure(confidence: float, sure: float) -> str:
     """Return the reason of a refusal for lack of certainty."""
-    return f"the best place is only {confidence:.0%} sure, less than {sure:.0%}"
+    return f"the best place is only {int(100 * confidence)}% sure, less than {sure:.0%}"
 
 
 def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError, StoreError, VersionError
 from rearview.model import Checkpoint, ObjectRef
+from rearview.model.wording import plural
 from rearview.store import printed_lines, recorded_inputs, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints, check_owner
 from rearview.store.checkpoints.manifest import checkpoint_of, pack_body, seal, unseal
@@ -82,9 +83,11 @@ def check_record_files(duck: Duck, folder: Path) -> Iterator[FileCheck]:
 def _lines(file: Path) -> FileCheck:
     scanned = scan(file)
     if scanned.header.format >= CHECKED:
-        return FileCheck(file, f"has lost at least {scanned.lost} records" if scanned.lost else "")
+        return FileCheck(
+            file, f"has lost at least {plural(scanned.lost, 'record')}" if scanned.lost else ""
+        )
     bad = unreadable(scanned.lines)
-    what = f"has {bad} lines that cannot be read; all others can." if bad else ""
+    what = f"has {plural(bad, 'line')} that cannot be read; all others can." if bad else ""
     return FileCheck(file, what, checked=False)
 
 
@@ -261,7 +264,7 @@ class _Check:
             good = [line for line in path.read_bytes().split(b"\n") if decode_facts(line, FACTS)]
             done = f"{self._aside(path)}; intact lines stay"
             publish(path, b"".join(line + b"\n" for line in good))
-        self._note(path, f"{bad} lines are damaged, or were cut off by a kill", done)
+        self._note(path, f"{plural(bad, 'line')} damaged, or cut off by a kill", done)
 
     def _printed(self, folder: Path) -> None:
         path = folder / printed_lines.FILE
@@ -274,7 +277,7 @@ class _Check:
         if self.repair:
             done = f"{self._aside(path)}; intact lines stay"
             publish(path, b"".join(line + b"\n" for line in good))
-        self._note(path, f"{bad} printed lines are damaged", done)
+        self._note(path, f"{plural(bad, 'printed line')} damaged", done)
 
     def _clock(self, folder: Path) -> None:
         path = folder / recorded_inputs.CLOCK_FILE

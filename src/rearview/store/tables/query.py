@@ -139,7 +139,7 @@ class TableQuery:
             lower = {name.lower(): name for name in reversed(names)}
             near += [lower[n] for n in difflib.get_close_matches(word, lower, n=3, cutoff=cutoff)]
         if near:
-            return f"The nearest known are {', '.join(list(dict.fromkeys(near))[:5])}."
+            return f"Did you mean {' or '.join(list(dict.fromkeys(near))[:5])}?"
         shown = ", ".join(columns[:8])
         return f"Known are: {shown}. To have it, log it: `rearview.log({text!r}, ...)`."
 
@@ -149,7 +149,8 @@ class TableQuery:
         if match is None:
             return None
         return UsageError(
-            f"Nothing is known by the name {match[1]!r}. {self._nearest(match[1])}",
+            f"Nothing is known by the name {match[1]!r}. {self._nearest(match[1])} If it is a text, put it "
+            f"in single quotes inside the condition: \"name = '{match[1]}'\".",
             slug="unknown-name",
         )
 

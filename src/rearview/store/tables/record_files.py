@@ -24,6 +24,7 @@ from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError
 from rearview.model import Run
 from rearview.model.checksum import add_check, is_intact
+from rearview.model.wording import plural
 from rearview.store.files import make_folder, publish
 from rearview.store.json_lines import check_format
 from rearview.store.machine import is_certainly_dead
@@ -269,7 +270,7 @@ def summary_of(con: Duck, file: Path) -> Summary:
     except (msgspec.MsgspecError, UnicodeDecodeError, duckdb.Error) as exc:
         raise _unreadable(file, str(exc).splitlines()[0]) from exc
     if not summary.check and rows != summary.rows:
-        raise _unreadable(file, f"it has {rows} records, not {summary.rows}")
+        raise _unreadable(file, f"it has {plural(rows, 'record')}, not {summary.rows}")
     return summary
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import RearviewError, UsageError
+from rearview.model.wording import plural
 from rearview.store.media import (
     Get,
     StoredValue,
@@ -130,7 +131,7 @@ class Table:
             "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in cells
         ]
-        return "\n".join([*lines, *([f"… and {rest} more rows"] if rest else [])])
+        return "\n".join([*lines, *([f"… and {plural(rest, 'more row')}"] if rest else [])])
 
     def _repr_html_(self) -> str:
         """Return the first rows as HTML: what a notebook shows."""
@@ -141,7 +142,7 @@ class Table:
             f"<tr>{''.join(f'<td>{draw(row[name])}</td>' for name in self.columns)}</tr>"
             for row in shown
         )
-        more = f"<p>… and {rest} more rows</p>" if rest else ""
+        more = f"<p>… and {plural(rest, 'more row')}</p>" if rest else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
     def _preview(self) -> tuple[list[dict[str, Any]], int]:
@@ -284,8 +285,9 @@ _TEXT = "text"
 def refused(exc: Exception) -> UsageError:
     """Return an error of DuckDB about a question as a UsageError."""
     return UsageError(
-        f'The question cannot be answered: {str(exc).strip()} `rearview sql "SHOW TABLES"` lists '
-        "the tables; docs/schema.md describes them.",
+        f"The question cannot be answered: {str(exc).strip()}\nThe tables to ask are full_pivot (one row "
+        'per point, one column per name), pivot, records, runs and more: `rearview sql "SHOW TABLES"` '
+        "lists them.",
         slug="sql",
     )
 

@@ -52,7 +52,7 @@ function Lines({ runs }) {
   }, [group, runs.join()]);
   useEffect(() => setHidden(new Set()), [runs.join(), group]);
   const only = p.names ? p.names.split(",").map(decodeURIComponent) : null;
-  const names = Object.entries(s.names).filter(([n, a]) => NUMERIC.has(a.kind) && a.runs > 0 && a.path && (!p.find || n.toLowerCase().includes(p.find.toLowerCase())) && (!only || only.includes(n))).map(([n]) => n);
+  const names = Object.entries(s.names).filter(([n, a]) => NUMERIC.has(a.kind) && a.runs > 0 && a.path && (!p.find || n.toLowerCase().includes(p.find.toLowerCase())) && (!only || only.includes(n))).sort((a, b) => (b[1].asked ? 1 : 0) - (a[1].asked ? 1 : 0)).map(([n]) => n);
   const sections = useMemo(() => {
     const out = new Map();
     for (const n of names) { const at = names.length > 12 && n.includes("/") ? n.split("/")[0] : ""; out.set(at, [...(out.get(at) || []), n]); }

@@ -67,8 +67,8 @@ function Job({ id }) {
     <h2>Workers</h2><${Lanes} plan=${job.plan} workers=${Math.max(1, job.progress.workers || 2)} events=${job.events} now=${now} />
     ${failedOnes.length > 0 && html`<h2>Not proved</h2><ul class="plain">${failedOnes.map((e) => html`<li><b>${short(e.run)}</b> ${e.message}</li>`)}</ul>`}
     ${job.plan.refusals.length > 0 && html`<h2>Refused</h2><ul class="plain">${job.plan.refusals.map((r) => html`<li><b>${short(r.run)}</b> ${r.reason}</li>`)}</ul>`}
-    <h2>Segments</h2><table class="plain"><thead><tr><th>run</th><th>operator</th><th>iterations</th><th>from</th><th class="right">predicted</th><th class="right">took</th><th>state</th></tr></thead><tbody>
+    <h2>Segments</h2><table class="plain"><thead><tr><th>run</th><th>statement in</th><th>iterations</th><th>from</th><th class="right">predicted</th><th class="right">took</th><th>state</th></tr></thead><tbody>
       ${job.plan.segments.slice(0, 200).map((s, k) => { const end = job.events.find((e) => e.segment === k && ["proved", "failed", "filled"].includes(e.event)), begun = job.events.some((e) => e.segment === k && e.event === "started");
-        return html`<tr key=${k}><td><a href=${link(`/run/${s.run}`)}>${short(s.run)}</a></td><td>${s.operator}</td><td>${s.loop ? `${s.loop} ${s.first}:${s.last ?? ""}` : ""}</td><td>${s.start || "the start"}</td><td class="right">${span(s.seconds)}</td><td class="right">${end ? span(end.seconds) : ""}</td><td>${end ? end.event : begun ? "running" : job.ended ? "" : "waits"}</td></tr>`; })}</tbody></table>
+        return html`<tr key=${k}><td><a href=${link(`/run/${s.run}`)}>${short(s.run)}</a></td><td>${s.statement_in}</td><td>${s.loop ? `${s.loop} ${s.first}:${s.last ?? ""}` : ""}</td><td>${s.start || "the start"}</td><td class="right">${span(s.seconds)}</td><td class="right">${end ? span(end.seconds) : ""}</td><td>${end ? end.event : begun ? "running" : job.ended ? "" : "waits"}</td></tr>`; })}</tbody></table>
   </section>`;
 }

@@ -38,7 +38,7 @@ const media = (d) => d.names.filter((n) => !["float", "int", "long", "bool"].inc
 const Pairs = ({ pairs }) => html`<dl class="pairs">${pairs.filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`;
 
 function Overview({ d }) {
-  const charts = d.names.filter((n) => ["float", "int", "long"].includes(n.kind) && n.n > 1).slice(0, 6), c = d.costs || {};
+  const charts = d.names.filter((n) => ["float", "int", "long"].includes(n.kind) && n.n > 1).sort((a, b) => (b.asked ? 1 : 0) - (a.asked ? 1 : 0)).slice(0, 6), c = d.costs || {};
   return html`<div class="columns2"><div>
       <h2>Facts</h2><${Pairs} pairs=${[["started", `${moment(d.started, true)} on ${d.host}`], ["took", d.ended ? span(d.ended - d.started) : "still running"], ["exit code", d.exit_code || null], ["version", html`<a href=${link("/versions", { a: d.run })}><code>${d.version.slice(0, 12)}</code></a>`],
         ["loops", d.loops.map(([n, k]) => `${n} (${k})`).join(", ")], ["came from", d.parent && html`<a href=${link(`/run/${d.parent}`)}>${d.parent}</a>`], ["forks", d.forks.length ? d.forks.map((f) => html`<a href=${link(`/run/${f}`)}>${short(f)} </a>`) : null]]} />
@@ -52,7 +52,7 @@ function Overview({ d }) {
 }
 function Values({ d }) {
   return html`<table class="plain"><thead><tr><th>name</th><th>loops</th><th class="right">values</th><th class="right">last</th><th class="right">lowest</th><th class="right">highest</th><th class="right">mean</th></tr></thead><tbody>
-    ${d.names.map((n) => html`<tr key=${n.name}><td>${n.name}${n.unproved ? html`<small class="partly" title="unproved">*</small>` : ""}</td><td class="muted">${n.path || "–"}</td><td class="right">${n.n}</td><td class="right">${n.kind === "object" ? html`<${Thing} text=${n.text} />` : n.last !== null ? num(n.last) : (n.text || "").slice(0, 60)}</td><td class="right">${num(n.low)}</td><td class="right">${num(n.high)}</td><td class="right">${num(n.mean)}</td></tr>`)}</tbody></table>
+    ${d.names.map((n) => html`<tr key=${n.name}><td>${n.name}${n.asked ? "" : html` <small class="muted" title="Taken from a variable or a printed line; the program gave it to no logger">captured</small>`}${n.unproved ? html`<small class="partly" title="unproved">*</small>` : ""}</td><td class="muted">${n.path || "–"}</td><td class="right">${n.n}</td><td class="right">${n.kind === "object" ? html`<${Thing} text=${n.text} />` : n.last !== null ? num(n.last) : (n.text || "").slice(0, 60)}</td><td class="right">${num(n.low)}</td><td class="right">${num(n.high)}</td><td class="right">${num(n.mean)}</td></tr>`)}</tbody></table>
     ${!d.names.length && html`<p class="muted">Nothing was logged. Add <code>rearview.log("loss", loss)</code> to the script, or record with <code>--autolog</code>.</p>`}`;
 }
 function Printed({ id }) {

@@ -32,7 +32,7 @@ export function defaultColumns() {
   const args = Object.entries(s.args), varied = args.filter(([, a]) => a.distinct > 1);
   const names = Object.entries(s.names);
   const empty = names.filter(([n, a]) => s.virtual.includes(n) && a.runs < s.runs).map(([n]) => n);
-  const full = names.filter(([n, a]) => NUMERIC.has(a.kind) && !empty.includes(n)).sort((a, b) => b[1].runs - a[1].runs || a[1].path.split("/").length - b[1].path.split("/").length);
+  const full = names.filter(([n, a]) => NUMERIC.has(a.kind) && !empty.includes(n)).sort((a, b) => (b[1].asked ? 1 : 0) - (a[1].asked ? 1 : 0) || b[1].runs - a[1].runs || a[1].path.split("/").length - b[1].path.split("/").length);
   const things = names.filter(([n, a]) => a.kind === "image" && !empty.includes(n)).slice(0, 1);
   const first = full.map(([n]) => `last:${n}`), most = empty.length ? 4 : 8;
   return [...(varied.length ? varied : args).slice(0, 5).map(([n]) => `arg:${n}`), ...first.slice(0, most),
