@@ -99,7 +99,7 @@ def test_a_run_that_is_killed_goes_on_from_its_last_save_in_an_empty_folder(worl
     code, out, err = done(start(tmp_path / "second", "resume", "--remote", url))
     assert code == 0, err
     assert out == whole
-    assert "source files" in err
+    assert "1 source file missing here" in err
     # it began where the save was: only the rest was logged there
     code, out, err = done(start(tmp_path / "second", "table", "total", "--format", "json"))
     assert [row["epoch"] for row in json.loads(out)] == list(range(8)), err

@@ -47,7 +47,7 @@ def run(folder, text, *, keep=None):
         past = history(folder)
         for one in Checkpoints(past.project).of(past.run().id):
             if not keep(one.point.indices):
-                (manifest,) = (folder / ".rearview" / "checkpoints").rglob(f"*{one.seq}.json")
+                (manifest,) = (folder / ".rearview" / "checkpoints").rglob(f"{one.seq:08d}.json")
                 manifest.unlink()
     (folder / "train.py").write_text(probed(text))
 

@@ -26,7 +26,7 @@ def lose(folder, keep):
     """Remove checkpoints, as a budget or a kill would."""
     lost = [one for one in saved(folder) if not keep(one)]
     for one in lost:
-        for file in (folder / ".rearview" / "checkpoints").rglob(f"*{one.seq}.json"):
+        for file in (folder / ".rearview" / "checkpoints").rglob(f"{one.seq:08d}.json"):
             file.unlink()
     return lost
 
