@@ -203,3 +203,30 @@ def test_a_view_made_in_the_loop_shares_the_memory_of_its_array_after_a_restore(
         return seen
 
     resumes(setup, step)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("size", [10, 2000])
+def test_an_array_made_in_the_loop_owns_its_memory_after_a_restore(size, order, resumes):
+    def step(names, i):
+        if "made" not in names:
+            names["made"] = np.zeros((size, 2), order=order)
+            names["view"] = names["made"][2:5]
+        names["made"][0, 0] += i
+        names["view"][:] = i
+        owned = names["made"].flags.owndata, names["view"].base is names["made"]
+        return owned, names["made"].tobytes()
+
+    _, resumed = resumes(lambda: {"n": 0}, step)
+    del resumed.names["view"]
+    resumed.names["made"].resize((size + 1, 2), refcheck=False)
+
+
+def test_an_array_resized_after_a_restore_is_resized_as_before(resumes):
+    def step(names, i):
+        names.setdefault("made", np.arange(3000.0))[0] += i
+        if i > 2:
+            names["made"].resize(names["made"].size + 1, refcheck=False)
+        return names["made"].tobytes()
+
+    resumes(lambda: {"n": 0}, step)

@@ -261,6 +261,25 @@ class RestoredMemory:
                 self._fill(number, block)
         return self._arrays[number]
 
+    def owner(self, number: int, dtype: Any, shape: Any, strides: Any) -> Any:
+        """Return a new array that owns all of a block, if nothing stands on the block yet; else None.
+
+        An array that does not own its memory cannot be resized, and the arrays that view it would
+        name another array as their base.
+        """
+        import numpy as np
+
+        block = self.table[number]
+        if number in self._arrays or number in self._storages or block.device != "cpu":
+            return None
+        for order in ("C", "F"):
+            array = np.empty(shape, dtype, order)
+            if array.nbytes and (array.nbytes, array.strides) == (block.nbytes, strides):
+                self._arrays[number] = array.reshape(-1, order=order).view(np.uint8)
+                self._fill(number, block)
+                return array
+        return None
+
     def _fill(self, number: int, block: Block) -> None:
         import numpy as np
 
