@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rearview._history import History, history
     from rearview.bridges.background import background
     from rearview.checkpointer.checkpointer import Checkpointer
-    from rearview.runtime.api import arg, checkpointing, log, loop, params
+    from rearview.runtime.api import arg, block, checkpointing, log, loop, params
     from rearview.state.codecs.rng import capture_random_state, restore_random_state
 
 __version__ = "0.1.0"
@@ -23,6 +23,7 @@ __all__ = [
     "History",
     "arg",
     "background",
+    "block",
     "capture_random_state",
     "checkpointing",
     "history",
@@ -38,6 +39,7 @@ _HOMES = {
     "History": "rearview._history",
     "arg": "rearview.runtime.api",
     "background": "rearview.bridges.background",
+    "block": "rearview.runtime.api",
     "capture_random_state": "rearview.state.codecs.rng",
     "checkpointing": "rearview.runtime.api",
     "history": "rearview._history",

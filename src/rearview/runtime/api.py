@@ -195,6 +195,15 @@ def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
     return explicit
 
 
+def block(name: str) -> Iterable[None]:
+    """Return a loop of one iteration, called `name`: `for _ in rearview.block("prepare"): …`.
+
+    Recording runs the body and saves what it changed, if that is cheaper than running it again. A
+    replay or resumed run skips the body and restores that, unless something in it is asked for.
+    """
+    return loop(name, (None,))
+
+
 @contextmanager
 def checkpointing(**objects: Any) -> Iterator[None]:
     """Save checkpoints of the loops inside the `with` block; `objects` are part of the state.

@@ -234,7 +234,14 @@ class Timeline:
         long = [nest for nest in self.nests if nest.iterations.pairs]
         if not long:
             return MainLoop(start=self.start)
-        main = max(long, key=lambda nest: sum(n * each for n, each in nest.iterations.pairs))
+        # a loop of one iteration cannot be divided among segments
+        main = max(
+            long,
+            key=lambda nest: (
+                sum(n for n, _ in nest.iterations.pairs) > 1,
+                sum(n * each for n, each in nest.iterations.pairs),
+            ),
+        )
         return MainLoop(
             start=self.start,
             site=main.site,

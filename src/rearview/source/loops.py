@@ -60,13 +60,17 @@ def loop_name(node: Loop, function: str) -> str:
 
 
 def _name_argument(iterable: ast.expr) -> str | None:
-    """Return the name in `rearview.loop("name", …)`; None for another iterable."""
+    """Return the name in `rearview.loop("name", …)` or `rearview.block("name")`, else None."""
     if not isinstance(iterable, ast.Call) or not iterable.args:
         return None
     func = iterable.func
     called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
     first = iterable.args[0]
-    if called == "loop" and isinstance(first, ast.Constant) and isinstance(first.value, str):
+    if (
+        called in {"loop", "block"}
+        and isinstance(first, ast.Constant)
+        and isinstance(first.value, str)
+    ):
         return first.value
     return None
 
