@@ -111,7 +111,7 @@ def test_two_loops_at_the_top_level_are_both_planned(tmp_path, monkeypatch, reru
     (tmp_path / "train.py").write_text("import rearview\n" + text)
     past = history(tmp_path)
     (segment,) = past.plan(names).plan.segments
-    assert segment.tail == ("second" in names)
+    assert segment.tail or "second" not in names
     report = past.backfill(names)
     assert (report.written, report.proved) == (values, True), report.proof
     assert not report.redone

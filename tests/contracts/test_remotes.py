@@ -125,7 +125,7 @@ def test_a_deleted_key_is_gone_and_deleting_it_again_is_no_error(remote, file):
 def test_getting_what_is_not_there_says_so_and_keeps_the_local_file(remote, tmp_path):
     local = tmp_path / "local"
     local.write_bytes(b"mine")
-    with pytest.raises(RemoteError, match="is not at") as caught:
+    with pytest.raises(RemoteError, match="does not exist at") as caught:
         remote.get("absent", local)
     assert caught.value.slug == "remote-missing"
     assert local.read_bytes() == b"mine"

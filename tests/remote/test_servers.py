@@ -59,17 +59,17 @@ def test_xrootd_goes_on_with_half_a_file(server, file):
     remote = open_remote(f"{found.url}/half", retry=Retry(1))
     half = file.with_name("half")
     half.write_bytes(file.read_bytes()[: 5 << 20])
-    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), going_on=False)
-    going_on = []
+    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), resumes=False)
+    resumes = []
     real = remote._copy
 
-    def watched(source, target, *, going_on: bool, seen=going_on):
-        seen.append(going_on)
-        real(source, target, going_on=going_on)
+    def watched(source, target, *, resumes: bool, seen=resumes):
+        seen.append(resumes)
+        real(source, target, resumes=resumes)
 
     remote._copy = watched
     assert remote.put(file, "model.pt").checksum == checksum(file)
-    assert going_on == [True]
+    assert resumes == [True]
 
 
 def test_sftp_goes_on_with_half_a_file(server, file, tmp_path):
@@ -89,7 +89,7 @@ def test_xrootd_begins_again_when_the_half_that_is_there_is_wrong(server, file, 
     remote = open_remote(f"{found.url}/wrong", retry=Retry(2, sleep=lambda _: None))
     half = file.with_name("half")
     half.write_bytes(bytes(5 << 20))
-    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), going_on=False)
+    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), resumes=False)
     remote.put(file, "model.pt")
     remote.get("model.pt", tmp_path / "back")
     assert checksum(tmp_path / "back") == checksum(file)

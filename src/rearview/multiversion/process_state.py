@@ -13,8 +13,6 @@ import threading
 import time
 from typing import Any
 
-from rearview.model.wording import plural
-
 _BAD_FORKS = {
     "polars": "polars keeps a thread pool",
     "jax": "JAX keeps threads",
@@ -60,7 +58,8 @@ def forbids_fork(own_socket: int) -> str:
     if children:
         alive = [pid for pid in children.split() if _state(pid) not in {"Z", "X", ""}]
         if alive:
-            return f"it has started {plural(len(alive), 'process')} still running"
+            some = "a process" if len(alive) == 1 else f"{len(alive)} processes"
+            return f"it has started {some} still running"
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{fd}")
