@@ -89,7 +89,7 @@ def test_a_replay_that_fails_in_another_way_is_said_to_have_failed(outside):
 
 def test_iterations_that_an_interrupted_run_never_came_to_are_not_filled(outside):
     project, script, cause = outside
-    cause.write_text("signal.raise_signal(signal.SIGINT)")
+    cause.write_text("raise KeyboardInterrupt")
     assert recorded(project, "train.py").code == -signal.SIGINT
     cause.write_text("pass")  # nobody interrupts the replay
     past = probed(project, script)
@@ -103,7 +103,7 @@ def test_nothing_after_the_loop_is_filled_if_its_last_iteration_was_interrupted(
     project, script, cause = outside
     script = script.replace("range(6)", "range(4)").replace("range(5)", "range(3)")
     write(project, train=script)
-    cause.write_text("signal.raise_signal(signal.SIGINT)")
+    cause.write_text("raise KeyboardInterrupt")
     assert recorded(project, "train.py").code == -signal.SIGINT
     cause.write_text("pass")
     text = script.replace('print("done")', 'rearview.log("total", w)\nprint("done")')
