@@ -277,7 +277,7 @@ class CallChannel:
         return call
 
     def number_of(self, path: tuple[str, ...], name: str) -> int:
-        """Return the number of a method in messages; the writer process is told first."""
+        """Return the number that messages use for a method; send it to the writer process first."""
         key = (path, name)
         index = self.numbers.get(key)
         if index is None:

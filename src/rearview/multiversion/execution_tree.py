@@ -237,7 +237,7 @@ def _recorded_groups(
             if at == len(peers):
                 peers.append((version.name, cell.lineage))
             if at:
-                # what follows is told apart by this, as its lineage begins with it
+                # later cells differ by this as well, because their lineage begins with it
                 groups[version.name, i] = [["recorded", at]]
                 name, text = why[0]
                 reasons.append(

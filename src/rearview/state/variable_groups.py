@@ -83,7 +83,7 @@ def serialize(
 
 
 def _view_of(obj: Any) -> Any:
-    """Return how to make a NumPy view anew on the copy of the array that it shows; None: it is none."""
+    """Return how to rebuild a NumPy view on the copy of its base array; None if it is not a view."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(obj) is not numpy.ndarray or obj.base is None or obj.dtype.hasobject:
         return None

@@ -37,7 +37,7 @@ CHANGES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
     *("os.chdir", "os.fork", "os.chmod", "os.chown", "os.utime"),
 )
-"""Audit events of changes that are not a file written anew."""
+"""Audit events that change files in another way than by replacing the whole content."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
 _HEADER = struct.Struct("iIII")
@@ -124,7 +124,7 @@ class Lineage:
         self._ids: dict[str, int] = {}
         """By variable: which object it was when its fingerprint was last considered."""
         self.written: set[str] = set()
-        """Files that the last cell wrote anew, as far as that was seen."""
+        """Files whose whole content the last cell replaced, as far as Rearview saw it."""
         self.listed: set[str] = set()
         """Folders whose names the last cell read."""
         self.barred = ""

@@ -345,7 +345,7 @@ def _split_neighbours(
         if isinstance(inner.tree, ast.If) and used.reads & bound_in(inner) <= visible(
             target, inner.index
         ):
-            return None  # a branch sets it anew, and it had a value before
+            return None  # a branch sets the name again, which had a value before
     for old in near.values():
         for node in old.above():
             if node is target:
