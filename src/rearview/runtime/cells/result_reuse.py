@@ -2,8 +2,8 @@
 
 Inputs are the code, the variables that the cell can reach, files, folders that it listed, environment
 variables, modules of the project, random states, and settings of libraries. A cell that reads the clock, draws
-system randomness, starts processes, opens connections or changes files other than by writing them anew is
-always run. Skipped cells leave their variables on disk: they are loaded when a cell that runs can reach them.
+system randomness, starts processes, opens connections, or changes files without replacing their whole content,
+is always run. Skipped cells leave their variables on disk: they are loaded when a cell that runs can reach them.
 Their imports and definitions are run first.
 """
 
