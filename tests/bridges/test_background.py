@@ -147,6 +147,43 @@ def test_threads_may_log_through_one_writer(file):
         assert [int(step) for who, _, step in found if who == name] == list(range(2000))
 
 
+def test_threads_may_make_the_first_call_of_a_method_at_once(tmp_path):
+    """Python changes threads between any two steps here, also while a method gets its number."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for attempt in range(5):
+            file = tmp_path / str(attempt)
+            writer = rearview.background(Lines, file)
+            at_once = threading.Barrier(4)
+            answers, problems = [], []
+
+            def log(name, writer=writer, at_once=at_once, answers=answers, problems=problems):
+                try:
+                    at_once.wait()
+                    for step in range(50):
+                        writer.add(name, 0, step)
+                        writer.flush()
+                        answers.append(writer.get_pid())
+                except Exception as problem:
+                    problems.append(problem)
+
+            threads = [threading.Thread(target=log, args=(name,)) for name in "abcd"]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            writer.close()
+            assert not problems
+            assert len(answers) == 200
+            assert len(set(answers)) == 1
+            calls = [line.split() for line in lines(file)]
+            for name in "abcd":
+                assert [int(step) for who, _, step in calls if who == name] == list(range(50))
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_an_exception_of_the_writer_is_raised_later_with_its_traceback(file):
     writer = rearview.background(Lines, file)
     writer.fail("no such tag")

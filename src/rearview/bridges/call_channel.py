@@ -83,6 +83,9 @@ class CallChannel:
         """Seconds that calls waited for room."""
         self.dropped = 0
         self.numbers: dict[tuple[tuple[str, ...], str], int] = {}
+        self.unused_numbers = itertools.count()
+        self.receiving = threading.RLock()
+        """Held while a thread reads the pipe of answers, so that two threads never split a message."""
         self.tokens = itertools.count(1)
         self.answers: dict[int, tuple[str, Any]] = {}
         self.accelerator: AcceleratorCopies | None = None
@@ -220,6 +223,7 @@ class CallChannel:
         if self.state in {OPEN, PENDING}:
             self.state = FORKED
             self.lock = threading.Lock()
+            self.receiving = threading.RLock()
 
     # --- calls
 
@@ -277,13 +281,18 @@ class CallChannel:
         return call
 
     def number_of(self, path: tuple[str, ...], name: str) -> int:
-        """Return the number that messages use for a method; send it to the writer process first."""
+        """Return the number that messages use for a method; send it to the writer process first.
+
+        Another thread sees the number only after it was sent. Two threads that ask for the same method at
+        once may give it two numbers, which is harmless.
+        """
         key = (path, name)
         index = self.numbers.get(key)
         if index is None:
-            index = self.numbers[key] = len(self.numbers)
+            index = next(self.unused_numbers)
             if self.state in {OPEN, PENDING}:
-                self.send(ASK, ("register", path, name), {})
+                self.send(ASK, ("register", path, name, index), {})
+            self.numbers[key] = index
         return CALL + 8 * index
 
     def send(self, number: int, args: Any, given: Any) -> None:
@@ -453,35 +462,42 @@ class CallChannel:
 
     def _receive(self, timeout: float) -> bool:
         """Read what the writer process sent; return False if it is gone and nothing is left."""
-        if not select.select([self.inbox], [], [], timeout)[0]:
+        with self.receiving:
+            if not select.select([self.inbox], [], [], timeout)[0]:
+                return True
+            data = os.read(self.inbox, 1 << 16)
+            if not data:
+                return False
+            self.incoming += data
+            while len(self.incoming) >= 8:
+                length = int.from_bytes(self.incoming[:8], "little")
+                if len(self.incoming) < 8 + length:
+                    break
+                token, answer = pickle.loads(self.incoming[8 : 8 + length])
+                self.incoming = self.incoming[8 + length :]
+                if token:
+                    self.answers[token] = answer
+                else:
+                    self.errors.append(answer[1])
             return True
-        data = os.read(self.inbox, 1 << 16)
-        if not data:
-            return False
-        self.incoming += data
-        while len(self.incoming) >= 8:
-            length = int.from_bytes(self.incoming[:8], "little")
-            if len(self.incoming) < 8 + length:
-                break
-            token, answer = pickle.loads(self.incoming[8 : 8 + length])
-            self.incoming = self.incoming[8 + length :]
-            if token:
-                self.answers[token] = answer
-            else:
-                self.errors.append(answer[1])
-        return True
 
     def raise_error(self) -> None:
-        """Raise the oldest error of the writer that was not raised yet."""
+        """Raise the oldest error of the writer that was not raised yet, in one thread only."""
+        with self.receiving:
+            exc = self._next_error()
+        if exc is not None:
+            raise exc
+
+    def _next_error(self) -> BaseException | None:
         count = self.ring.header[ERRORS]
         if count == self.seen and not self.errors:
-            return
+            return None
         while not self.errors and self._receive(1.0):
             pass
         more = count - self.seen - 1
         self.seen = count
         if not self.errors:
-            return
+            return None
         first = self.errors.popleft()
         self.errors.clear()
         while select.select([self.inbox], [], [], 0)[0] and self._receive(0):
@@ -491,7 +507,7 @@ class CallChannel:
         exc = _exception(first)
         if more > 0:
             exc.add_note(f"{plural(more, 'more call')} of the writer failed after it.")
-        raise exc
+        return exc
 
     # --- a writer that cannot be reached
 

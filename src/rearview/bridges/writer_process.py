@@ -77,7 +77,7 @@ class CallServer:
         self.answers = answers
         self.target: Any = None
         self.failed: BaseException | None = None
-        self.methods: list[tuple[tuple[str, ...], str]] = []
+        self.methods: dict[int, tuple[tuple[str, ...], str]] = {}
         self.has_own_handlers = False
         """Whether all exit handlers of this process belong to the writer's libraries."""
         self.running = True
@@ -172,7 +172,7 @@ class CallServer:
             if kind == START:
                 self._start(args, problem)
             elif kind == CALL:
-                path, name = self.methods[index] if index < len(self.methods) else ((), "?")
+                path, name = self.methods[index]
                 text = f"{'.'.join((*path, name))}({_first(args)})"
                 self._check(problem)
                 getattr(self._at(path), name)(*args, **given)
@@ -220,11 +220,11 @@ class CallServer:
         """Answer a question of the program, which waits for it."""
         answer: tuple[str, Any]
         kind, path, name, *rest = args if problem is None else ("", (), "")
+        if kind == "register":  # the program numbers the methods that it calls
+            self.methods[rest[0]] = (tuple(path), name)
+            return
         try:
             self._check(problem)
-            if kind == "register":  # the program numbers the methods that it calls
-                self.methods.append((tuple(path), name))
-                return
             if kind == "flush":
                 flush = getattr(self.target, "flush", None)
                 answer = ("value", flush() and None if callable(flush) else None)
