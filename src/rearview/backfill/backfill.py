@@ -27,9 +27,8 @@ from rearview.backfill.corrections import Corrections
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
 from rearview.backfill.obstacles import changed_inputs
 from rearview.backfill.past_statements import StatementSources
-from rearview.backfill.prepare import PreparedRun, RunPreparer
+from rearview.backfill.prepare import PreparedRun, Question, RunPreparer
 from rearview.backfill.propagation import Probing
-from rearview.backfill.question import Question
 from rearview.backfill.reports import (
     BackfillReport,
     Insertion,

@@ -51,7 +51,7 @@ from rearview.source.probes.mended_source import mend
 from rearview.state.builders import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
-from rearview.store.json_lines import fields_of_record
+from rearview.store.files import fields_of_record
 from rearview.store.machine import hardware
 from rearview.store.maintenance.sync import command_key, push
 from rearview.store.project import Project, root_of

@@ -19,8 +19,7 @@ from opcode import opmap
 from types import CodeType
 from typing import TypeVar
 
-from rearview.source.assigned import assigned_names, loops_inside
-from rearview.source.loops import MODULE, Loop, loop_ids, loop_name
+from rearview.source.loops import MODULE, Loop, assigned_names, loop_ids, loop_name, loops_inside
 
 _Node = TypeVar("_Node", bound=ast.AST)
 

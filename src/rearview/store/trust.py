@@ -28,7 +28,7 @@ from typing import Any
 from rearview.durable_files import publish
 from rearview.errors import DamagedError, StoreError
 from rearview.model.checksum import add_check
-from rearview.store.json_lines import encode, read_facts
+from rearview.store.files import encode, read_facts
 
 FILE = "identity.json"
 FORMAT = 2

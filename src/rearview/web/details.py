@@ -1,4 +1,4 @@
-"""The data of the page's screens: one run, the versions of the source, and what runs now."""
+"""The data of the page's screens: one run, the versions of the source, the execution tree, and what runs now."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, Status
 from rearview.model.environment import is_restored
 from rearview.model.run import name_of
+from rearview.multiversion.recorded import open_runs
+from rearview.multiversion.replay import ReplayOptions, StudyPlan, plan_study
+from rearview.plan.versions.tree import START, Do
 from rearview.store.tables.connection import quoted
 from rearview.web.index import Index
 from rearview.web.rows import plain
@@ -365,3 +368,58 @@ def known_run(index: Index, run: str) -> str:
     if run not in index.entries:
         raise UsageError(f"There is no run {run!r}.", slug="no-run")
     return run
+
+
+MOST_VERSIONS = 40
+"""Runs in one tree."""
+MOST_CODE = 1500
+"""Characters of a cell that are shown."""
+
+
+def execution_tree(index: Index, runs: Sequence[str]) -> dict[str, Any]:
+    """Return the tree of some runs, or of the newest; see `rearview tree`."""
+    if runs:
+        # whole runs: the index keeps only what screens of many runs need
+        chosen = [index.whole_run(run) for run in runs[:MOST_VERSIONS] if run in index.entries]
+    else:
+        newest = index.chosen("status <> 'running'", limit=MOST_VERSIONS)
+        chosen = [index.whole_run(run.id) for run in newest if not run.script.startswith("-m ")]
+    opened = open_runs(index.project, chosen)
+    plan = plan_study(opened.study, ReplayOptions(), opened.known, opened.store)
+    return {**_drawn(plan), "runs": {run.name or run.id: run.id for run in chosen}}
+
+
+def _drawn(plan: StudyPlan) -> dict[str, Any]:
+    tree = plan.tree.tree
+    parked = {step.node for step in plan.order.steps if step.do is Do.CHECKPOINT}
+    alone = sum(
+        tree.start + sum(tree.cells[node].seconds for node in path)
+        for path in plan.tree.paths.values()
+    )
+    return {
+        "nodes": [
+            {
+                "parent": None if above == START else above,
+                "number": about.number,
+                "title": about.cell.title,
+                "code": about.cell.text[:MOST_CODE],
+                "seconds": cell.seconds if about.measured else None,
+                "bytes": cell.size if about.measured else None,
+                "versions": list(about.versions),
+                "stored": cell.kept,
+                "kept": node in parked,
+            }
+            for node, (above, cell, about) in enumerate(
+                zip(tree.parent, tree.cells, plan.tree.nodes, strict=True)
+            )
+        ],
+        "ends": [
+            [version.name, end]
+            for version, end in zip(plan.tree.study.versions, tree.versions, strict=True)
+        ],
+        "unavailable": dict(plan.tree.unavailable),
+        "seconds": plan.order.seconds,
+        "alone": alone,
+        "planner": plan.order.by,
+        "gap": plan.order.gap,
+    }

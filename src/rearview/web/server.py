@@ -21,13 +21,13 @@ from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.store.checkpoints.objects import Objects
 from rearview.web import details, rows
+from rearview.web.details import execution_tree
 from rearview.web.guard import App, Guard
 from rearview.web.index import Index
 from rearview.web.live import Live
 from rearview.web.logged_media import Media
 from rearview.web.replays import BackfillRequest, PageBackfills, Prices
 from rearview.web.series import Chart, Series
-from rearview.web.study_tree import execution_tree
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

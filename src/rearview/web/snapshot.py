@@ -21,11 +21,11 @@ import msgspec
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.web import details
+from rearview.web.details import execution_tree
 from rearview.web.index import RUNS
 from rearview.web.rows import plain
 from rearview.web.series import Chart
 from rearview.web.server import Page, static_files
-from rearview.web.study_tree import execution_tree
 
 MOST_RUNS = 5000
 """Newest runs in the table of a snapshot."""

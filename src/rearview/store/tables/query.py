@@ -12,16 +12,18 @@ from rearview.errors import UsageError
 from rearview.model.proof import TRUSTED
 from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import Duck, ident, key, quoted
-from rearview.store.tables.interpolation import INTERPOLATED, fill, with_interpolated
 from rearview.store.tables.pivot import (
+    INTERPOLATED,
     Catalogue,
     RowPaths,
     branches,
     depth,
+    fill,
     hidden,
     inside,
     loop_columns,
     rows_of,
+    with_interpolated,
 )
 from rearview.store.tables.result_table import Table, refused
 from rearview.store.tables.row_order import OrderKey, order_keys, order_sql
