@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "state/codecs": "errors state",
     # bytes elsewhere, green power
     "remote": "durable_files errors model",
-    "energy": "durable_files errors model",
+    "energy": "durable_files errors",
     # at rest
     "store": "config durable_files errors media model source",
     "store/versions": "config errors model source store",
@@ -49,7 +49,7 @@ MAY_IMPORT = {
     # the way back
     "execute": "config errors model store store/checkpoints store/versions",
     "backfill": (
-        "config errors execute model plan source source/probes source/propagate store "
+        "config durable_files errors execute model plan source source/probes source/propagate store "
         "store/checkpoints store/tables store/versions"
     ),
     "_history": (

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rearview.model.checksum import add_check
+from rearview.durable_files import add_check
 from rearview.store.files import encode
 from rearview.store.project import Project
 from rearview.store.tables.seal import FORMAT, NameSummary, Summary, write_check

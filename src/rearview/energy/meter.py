@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rearview.durable_files import add_check, is_intact
 from rearview.energy.grid import Forecast, GridSample
-from rearview.model.checksum import add_check, is_intact
 
 FORMAT = 2
 """From 2 on, every line has a checksum."""

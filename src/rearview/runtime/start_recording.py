@@ -44,8 +44,7 @@ from rearview.runtime.sandbox.outputs import Outputs
 from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_again
 from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.saving.overhead import Overhead
-from rearview.runtime.saving.remote_copy import RemoteCopy
-from rearview.runtime.saving.writer import Writer
+from rearview.runtime.saving.writer import RemoteCopy, Writer
 from rearview.runtime.session import Session, current_session, use_session
 from rearview.source.probes.mended_source import mend
 from rearview.state.builders import REFUSAL_HANDLERS

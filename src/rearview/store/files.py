@@ -9,7 +9,7 @@ of the kernel, which slows training. Direct writes of aligned chunks go to the d
 leave the page cache to the training data.
 
 **JSON lines** hold small facts about a run and are appended by several processes. From format 2 on, every
-line has a checksum (`model.checksum`).
+line has a checksum (`durable_files`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import Any, Self
 import msgspec
 
 from rearview import durable_files
+from rearview.durable_files import add_check, is_intact
 from rearview.errors import DamagedError, StoreError
-from rearview.model.checksum import add_check, is_intact
 
 OWNER, GROUP = 0o700, 0o2770
 """Modes of folders. The group's has the set-group-id bit, so that new files inside get the same group."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from rearview.durable_files import add_check, add_item, is_intact, is_intact_list
 from rearview.model import MainLoop, Point, Run, Step
-from rearview.model.checksum import add_check, add_item, is_intact, is_intact_list
 from rearview.model.run import MARK, Origin, name_of
 from rearview.source.printed_numbers import PrintedNumbers
 from rearview.store.files import make_folder, open_file

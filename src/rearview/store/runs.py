@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rearview.durable_files import add_check
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import (
     EXIT_PAUSED,
@@ -24,7 +25,6 @@ from rearview.model import (
     Status,
     proof_of,
 )
-from rearview.model.checksum import add_check
 from rearview.model.run import read_record
 from rearview.model.secrets import redact_value
 from rearview.store.files import (

@@ -18,7 +18,8 @@ import msgspec
 from rearview.errors import UsageError
 from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import ident, quoted
-from rearview.store.tables.query import WORD, TableQuery, check_condition
+from rearview.store.tables.query import WORD, TableQuery
+from rearview.store.tables.tables import check_condition
 from rearview.web.index import RUNS, Column, Index
 
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}

@@ -21,9 +21,9 @@ import msgspec
 import xxhash
 
 from rearview.config import Settings
+from rearview.durable_files import add_check, is_intact
 from rearview.errors import DamagedError, RearviewError
 from rearview.model import Run
-from rearview.model.checksum import add_check, is_intact
 from rearview.model.wording import plural
 from rearview.store.files import check_format, make_folder, publish
 from rearview.store.machine import is_certainly_dead

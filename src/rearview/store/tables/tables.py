@@ -1,8 +1,9 @@
-"""`Tables`: SQL over the records of all runs, pivoted tables with a column per name, and runs that a condition selects."""
+"""`Tables`: questions in SQL over the records of all runs, pivoted tables, and runs that a condition selects."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,18 +13,13 @@ from rearview.store.checkpoints.objects import Objects
 from rearview.store.project import Project
 from rearview.store.tables import schema
 from rearview.store.tables.catalogue import Sources, Virtual
-from rearview.store.tables.connection import Duck, ident, key
-from rearview.store.tables.pivot import depth
-from rearview.store.tables.query import (
-    WORD,
-    TableQuery,
-    check_condition,
-    explain,
-    parse_question,
+from rearview.store.tables.connection import Duck, ident, key, quoted
+from rearview.store.tables.pivot import (
+    depth,
 )
+from rearview.store.tables.query import WORD, TableQuery, order_keys, order_sql
 from rearview.store.tables.record_files import RunRecords, gather
 from rearview.store.tables.result_table import Table, refused
-from rearview.store.tables.row_order import order_keys, order_sql
 from rearview.store.tables.schema import (
     FileColumns,
     load_checkpoints,
@@ -404,3 +400,71 @@ class Tables:
                 )
             selected = [run for run in selected if run.id in requested]
         return Sources(self._project, duck, self._run_records, selected, virtual, withheld=withheld)
+
+
+_SPACE = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+_EXPLAIN = re.compile(
+    rf"{_SPACE}(EXPLAIN\b{_SPACE}(?:ANALYZE\b|\([^()]*\))?)(.*)", re.IGNORECASE | re.DOTALL
+)
+_PRAGMA = re.compile(rf"{_SPACE}PRAGMA\s+(\w+)\s*(\([^()]*\))?\s*;?\s*", re.IGNORECASE | re.DOTALL)
+_TELLS = frozenset(
+    ("table_info", "storage_info", "database_list", "database_size", "collations", "platform")
+) | {"user_agent", "version"}
+"""Pragmas that only read."""
+_SHOWS = {"show_tables": "SHOW TABLES", "show_tables_expanded": "SHOW ALL TABLES"}
+
+
+def parse_question(query: str) -> tuple[str, str]:
+    """Return the EXPLAIN or DESCRIBE in front of a question, or empty, and the question as a SELECT.
+
+    >>> parse_question("EXPLAIN ANALYZE SELECT 1")
+    ('EXPLAIN ANALYZE', ' SELECT 1')
+    >>> parse_question("PRAGMA table_info('runs')")
+    ('', "SELECT * FROM pragma_table_info('runs')")
+    """
+    explain = _EXPLAIN.fullmatch(query)
+    if explain is not None:
+        return explain[1], explain[2]
+    pragma = _PRAGMA.fullmatch(query)
+    if pragma is not None:
+        name = pragma[1].lower()
+        if name in _SHOWS:
+            return "", _SHOWS[name]
+        if name in _TELLS:
+            return "", f"SELECT * FROM pragma_{name}{pragma[2] or '()'}"
+    return "", query
+
+
+def check_condition(con: Any, where: str) -> None:
+    """Raise if a condition is not valid SQL, with a message about the condition alone."""
+    import duckdb
+
+    reason = "it is more than one"
+    try:
+        for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
+            if len(con.extract_statements(text)) != 1:
+                break
+        else:
+            return
+    except duckdb.Error as exc:
+        reason = str(exc).strip().partition("\n")[0]
+    raise UsageError(
+        f"The condition {where!r} cannot be read: {reason}. Write SQL over names, loops and "
+        "arguments, such as 'acc < 0.9 and epoch > 10'.",
+        slug="sql",
+    )
+
+
+def explain(duck: Duck, how: str, question: str) -> Table:
+    """Return the answer to an EXPLAIN or DESCRIBE of a single SELECT."""
+    import duckdb
+
+    try:
+        # as a subquery it cannot write; DuckDB allows that only at the top level
+        result = duck.con.cursor().execute(f"{how} SELECT * FROM ({question}\n)")
+        columns = ", ".join(ident(column[0]) for column in result.description)
+        rows = result.fetchall()
+    except duckdb.Error as exc:
+        raise refused(exc) from exc
+    cells = ", ".join(f"({', '.join(quoted(str(cell)) for cell in row)})" for row in rows)
+    return Table(duck, f"SELECT * FROM (VALUES {cells}) AS told ({columns})")
