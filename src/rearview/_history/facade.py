@@ -685,11 +685,11 @@ def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
 
 
 def _of_runs(
-    found: list[Propagated], past: History, which: Sequence[str] | None
+    carried: list[Propagated], past: History, which: Sequence[str] | None
 ) -> list[Propagated]:
     """Return the versions of some runs; None: all."""
     runs = {past.run(each).id for each in which} if which else None
-    return [each for each in found if runs is None or runs & set(each.runs)]
+    return [each for each in carried if runs is None or runs & set(each.runs)]
 
 
 def _some_tags(tags: Sequence[str]) -> list[str]:

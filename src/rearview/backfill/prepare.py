@@ -130,14 +130,14 @@ class PreparedRun:
     def question(self) -> RunQuestion:
         """Return the question for the planner."""
         request = self.request
-        if not request.wanted:
+        if not request.requested:
             return RunQuestion(
                 self.facts, (ValueRequest((), self._deepest_loops(), at=request.at),)
             )
         if not request.main_entered_once and not request.at:
             return RunQuestion(self.facts, (self._until_the_end(),))
         wants: list[ValueRequest] = []
-        for probe in request.wanted:
+        for probe in request.requested:
             if not probe.paths:
                 # no caller of its function is known: it may be called after the loops
                 wants.append(self._until_the_end())

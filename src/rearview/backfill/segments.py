@@ -32,7 +32,7 @@ class RunRequest:
     version: str
     """Source to execute: the run's own with the probes in it."""
     probes: Probes
-    wanted: tuple[Probe, ...]
+    requested: tuple[Probe, ...]
     """The probes whose values are asked for; none: a plain replay."""
     names: tuple[str, ...]
     coverage: CoverageQuery
@@ -64,7 +64,7 @@ class RunRequest:
 
 def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -> SegmentFile:
     """Return the segment file for one segment of the plan; `first` if it is the run's first."""
-    probes = request.wanted
+    probes = request.requested
     chains = [list(chain) for probe in probes for chain in (*probe.paths, *probe.fed_by)]
     # without any path, the loops around the statement are not known
     before_loops = bool(probes) and all(
@@ -173,7 +173,7 @@ def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> 
         return {}  # a part of it ran in another process, or was not counted
     iterations = _segment_iterations(segment)
     owed: dict[str, int] = {}
-    for path in {path for probe in request.wanted for path in probe.paths if path}:
+    for path in {path for probe in request.requested for path in probe.paths if path}:
         site = path[-1]
         if any(loop not in counted for loop in path):
             continue

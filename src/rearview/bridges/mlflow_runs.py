@@ -70,13 +70,13 @@ def read_mlflow(place: str) -> Iterator[TrackedRun]:
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         raise nothing_found("MLflow", place, "mlflow.db and no mlruns folder")
     with _client(uri, "Reading MLflow's store") as client:
-        found = [
+        tracked_runs = [
             run
             for experiment in _pages(client.search_experiments)
             for run in _pages(client.search_runs, [experiment.experiment_id])
             if TAG not in run.data.tags  # one that came from here
         ]
-        for run in sorted(found, key=lambda each: each.info.start_time or 0):
+        for run in sorted(tracked_runs, key=lambda each: each.info.start_time or 0):
             yield _tracked(client, run, place)
 
 

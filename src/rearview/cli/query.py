@@ -104,7 +104,7 @@ def table(
     past = open_history()
     chosen = list(which) or None
     with waiting("reading records"):
-        found = past.table(
+        answer = past.table(
             *names,
             where=where,
             runs=chosen,
@@ -113,10 +113,10 @@ def table(
             unproved=unproved,
             interpolate=interpolate,
         )
-    emit(found, form)
+    emit(answer, form)
     tell_damage(past)
     if form == "table":
-        _tell_captured(past, found.columns, every=not names)
+        _tell_captured(past, answer.columns, every=not names)
         for name in past.empty(names):
             _tell_missing(past, name, where, chosen)
 
@@ -171,8 +171,8 @@ def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
     past = open_history()
     query = " ".join(words)  # a question without quotes is still one question
     with waiting("asking"):
-        found = past.sql(query, unproved=unproved)
-    emit(found, form)
+        answer = past.sql(query, unproved=unproved)
+    emit(answer, form)
     tell_damage(past)
 
 
@@ -213,26 +213,26 @@ class Marks:
         return out
 
 
-def _tell_unproved(found: Table, marks: Marks) -> None:
+def _tell_unproved(table: Table, marks: Marks) -> None:
     """Print on stderr which names have values that could not be proved."""
-    names = sorted(marks.names[SIGN]) if found.mark else found.unproved
+    names = sorted(marks.names[SIGN]) if table.mark else table.unproved
     if names:
-        some = "are" if found.mark else "may be"
+        some = "are" if table.mark else "may be"
         output.note(
             f"unproved: values of {', '.join(names)} {some} among these that were not found equal to "
             "the run; `rearview show` says why, `rearview backfill --again` runs them again."
         )
 
 
-def emit(found: Table, form: str) -> None:
+def emit(table: Table, form: str) -> None:
     """Print a table in the form asked for."""
-    columns = list(found.columns)
-    marks = Marks(found)
-    rows = (tuple(row.values()) for row in map(marks.collect, found.described()))
+    columns = list(table.columns)
+    marks = Marks(table)
+    rows = (tuple(row.values()) for row in map(marks.collect, table.described()))
     if form != "table":
         if form == "markdown":
             columns = [column for column in columns if column not in marks.columns.values()]
-            rows = (tuple(row.values()) for row in map(marks.with_signs, found.described()))
+            rows = (tuple(row.values()) for row in map(marks.with_signs, table.described()))
         lines = {
             "json": output.json_lines,
             "csv": output.csv_lines,
@@ -243,13 +243,13 @@ def emit(found: Table, form: str) -> None:
             say(line)
         if form == "markdown" and marks.legends:
             output.out("\n" + "\n".join(marks.legends))
-        _tell_unproved(found, marks)
+        _tell_unproved(table, marks)
         return
     if columns == ["explain_key", "explain_value"]:  # print the text of EXPLAIN as it is
         for _, plan in rows:
             output.out(plan)
         return
-    every = found.described()
+    every = table.described()
     first = list(islice(every, SCREEN))
     columns = [column for column in columns if column not in marks.columns.values()]
     head = [[row[column] for column in columns] for row in first]
@@ -261,7 +261,7 @@ def emit(found: Table, form: str) -> None:
     for legend in marks.legends:
         output.out(legend)
     more = sum(1 for _ in map(marks.collect, every))
-    _tell_unproved(found, marks)
+    _tell_unproved(table, marks)
     if more:
         output.note(
             f"… and {plural(more, 'row')} more. Narrow it with --where or --runs, "

@@ -54,22 +54,24 @@ def runs(
     Lines fit the terminal, or 80 columns elsewhere: long commands, names and tags are cut.
     """
     past = open_history()
-    found = past.runs(where, order=order) if order else past.runs(where) if where else past.runs()
-    for run in found:
+    selected = (
+        past.runs(where, order=order) if order else past.runs(where) if where else past.runs()
+    )
+    for run in selected:
         if run.damaged:
             output.note(f"damaged: {run.damaged}")
     if limit is not None:
-        found = found[:limit] if order else found[-limit:]
+        selected = selected[:limit] if order else selected[-limit:]
     if as_json:
-        output.json_document([_about(run) for run in found])
+        output.json_document([_about(run) for run in selected])
         return
-    if not found and where is not None:
+    if not selected and where is not None:
         output.note(f"No run fits {where!r}.")
         return
-    if not found:
+    if not selected:
         output.note("No run has been recorded here yet: `rearview run train.py`.")
         return
-    _list(found, wide=wide)
+    _list(selected, wide=wide)
 
 
 ls = runs

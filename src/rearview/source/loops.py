@@ -264,7 +264,9 @@ def paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> Chains:
         }
         grown = bool(callees)
         unknown |= callees
-    return {key: tuple(sorted(found)) for key, found in stacks.items() if key not in unknown}
+    return {
+        key: tuple(sorted(loop_stacks)) for key, loop_stacks in stacks.items() if key not in unknown
+    }
 
 
 _Function = tuple[str, str]
@@ -463,14 +465,14 @@ def assigned_names(loop: Loop) -> tuple[str, ...]:
     >>> assigned_names(ast.parse(text).body[0])
     ('loss', 'a', 'b')
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for node in _statements(loop):
         for target in _targets(node):
             for part in ast.walk(target):
                 if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                    found.setdefault(part.id)
+                    names.setdefault(part.id)
     targets = _loop_targets(loop)
-    return tuple(name for name in found if not name.startswith("_") and name not in targets)
+    return tuple(name for name in names if not name.startswith("_") and name not in targets)
 
 
 def loops_inside(loop: Loop) -> list[Loop]:
@@ -510,8 +512,8 @@ def _loop_targets(loop: Loop) -> set[str]:
     loops = [loop, *loops_inside(loop)]
     return {
         part.id
-        for one in loops
-        if not isinstance(one, ast.While)
-        for part in ast.walk(one.target)
+        for each in loops
+        if not isinstance(each, ast.While)
+        for part in ast.walk(each.target)
         if isinstance(part, ast.Name)
     }

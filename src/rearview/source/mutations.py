@@ -213,11 +213,11 @@ class Levels:
     """
 
     def __init__(
-        self, scopes: Scopes, added: list[ast.stmt], given: Iterable[tuple[Scope, str]] = ()
+        self, scopes: Scopes, added: list[ast.stmt], live_names: Iterable[tuple[Scope, str]] = ()
     ) -> None:
         self.scopes = scopes
         self._levels: dict[tuple[int, str], Level] = {
-            (id(home), name): Level.LIVE for home, name in given
+            (id(home), name): Level.LIVE for home, name in live_names
         }
         changed = True
         while changed:

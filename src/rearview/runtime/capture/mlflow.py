@@ -72,8 +72,8 @@ def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
 
 def _given(args: tuple[Any, ...], given: dict[str, Any], *names: str) -> list[Any]:
     """Return the arguments of a call of a function of MLflow, whose first is no object."""
-    found = list(args[1 : 1 + len(names)])
-    return found + [given.get(name) for name in names[len(found) :]]
+    positional = list(args[1 : 1 + len(names)])
+    return positional + [given.get(name) for name in names[len(positional) :]]
 
 
 def typed(text: Any) -> Any:

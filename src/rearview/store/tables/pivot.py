@@ -209,11 +209,11 @@ class Catalogue:
 
     def see(self, path: str, labels: Sequence[str] = ()) -> None:
         """Note that a path exists, and the kinds of its loop values."""
-        for one in (*prefixes(path), path):
-            self.rank.setdefault(one, len(self.rank))
+        for level in (*prefixes(path), path):
+            self.rank.setdefault(level, len(self.rank))
         seen = self.labels.setdefault(path, [set() for _ in range(depth(path))])
-        for found, kind in zip(seen, labels, strict=False):
-            found.update({kind} if kind else ())
+        for kinds, kind in zip(seen, labels, strict=False):
+            kinds.update({kind} if kind else ())
 
     def kind(self, name: str, path: str | None = None) -> str:
         """Return the kind of the column of a name."""
@@ -281,12 +281,12 @@ def wide(
         if numbered:
             own = f"FILTER (WHERE replay IS NULL AND name = {quoted(name)})"
             cells += f", min(seq) {own} AS {key('s', name)}"
-    wanted = f" AND name IN ({', '.join(map(quoted, names))})" if names else " AND false"
+    only_names = f" AND name IN ({', '.join(map(quoted, names))})" if names else " AND false"
     group = ", ".join(["run", "occ", *(f"indices[{k}]" for k in n)])
     return (
         f"SELECT run{keys}{labels}, occ, min(seq) FILTER (WHERE replay IS NULL) AS s{cells} "
         f"FROM ({source}) "
-        f"WHERE path = {quoted(path)}{wanted} GROUP BY {group}"
+        f"WHERE path = {quoted(path)}{only_names} GROUP BY {group}"
     )
 
 
