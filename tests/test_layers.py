@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "store/versions"
     ),
     "runtime/capture": "model runtime runtime/sandbox source store",
-    "runtime/cells": "errors model runtime runtime/sandbox source state store",
+    "runtime/cells": "errors model runtime runtime/sandbox source state state/codecs store",
     "runtime/process": "runtime",
     "runtime/sandbox": "model source state state/codecs store store/checkpoints",
     "runtime/saving": "config errors model store store/checkpoints store/maintenance",
@@ -65,7 +65,7 @@ MAY_IMPORT = {
     # what people see
     "frameworks": "public",
     # the front end of a kernel, and what a live notebook offers
-    "notebook": "_history errors execute model public source state store",
+    "notebook": "_history errors execute model public source state state/codecs store",
     "web": "_history errors media model multiversion plan/versions public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
     "cli": (
