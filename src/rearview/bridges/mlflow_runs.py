@@ -17,6 +17,7 @@ from rearview.bridges.exchanged_runs import (
     nothing_found,
 )
 from rearview.errors import RearviewError, UsageError
+from rearview.model.wording import number_or_text
 
 TAG = "rearview.run"
 """Tag of an MLflow run that names the run here which it came from."""
@@ -118,12 +119,7 @@ def _plain(text: str) -> Any:
     """
     if text in {"True", "False"}:
         return text == "True"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return number_or_text(text)
 
 
 def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported:

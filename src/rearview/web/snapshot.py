@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,8 @@ def _data(page: Page) -> dict[str, Any]:
         "tree": _tree(page),
         "propagated": _propagated(history, [name for name, _ in virtual]),
         "media": media,
-        "images": _images(page, media),
-        "sounds": _sounds(page, media),
+        "images": _data_urls(media, "image", "image/png", page.media.image, MOST_IMAGES),
+        "sounds": _data_urls(media, "audio", "audio/wav", page.media.sound, MOST_SOUNDS),
         "contents": _contents(page, media),
         "heat": {
             f"{name}/{run}": page.media.heat(name, run)
@@ -171,32 +172,23 @@ def _propagated(history: History, names: list[str]) -> dict[str, Any]:
     return out
 
 
-def _images(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+def _data_urls(
+    media: dict[str, list[dict[str, Any]]],
+    kind: str,
+    mime: str,
+    read: Callable[[str], bytes],
+    most: int,
+) -> dict[str, str]:
+    """Return values of a kind as data URLs by their oid, as many as fit into `most` bytes."""
     out: dict[str, str] = {}
-    room = MOST_IMAGES
-    for listed in media.values():
-        for one in listed:
-            if one.get("kind") == "image" and one["oid"] not in out:
-                with contextlib.suppress(RearviewError):
-                    data = page.media.image(one["oid"])
-                    room -= len(data)
-                    if room < 0:
-                        return out
-                    out[one["oid"]] = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    return out
-
-
-def _sounds(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-    out: dict[str, str] = {}
-    room = MOST_SOUNDS
-    for one in itertools.chain.from_iterable(media.values()):
-        if one.get("kind") == "audio" and one["oid"] not in out:
+    for value in itertools.chain.from_iterable(media.values()):
+        if value.get("kind") == kind and value["oid"] not in out:
             with contextlib.suppress(RearviewError):
-                data = page.media.sound(one["oid"])
-                room -= len(data)
-                if room < 0:
+                data = read(value["oid"])
+                most -= len(data)
+                if most < 0:
                     return out
-                out[one["oid"]] = f"data:audio/wav;base64,{base64.b64encode(data).decode()}"
+                out[value["oid"]] = f"data:{mime};base64,{base64.b64encode(data).decode()}"
     return out
 
 

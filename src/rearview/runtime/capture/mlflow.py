@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.model.run import Origin
+from rearview.model.wording import number_or_text
 from rearview.runtime.capture.logger_calls import LoggerCalls
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.sandbox.entropy import after_import
@@ -86,9 +87,4 @@ def typed(text: Any) -> Any:
         return text
     if text in {"True", "False"}:
         return text == "True"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return number_or_text(text)
