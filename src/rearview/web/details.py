@@ -186,7 +186,7 @@ def versions(
     history: History, index: Index, virtual: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
     """Return the versions of the source in the order of their first run, with their runs."""
-    found = index.ask(
+    answer = index.ask(
         "SELECT version, min(started) AS began, max(started), count(*), arg_max(script, started), "
         "list({run: run, name: name, status: status} ORDER BY started DESC, run DESC)[1:40] "
         "FROM page.runs WHERE version <> '' GROUP BY version ORDER BY began"
@@ -200,7 +200,7 @@ def versions(
             "runs": list(reversed(runs)),
             "script": script,
         }
-        for version, began, last, count, script, runs in found.fetchall()
+        for version, began, last, count, script, runs in answer.fetchall()
     ]
     by_hand = [
         {"version": correction.version, "names": list(correction.statement.logs)}
@@ -270,18 +270,18 @@ def side_by_side(old: str, new: str) -> tuple[list[list[Any]], int, int]:
 
 def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return where the statements that log `names` go in each version, and why."""
-    by_hand = {one.version for one in history.corrections(list(names))}
+    by_hand = {propagated.version for propagated in history.corrections(list(names))}
     return [
         {
-            "version": one.version,
-            "runs": list(one.runs),
-            "diff": one.diff,
-            "confidence": one.confidence,
-            "reasons": list(one.reasons),
-            "refused": one.reason,
-            "by_hand": one.version in by_hand,
+            "version": propagated.version,
+            "runs": list(propagated.runs),
+            "diff": propagated.diff,
+            "confidence": propagated.confidence,
+            "reasons": list(propagated.reasons),
+            "refused": propagated.reason,
+            "by_hand": propagated.version in by_hand,
         }
-        for one in history.propagate(list(names))
+        for propagated in history.propagate(list(names))
     ]
 
 

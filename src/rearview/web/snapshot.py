@@ -93,7 +93,7 @@ def _data(page: Page) -> dict[str, Any]:
             run: details.printed_lines(history, run, "")["lines"][:MOST_PRINTED] for run in some
         },
         "versions": versions,
-        "diffs": _diffs(history, [one["runs"][-1]["run"] for one in versions["versions"]]),
+        "diffs": _diffs(history, [version["runs"][-1]["run"] for version in versions["versions"]]),
         "tree": _tree(page),
         "propagated": _propagated(history, [name for name, _ in virtual]),
         "media": media,
@@ -194,10 +194,10 @@ def _data_urls(
 
 def _contents(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for one in itertools.chain.from_iterable(media.values()):
-        if one.get("kind") in {"table", "confusion", "text"} and len(out) < MOST_CONTENTS:
+    for value in itertools.chain.from_iterable(media.values()):
+        if value.get("kind") in {"table", "confusion", "text"} and len(out) < MOST_CONTENTS:
             with contextlib.suppress(RearviewError):
-                out[one["oid"]] = page.media.content(one["oid"])
+                out[value["oid"]] = page.media.content(value["oid"])
     return out
 
 
@@ -243,8 +243,8 @@ def _document(data: dict[str, Any]) -> str:
 def _mapped(path: str, text: str) -> str:
     """Return a module whose imports use the names of the import map."""
 
-    def named(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[2]}{_name(path, found[3])}{found[2]}"
+    def named(match: re.Match[str]) -> str:
+        return f"{match[1]}{match[2]}{_name(path, match[3])}{match[2]}"
 
     return _IMPORT.sub(named, text)
 
