@@ -159,7 +159,7 @@ def run_green(
             command = start()
             assert command.run_folder is not None
             account = Account(command.run_folder / ACCOUNT)
-            requested = account.report().asked
+            requested = account.report().requested
             rule = green.rule(time.time() if requested is None else requested)
             gate = Gate(source, rule, account=account, meter=None, sleep=supervisor.sleep)
             if not _may_start(gate, green, say):
@@ -181,7 +181,7 @@ def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
         gate.wait(lambda decision: say(f"waiting: {waiting_text(decision)}"))
         return True
     if gate.account is not None:
-        gate.account.asked(time.time())
+        gate.account.note_request(time.time())
     decision = gate.ask(running=False)
     if decision.run:
         gate.started()
@@ -352,7 +352,7 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
 def _measured(grid: str, noted: EnergyReport) -> Forecast:
     from rearview.energy import open_source
 
-    begin = min(noted.intervals[0].begin, noted.asked or float("inf"))
+    begin = min(noted.intervals[0].begin, noted.requested or float("inf"))
     end = max(noted.intervals[-1].end, begin + noted.seconds)
     return open_source(grid).measured(begin - _MARGIN, min(end + _MARGIN, time.time()))
 
@@ -360,7 +360,7 @@ def _measured(grid: str, noted: EnergyReport) -> Forecast:
 def _reported(run: str, energy_report: EnergyReport, problem: str) -> dict[str, Any]:
     return {
         "run": run,
-        "asked": energy_report.asked,
+        "asked": energy_report.requested,
         "on": [plain(interval) for interval in energy_report.joined_intervals],
         "seconds": energy_report.seconds,
         "kwh": energy_report.kwh,
@@ -376,8 +376,8 @@ def _reported(run: str, energy_report: EnergyReport, problem: str) -> dict[str, 
 def _print(run: str, energy_report: EnergyReport, problem: str) -> None:
     lines = [("run", run)]
     first = energy_report.joined_intervals[0].begin
-    if energy_report.asked is not None and first - energy_report.asked > 1:
-        lines.append(("asked for", clock(energy_report.asked)))
+    if energy_report.requested is not None and first - energy_report.requested > 1:
+        lines.append(("asked for", clock(energy_report.requested)))
     spans = [
         f"{clock(interval.begin)} to {clock(interval.end)}  {_kwh(interval.kwh)}"
         for interval in energy_report.joined_intervals

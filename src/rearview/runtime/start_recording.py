@@ -42,13 +42,12 @@ from rearview.runtime.sandbox.outputs import Outputs
 from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_again
 from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.saving.overhead import Overhead
-from rearview.runtime.saving.remote_copy import RemoteCopy
-from rearview.runtime.saving.writer import Writer
+from rearview.runtime.saving.writer import RemoteCopy, Writer
 from rearview.runtime.session import Session, current_session, use_session
 from rearview.state.builders import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
-from rearview.store.json_lines import fields_of_record
+from rearview.store.files import fields_of_record
 from rearview.store.machine import hardware
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
