@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rearview.checkpointer.supervisor import Child, Supervisor
 from rearview.cli.options import (
     TakesRuns,
     json_option,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rearview._history import StartCommand
+    from rearview.checkpointer.supervisor import Supervisor
     from rearview.energy import EnergyReport, Forecast, Gate, GridDecision, Rule
 
 
@@ -152,6 +152,8 @@ def run_green(
     source = open_source(green.source)
     say = _ignore if quiet else output.said
     word = "recording"
+    from rearview.checkpointer.supervisor import Supervisor
+
     with Supervisor(signals) as supervisor:
         while True:
             command = start()
@@ -198,6 +200,7 @@ def _run_child(
     supervisor: Supervisor, command: StartCommand, gate: Gate, say: Callable[[str], None]
 ) -> int:
     """Run the program until it ends or pauses because the gate closed; return its exit code."""
+    from rearview.checkpointer.supervisor import Child
 
     def pause() -> bool:
         if not gate.closed():
