@@ -129,18 +129,18 @@ class RandomUse:
 
 def library_settings() -> dict[str, str]:
     """Return the settings of libraries that are loaded, each as a hash."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     plotting, numpy = sys.modules.get("matplotlib"), sys.modules.get("numpy")
     pandas, torch = sys.modules.get("pandas"), sys.modules.get("torch")
     if plotting is not None and hasattr(plotting, "rcParams"):
         chosen = {k: v for k, v in dict.items(plotting.rcParams) if not k.startswith("backend")}
-        found["matplotlib"] = digest_of(sorted((k, repr(v)) for k, v in chosen.items()))
+        digests["matplotlib"] = digest_of(sorted((k, repr(v)) for k, v in chosen.items()))
     if numpy is not None and hasattr(numpy, "get_printoptions"):
-        found["numpy"] = digest_of(
+        digests["numpy"] = digest_of(
             sorted(numpy.get_printoptions().items()), sorted(numpy.geterr().items())
         )
     if pandas is not None and hasattr(pandas, "options"):
-        found["pandas"] = digest_of(
+        digests["pandas"] = digest_of(
             [
                 (name, repr(pandas.get_option(name)))
                 for name in ("display.max_rows", "display.max_columns", "display.precision",
@@ -149,10 +149,10 @@ def library_settings() -> dict[str, str]:
             ]
         )  # fmt: skip
     if torch is not None and hasattr(torch, "get_default_dtype"):
-        found["torch"] = digest_of(
+        digests["torch"] = digest_of(
             str(torch.get_default_dtype()),
             torch.get_num_threads(),
             torch.is_grad_enabled(),
             torch.are_deterministic_algorithms_enabled(),
         )
-    return found
+    return digests
