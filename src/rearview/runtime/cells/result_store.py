@@ -51,6 +51,8 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     settings: str
     random: dict[str, str] = {}
     """Random states that it drew from, by library."""
+    random_before_imports: str = ""
+    """State of Python's generator from which only its imports drew."""
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
     environment: dict[str, str] = {}
