@@ -242,7 +242,12 @@ class SharedSetup:
     """
 
     def __init__(
-        self, start: SetupStart, channel: int, shared: SharedStart, session: Replayer
+        self,
+        start: SetupStart,
+        channel: int,
+        shared: SharedStart,
+        session: Replayer,
+        before: SharedSetup | None = None,
     ) -> None:
         self.start = start
         self._channel = channel
@@ -257,20 +262,28 @@ class SharedSetup:
             # checkpoints are those of one run: a loop of the set-up must not be restored from them
             session.checkpoint_index = CheckpointIndex(session, session.checkpoint_index.store)
         self._tree = os.path.realpath(session.segment.tree)
-        self._files = _files_below(self._tree)
-        self._carried: list[_Carried] = []
+        self._carried: list[_Carried] = before._carried if before is not None else []
+        carried = {each.path for each in self._carried}
+        self._files = {
+            path: about for path, about in _files_below(self._tree).items() if path not in carried
+        }
+        self._texts = {
+            path: _content(f"{self._tree}/{path}") if about[0] == "file" else b""
+            for path, about in self._files.items()
+        }
+        """What the files of the tree held: a statement that cannot be shared may have changed them."""
         self._keeper: tuple[int, int] | None = None
         """Number of the process that would take over, and the pipe to it."""
         self._reason = ""
         self._line = 0
         """Line of the statement that runs."""
         view = self._hooks.view
-        view.asked = set() if view.asked is None else view.asked
+        view.asked = set(before._asked) if before is not None else set()
         self._view = (set(view.gone), set(view.made), view.changes)
         self._open = open_files()
         self._drawn = self._randomness.stream.drawn
         self._loaded = set(self._randomness.loaded)
-        self._seeded: set[str] = set()
+        self._seeded: set[str] = set(before._seeded) if before is not None else set()
         """Generators that the program has seeded: they no longer depend on the run."""
         self._readers: set[str] = set()
         self._own_fork = False
@@ -340,8 +353,7 @@ class SharedSetup:
                 run_at_bottom(exec, code, namespace)
                 return
             shared = SharedStart(self._hooks, setup._spared + setup._seconds)
-            before, setup = setup, SharedSetup(request.setup, channel, shared, self._session)
-            setup._seeded |= before._seeded
+            setup = SharedSetup(request.setup, channel, shared, self._session, setup)
             if not setup.across_runs:
                 setup.run(exec, code, namespace)
                 return
@@ -473,14 +485,17 @@ class SharedSetup:
         for path, about in self._files.items():
             if now.get(path) != about:
                 return f"it changes {path}"
-        self._carried = []
+        carried = []
         for path in sorted(now.keys() - self._files.keys()):
             kind, size, moment = now[path]
             if kind == "link":
                 return f"it makes the link {path}"
-            self._carried.append(_Carried(path, kind == "folder", int(size or 0), int(moment or 0)))
-        if sum(each.size for each in self._carried) > MOST_CARRIED:
+            carried.append(_Carried(path, kind == "folder", int(size), moment))
+        if sum(each.size for each in carried) > MOST_CARRIED:
             return "it writes large files"
+        for each in carried:
+            each.data = b"" if each.folder else _content(f"{self._tree}/{each.path}")
+        self._carried = carried
         return ""
 
     def _depends_on_run(self, *, seeds: bool) -> str:
@@ -605,7 +620,7 @@ class SharedSetup:
                 return f"{path} differs"
             elif here[0] == "file" and path != script.relative:
                 needed = not path.endswith(".py") or path in loaded or path in used
-                if needed and not _equal(f"{self._tree}/{path}", f"{own_tree}/{path}"):
+                if needed and self._texts[path] != _content(f"{own_tree}/{path}"):
                     return f"{path} differs"
         return ""
 
@@ -618,8 +633,8 @@ class SharedSetup:
                 with contextlib.suppress(FileExistsError):
                     _mkdir(target)
             else:
-                with _open(f"{self._tree}/{each.path}", "rb") as old, _open(target, "wb") as new:
-                    new.write(old.read())
+                with _open(target, "wb") as new:
+                    new.write(each.data)
                 _utime(target, ns=(each.moment, each.moment))
         here = _getcwd()
         if here == self._tree or here.startswith(self._tree + os.sep):
@@ -664,7 +679,7 @@ class SharedSetup:
         self._clock.follow(inputs.folder / clocks.FILE, inputs.clock_rule)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Carried:
     """A file or folder that the set-up has made in its tree."""
 
@@ -672,6 +687,7 @@ class _Carried:
     folder: bool
     size: int
     moment: int
+    data: bytes = b""
 
 
 _watching: list[SharedSetup] = []
@@ -747,9 +763,9 @@ def _files_below(folder: str, prefix: str = "") -> dict[str, tuple[str, str | in
     return found
 
 
-def _equal(one: str, other: str) -> bool:
-    with _open(one, "rb") as first, _open(other, "rb") as second:
-        return first.read() == second.read()
+def _content(path: str) -> bytes:
+    with _open(path, "rb") as file:
+        return file.read()
 
 
 def _moved_to(old: str, new: str) -> Callable[[str], str]:
