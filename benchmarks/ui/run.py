@@ -3,6 +3,7 @@
 python benchmarks/ui/store.py /tmp/big            # once; takes minutes
 python benchmarks/ui/run.py /tmp/big              # less than five minutes
 python benchmarks/ui/run.py --peer tensorboard    # both pages on the same 1,000 runs, in turn
+python benchmarks/ui/run.py --peer mlflow         # the same beside MLflow's page
 
 Times are taken in the page: from the moment something is asked for until the new rows or the new curve are
 there. The server runs in a process of its own on the same machine. Each question is asked once, so that no
@@ -16,13 +17,15 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -258,53 +261,133 @@ def _state(address: str, token: str) -> dict[str, Any]:
     return found
 
 
-def peers(runs: int = 1000) -> dict[str, Any]:
-    """Return how long both pages take to open the same runs: TensorBoard's, and ours."""
+def peers(name: str, runs: int = 1000) -> dict[str, Any]:
+    """Return how long both pages take to open the same runs, in turn: those of `name`, and ours."""
     from store import make
 
     out: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="rearview-peer-") as scratch:
-        project, events = Path(scratch, "project"), Path(scratch, "events")
+        project = Path(scratch, "project")
         project.mkdir()
         make(project, runs, wide=0, long=0)
-        write_events(project, events)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        begun = time.monotonic()
-        board = subprocess.Popen(
-            [sys.executable, "-m", "tensorboard.main", "--logdir", str(events), "--port", str(port), "--bind_all"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        address = f"http://127.0.0.1:{port}/"
-        try:
-            while _tags(address) < runs:
-                time.sleep(0.2)
-            out["tensorboard read all runs, s"] = round(time.monotonic() - begun, 1)
-            with serving(project) as (link, token, _):
-                browser = opened()
-                try:
-                    for turn in range(3):
-                        ours = paints(browser, f"{link}#token={token}", ".grid .row .runlink", 1)
-                        curve = browser.execute_async_script(
-                            DRAWN, f"#/charts?most=200&names=loss&turn={turn}", "loss"
-                        )
-                        theirs = paints(
-                            browser,
-                            f"{address}#timeseries",
-                            "line-chart canvas, line-chart svg path",
-                            1,
-                        )
-                        for name, one in (("rearview", ours), ("tensorboard", theirs)):
-                            for what, times in one.items():
-                                out.setdefault(f"{name} {what}", []).append(times["median"])
-                        out.setdefault("rearview curves of 200 runs", []).append(curve and curve[0])
-                finally:
-                    browser.quit()
-        finally:
-            board.terminate()
-            board.wait()
+        page = PEERS[name]
+        with (
+            page.serving(project, Path(scratch)) as address,
+            serving(project) as (link, token, _),
+        ):
+            browser = opened()
+            try:
+                for turn in range(3):
+                    ours = paints(browser, f"{link}#token={token}", ".grid .row .runlink", 1)
+                    curve = browser.execute_async_script(
+                        DRAWN, f"#/charts?most=200&names=loss&turn={turn}", "loss"
+                    )
+                    theirs = paints(browser, address + page.opened, page.ready, 1)
+                    for who, visit in (("rearview", ours), (name, theirs)):
+                        for what, times in visit.items():
+                            out.setdefault(f"{who} {what}", []).append(times["median"])
+                    out.setdefault("rearview curves of 200 runs", []).append(curve and curve[0])
+                    if page.charts:
+                        charts = paints(browser, address + page.charts, page.drawn, 1)
+                        out.setdefault(f"{name} charts", []).append(charts["content"]["median"])
+            finally:
+                browser.quit()
     return out
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another tracker's page: how to serve it, which addresses to open, and what shows that they are drawn."""
+
+    serving: Callable[[Path, Path], contextlib.AbstractContextManager[str]]
+    """Serves the runs of a project, and yields the address once all of them are there."""
+    opened: str
+    ready: str
+    charts: str = ""
+    drawn: str = ""
+
+
+def free_port() -> int:
+    """Return a port that no process listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def tensorboard(project: Path, scratch: Path) -> Iterator[str]:
+    """Serve event files of the runs with TensorBoard."""
+    events, port = scratch / "events", free_port()
+    write_events(project, events)
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(events)]
+    with background([*command, "--port", str(port), "--bind_all"]):
+        address = f"http://127.0.0.1:{port}/"
+        runs = len(list(events.iterdir()))
+        while len(_asked(f"{address}data/runs") or ()) < runs:
+            time.sleep(0.2)
+        yield address
+
+
+@contextlib.contextmanager
+def mlflow(project: Path, scratch: Path) -> Iterator[str]:
+    """Serve the runs with MLflow's tracking server on its SQLite store."""
+    store, port = f"sqlite:///{scratch / 'mlflow.db'}", free_port()
+    write_mlflow(project, store)
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
+    with background([*command, "--port", str(port), "--workers", "1"]):
+        address = f"http://127.0.0.1:{port}/"
+        while _asked(f"{address}version", text=True) is None:
+            time.sleep(0.2)
+        yield address
+
+
+@contextlib.contextmanager
+def background(command: Sequence[str]) -> Iterator[None]:
+    """Run a server, silently, until the block ends."""
+    server = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+PEERS = {
+    "tensorboard": Peer(tensorboard, "#timeseries", "line-chart canvas, line-chart svg path"),
+    "mlflow": Peer(
+        mlflow,
+        "#/experiments/1/runs",
+        "[row-id] [col-id], .ag-row",
+        "#/experiments/1/runs?compareRunsMode=CHART",
+        ".js-plotly-plot path.js-line, .js-plotly-plot .trace path",
+    ),
+}
+
+
+def write_mlflow(project: Path, store: str) -> None:
+    """Write parameters and values of every run through MLflow's own client."""
+    import pyarrow.parquet as pq
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+
+    client = MlflowClient(store)
+    experiment = client.create_experiment("peer")
+    assert experiment == "1"
+    for folder in sorted((project / ".rearview" / "runs").iterdir()):
+        run = client.create_run(experiment, run_name=folder.name).info.run_id
+        table = pq.read_table(next(folder.glob("records-*.parquet")))
+        columns = (table[name].to_pylist() for name in ("name", "indices", "time", "number"))
+        metrics = [
+            Metric(name, number, int(1000 * when), indices[0])
+            for name, indices, when, number in zip(*columns, strict=True)
+        ]
+        arguments = json.loads((folder / "run.json").read_text()).get("args") or {}
+        params = [Param(name, str(value)) for name, value in dict(arguments).items()]
+        client.log_batch(run, metrics=metrics, params=params)
+        client.set_terminated(run)
 
 
 def write_events(project: Path, events: Path) -> None:
@@ -325,22 +408,26 @@ def write_events(project: Path, events: Path) -> None:
         writer.close()
 
 
-def _tags(address: str) -> int:
-    """Return how many runs TensorBoard has read so far."""
+def _asked(address: str, *, text: bool = False) -> Any:
+    """Return what a server answers, or None while it does not."""
     from urllib.error import URLError
     from urllib.request import urlopen
 
     try:
-        with urlopen(f"{address}data/runs") as answer:
-            return len(json.load(answer))
+        with urlopen(address) as answer:
+            return answer.read() if text else json.load(answer)
     except (URLError, OSError):
-        return 0
+        return None
 
 
 if __name__ == "__main__":
     print(platform.platform(), "load", os.getloadavg(), flush=True)
     if sys.argv[1] == "--peer":
-        print(json.dumps(peers(int(sys.argv[3]) if len(sys.argv) > 3 else 1000), indent=1))
+        print(
+            json.dumps(
+                peers(sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1000), indent=1
+            )
+        )
     elif sys.argv[1].startswith("http"):
         place, _, secret_ = sys.argv[1].partition("#token=")
         print(json.dumps(measure(place, secret_), indent=1))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import pickle
-import random
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +16,11 @@ from time import perf_counter
 from typing import Any
 
 from rearview.errors import UsageError
+from rearview.state.codecs.rng import read_random_state, write_random_state
 from rearview.state.variable_groups import (
     BY_REFERENCE,
     Serialized,
+    gc_paused,
     reachable,
     serialize,
     together,
@@ -38,6 +39,8 @@ class Group:
     refused: str = ""
     """Why they cannot be copied."""
     digest: str = ""
+    notes: tuple[str, ...] = ()
+    """What the copy lacks."""
 
     @property
     def nbytes(self) -> int:
@@ -131,11 +134,11 @@ class Undo:
         except Exception as exc:
             group.refused = f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"
             return
-        group.data, group.digest = copied.data, copied.digest
+        group.data, group.digest, group.notes = copied.data, copied.digest, copied.notes
         group.buffers = [bytearray(buffer.raw()) for buffer in copied.buffers]
 
     def back_to(self, moment: Moment) -> list[str]:
-        """Restore the variables to a moment; return the names that changed."""
+        """Restore the variables to a moment; return the names that changed, with what they lack now."""
         todo: dict[int, Group] = {}
         for name, group in moment.groups.items():
             if self._groups.get(name) is not group:
@@ -150,11 +153,15 @@ class Undo:
                 )
         before = self.variables()
         restored: dict[str, Any] = {}
+        lacking: dict[str, str] = {}
         for group in todo.values():
             assert group.data is not None
             # the copy becomes the variable; the next cell that reaches it makes a new copy
-            restored |= pickle.loads(group.data, buffers=group.buffers)
+            with gc_paused():
+                restored |= pickle.loads(group.data, buffers=group.buffers)
             group.data, group.buffers, group.digest = None, [], ""
+            if group.notes:
+                lacking |= dict.fromkeys(group.names, f" ({group.notes[0]})")
         kept = moment.groups.keys() | moment.references.keys()
         changed = sorted({*restored, *(before.keys() - kept)})
         for name in before.keys() - kept:
@@ -165,9 +172,9 @@ class Undo:
                 self.namespace[name] = value
         self.namespace.update(restored)
         self._groups = dict(moment.groups)
-        _set_random(moment.random)
+        write_random_state(dict(moment.random))
         del self.moments[self.moments.index(moment) + 1 :]
-        return changed
+        return [name + lacking.get(name, "") for name in changed]
 
     def undo(self) -> tuple[Moment, list[str]]:
         """Undo the last cell."""
@@ -189,21 +196,9 @@ class Undo:
 
 def _random() -> dict[str, Any]:
     """Return the states of the global random generators of loaded libraries."""
-    states: dict[str, Any] = {"random": random.getstate()}
     if "numpy" in sys.modules:
         importlib.import_module("numpy.random")  # otherwise it would seed itself at the first draw
-        states["numpy"] = sys.modules["numpy.random"].get_state()
-    if "torch" in sys.modules:
-        states["torch"] = sys.modules["torch"].get_rng_state()
-    return states
-
-
-def _set_random(states: Mapping[str, Any]) -> None:
-    random.setstate(states["random"])
-    if "numpy" in states:
-        sys.modules["numpy.random"].set_state(states["numpy"])
-    if "torch" in states:
-        sys.modules["torch"].set_rng_state(states["torch"])
+    return read_random_state()
 
 
 def size_of(moments: Iterable[Moment]) -> int:

@@ -6,11 +6,15 @@ import hashlib
 import os
 import pickle
 import platform
-import random
 import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
 from rearview.runtime.cells.result_store import FORMAT
+from rearview.runtime.sandbox.entropy import after_import
+from rearview.state.code_lookup import PatchedBuiltin
+from rearview.state.codecs.rng import read_random_state, write_random_state
 
 
 def digest_of(*parts: object) -> str:
@@ -44,13 +48,8 @@ def base_digest() -> str:
 
 
 def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"random": random.getstate()}
-    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
-    if numpy is not None:
-        states["numpy"] = numpy.get_state()
-    if torch is not None:
-        states["torch"] = torch.get_rng_state().numpy().tobytes()
-    return states
+    """Return the random states of libraries on the CPU, by library."""
+    return {name: state for name, state in read_random_state().items() if name != "devices"}
 
 
 def random_bytes(library: str) -> bytes:
@@ -70,13 +69,62 @@ def random_digests() -> dict[str, str]:
 
 def set_random(library: str, state: Any) -> None:
     """Set the random state of a library."""
-    if library == "random":
-        random.setstate(state)
-    elif library == "numpy":
-        __import__("numpy").random.set_state(state)
-    else:
-        torch = __import__("torch")
-        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    write_random_state({library: state})
+
+
+class RandomUse:
+    """The random states of libraries, cell by cell: which ones a cell draws from, and which it leaves."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        """By library, as the cells so far have left them."""
+        self.due: dict[str, str] = {}
+        """States that skipped cells left: set before the next cell is run."""
+        self._before: dict[str, str] = {}
+        self._seeded: set[str] = set()
+        for name in ("random", "numpy.random", "torch"):
+            after_import(name, self._watch_seed)
+
+    def begin(self) -> None:
+        """Take note of the states before a cell is run."""
+        self._seeded.clear()
+        self._before = random_digests()
+        self.states |= {k: self.states.get(k, v) for k, v in self._before.items()}
+
+    def take(self, put: Callable[[bytes], str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the states that a cell drew from, and those that it left, by library.
+
+        `put` stores a state and returns its digest.
+        """
+        used: dict[str, str] = {}
+        after: dict[str, str] = {}
+        for library, digest in random_digests().items():
+            before = self._before.get(library)
+            if digest == before:
+                continue
+            if before is not None and library not in self._seeded:
+                used[library] = before
+            if before is not None or library in self._seeded:
+                after[library] = put(random_bytes(library))
+                self.states[library] = after[library]
+            else:
+                self.states[library] = digest
+        return used, after
+
+    def _watch_seed(self, module: types.ModuleType) -> None:
+        """Notice when a random state is set before anything was drawn from it in a cell."""
+        library = {"numpy.random": "numpy"}.get(module.__name__, module.__name__)
+        name = "manual_seed" if library == "torch" else "seed"
+        real = getattr(module, name)
+        # the state with which it was imported: nothing was drawn from it yet
+        self._before.setdefault(library, random_digests()[library])
+
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            if random_digests().get(library) == self._before.get(library):
+                self._seeded.add(library)
+            return real(*args, **kwargs)
+
+        setattr(module, name, PatchedBuiltin(seed, real))
 
 
 def library_settings() -> dict[str, str]:
