@@ -21,6 +21,7 @@ from rearview.source.propagate.match import Matching, lead
 from rearview.source.trees import StatementNode
 
 REACH = 8  # siblings looked at on either side
+LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[i
     if low == 0 and high and _docstring(target):
         low = 1
     for node in target.children[low:high]:
-        if isinstance(node.tree, (ast.Return, ast.Raise, ast.Continue, ast.Break)):
+        if isinstance(node.tree, LEAVING):
             high = node.index
             break
     lacking = spot.used.reads - visible(target, low)

@@ -524,7 +524,8 @@ class _Matcher:
 
     def telling(self, node: StatementNode) -> Hashable | None:
         """Return a key that identifies a simple statement within its function; None if it is too short."""
-        return (self.whole[node], "same") if len(node.words) >= 2 else None
+        least = 4 if node.kind == "Return" else 2  # `return 0` is in many blocks
+        return (self.whole[node], "same") if len(node.words) >= least else None
 
     def free(self, new: StatementNode, old: StatementNode) -> bool:
         return not any(each in self.found.there for each in new.walk()) and not any(
@@ -559,10 +560,32 @@ class _Matcher:
             if current is None:
                 if score >= 0.35 and best not in found.back:
                     found.pair(new, best)
+                elif score >= 0.35 and self.head[new] == self.head[best]:
+                    self.claim(new, best, shared[best])
             elif best is not current and score > 0.5 and self.held(new, current, shared) == 0:
                 rival = found.back.get(best)
                 if rival is None:
                     found.pair(new, best)
+
+    def claim(self, new: StatementNode, old: StatementNode, shared: int) -> None:
+        """Pair two equal headers if the old one's partner has fewer of its statements."""
+        found = self.found
+        rival = found.back[old]
+        inside = set(old.walk())
+        held = [n for n in rival.walk() if n is not rival and found.there.get(n) in inside]
+        if self.head[rival] != self.head[old] or len(held) >= shared:
+            return
+        found.pair(new, old)
+        free: dict[int, list[StatementNode]] = defaultdict(list)
+        for node in new.walk():
+            if not node.is_block and node not in found.there:
+                free[self.whole[node]].append(node)
+        for node in held:
+            equal = free.get(self.whole[node], [])
+            if len(equal) == 1 and not node.is_block:
+                partner = found.there[node]
+                if self.whole[partner] == self.whole[node] and not node.children:
+                    found.pair(equal[0], partner)
 
     def held(self, new: StatementNode, old: StatementNode, shared: Counter[StatementNode]) -> float:
         return 2 * shared[old] / max(1, self.count[new] + self.count[old] - 2)

@@ -18,7 +18,7 @@ from rearview.source.data_flow import (
     uses,
     visible,
 )
-from rearview.source.propagate.gap import REACH, Nowhere, Spot, between, child_of, siblings
+from rearview.source.propagate.gap import LEAVING, REACH, Nowhere, Spot, between, child_of, siblings
 from rearview.source.propagate.match import Matching, likeness
 from rearview.source.propagate.splice import indent_of
 from rearview.source.trees import StatementNode, StatementTree
@@ -43,6 +43,7 @@ class _Anchor:
     far: int  # siblings between
     gives: bool  # it sets what the statement reads
     exact: bool = False  # it reads the same in both texts
+    inside: bool = True  # it is in the block around the statement, not beyond
 
 
 def locate(found: Matching, spot: Spot) -> Place | Nowhere:
@@ -98,6 +99,7 @@ def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
         return _beside_copies(found, spot, target) or _at_edge(found, spot, target)
     low, high, agree = _range(spots, len(target.children))
     low, high = _beside_neighbour(spots, low, high, len(target.children))
+    low, high, reachable = _reachable(target, low, high)
     low = max([low, *_after_definitions(found, spot, target)])
     if low > high:
         return Nowhere("what it reads is set only after the place where it would stand")
@@ -105,6 +107,7 @@ def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
     if isinstance(chosen, Nowhere):
         return chosen
     at, certainty = chosen
+    certainty *= reachable
     if not _same_values(found, spot, target, at):
         at = _with_same_values(found, spot, target, spots, at)
         certainty *= 0.92
@@ -119,6 +122,8 @@ def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
     if home is not target:
         reasons.append("the block around it has changed")
         strength *= 0.9
+        if home is None and not any(a.inside and a.old.parent is target for a in spots):
+            strength *= 0.8  # nothing of the block it is in now is there
     return Place(target, at, agree * certainty * strength, tuple(reasons))
 
 
@@ -156,16 +161,19 @@ def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
             far = position
             old = found.there.get(new)
             gives = before and bool(uses([new.tree]).writes & spot.used.reads)
-            if new.parent is not spot.block:
+            inside = new.parent is spot.block
+            if not inside:
                 far += 2  # beyond the block around the statement
             if old is not None:
                 alike = max(likeness(new, old), 0.6) if new.children else likeness(new, old)
                 exact = old.words == new.words and (len(new.words) > 2 or far == 0)
                 weight = alike / (1 + far)
-                anchors.append(_Anchor(old, before, weight, far == 0, far, gives, exact))
+                anchors.append(_Anchor(old, before, weight, far == 0, far, gives, exact, inside))
             elif new.children and (inner := _edge(found, new, last=before)) is not None:
                 # a block put around statements that stood there before
-                anchors.append(_Anchor(inner, before, 0.7 / (1 + far), False, far, gives))
+                anchors.append(
+                    _Anchor(inner, before, 0.7 / (1 + far), False, far, gives, inside=inside)
+                )
     return anchors
 
 
@@ -244,6 +252,8 @@ def _beside_definition(found: Matching, spot: Spot, target: StatementNode) -> St
             continue
         if home.parent is not spot.block or partner.parent is None:
             continue  # it was set in another block already
+        if not binds(partner) and name in bound_in(target):
+            continue  # it is collected there, and complete only in the block around
         between = [n for n in partner.above() if n not in around and not n.is_block]
         if not between:
             continue
@@ -290,7 +300,7 @@ def _inside_branch(
         branch = target.children[outer].tree if outer is not None else None
         if outer is None or not isinstance(branch, ast.If):
             continue
-        if branch.orelse or name in visible(target, outer):
+        if branch.orelse or definition(target, outer, name) is not None:
             continue
         assert there.parent is not None
         return there.parent, there.index + 1
@@ -379,6 +389,12 @@ def _range(spots: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
     return first, last, best / total
 
 
+def _reachable(target: StatementNode, low: int, high: int) -> tuple[int, int, float]:
+    """Return the range cut off at the first statement behind which nothing runs, and a confidence."""
+    end = next((n.index for n in target.children if isinstance(n.tree, LEAVING)), high)
+    return min(low, end), min(high, end), 0.9 if end < low else 1.0
+
+
 def _beside_neighbour(
     spots: dict[_Anchor, int], low: int, high: int, count: int
 ) -> tuple[int, int]:
@@ -457,9 +473,7 @@ def _at_edge(found: Matching, spot: Spot, target: StatementNode) -> Place | Nowh
         return Place(target, 0, 0.65, ("it is the first of a block that is there",))
     if owner is not None and found.same(owner) and not owner.is_scope:
         last = len(target.children)
-        leaves = isinstance(
-            target.children[-1].tree, (ast.Return, ast.Raise, ast.Continue, ast.Break)
-        )
+        leaves = isinstance(target.children[-1].tree, LEAVING)
         if spot.index == len(spot.block.children) and not leaves:
             return Place(target, last, 0.8, ("it is the last of the same block",))
     return Nowhere("none of the statements around it can be found there")
