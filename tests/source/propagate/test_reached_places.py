@@ -176,3 +176,153 @@ def test_a_statement_of_a_condition_that_is_not_there_is_not_put_outside_it():
             return run(command)
     """
     assert carried(new, old, sure=0.65).startswith("refused: ")
+
+
+def test_a_statement_stays_with_the_definition_above_it_where_a_later_line_looks_rewritten():
+    new = """
+        def sample(fabric, model, tokenizer):
+            model.eval()
+            with fabric.init_tensor():
+                model.set_kv_cache(batch_size=1)
+            output = generate(model, tokens)
+            model.clear_kv_cache()
+            model.train()
+            output = tokenizer.decode(output)
+            fabric.print(output)  # LOG
+
+        def validate(fabric, model, tokenizer):
+            model.eval()
+            loss = losses(model).mean()
+            model.train()
+            return loss
+    """
+    old = """
+        def validate(fabric, model, tokenizer):
+            model.eval()
+            loss = losses(model).mean()
+            with fabric.init_tensor():
+                model.set_kv_cache(batch_size=1)
+            output = generate(model, tokens)
+            model.clear_kv_cache()
+            output = tokenizer.decode(output)
+            model.train()
+            return loss
+    """
+    assert "decode(output)\n    fabric.print(output)  # LOG\n    model.train()" in carried(new, old)
+
+
+def test_two_adjacent_neighbours_of_a_deeper_block_decide_although_one_was_rewritten():
+    new = """
+        def generate(self, texts):
+            with self.settings():
+                start = time()
+                inputs = self.tokenizer(texts)
+                tokens = inputs["ids"].to("cuda")
+                mask = inputs["mask"].to("cuda")
+                self.check(tokens, mask)
+                self.count(tokens, mask)
+                outputs = self.outputs(texts, tokens, mask)
+                decoded = self.tokenizer.decode(outputs, skip=True)
+                log(time() - start)  # LOG
+                return decoded[0] if len(decoded) == 1 else decoded
+    """
+    old = """
+        def generate(self, texts):
+            with self.settings():
+                start = time()
+                values = self.tokenizer(texts)
+                tokens = values["ids"].to("cuda")
+                mask = values["mask"].to("cuda")
+                self.check(tokens, mask)
+                self.count(tokens, mask)
+                with no_grad():
+                    outputs = self.model.generate(ids=tokens, mask=mask)
+                    decoded = self.tokenizer.decode(outputs, skip=True)
+                    if len(decoded) == 1:
+                        return decoded[0]
+                    return decoded
+    """
+    assert "skip=True)\n            log(time() - start)  # LOG\n            if len" in carried(
+        new, old
+    )
+
+
+def test_the_else_of_a_check_that_raises_is_what_follows_the_check_now():
+    new = """
+        def load(table, ratio, seed):
+            if ratio < 1.0:
+                if not table.partitioned and len(table) * ratio < 1:
+                    raise ValueError("too small")
+                log(ratio)  # LOG
+                table = table.sample(ratio, seed)
+            return table
+    """
+    old = """
+        def load(table, ratio, seed):
+            if ratio < 1.0:
+                if len(table) * ratio < 1:
+                    raise ValueError("too small")
+                else:
+                    table = table.sample(ratio)
+            return table
+    """
+    assert "else:\n            log(ratio)  # LOG\n            table = " in carried(new, old)
+
+
+def test_a_function_that_only_returned_has_one_place():
+    new = """
+        def load_model(version="small"):
+            global MODEL
+            print("loading", version)  # LOG
+            if MODEL is None or MODEL.name != version:
+                del MODEL
+
+        def predict(text):
+            return MODEL(text)
+    """
+    old = """
+        def load_model(version):
+            return Generator.pretrained(version)
+
+        def predict(text):
+            return MODEL(text)
+    """
+    assert '    print("loading", version)  # LOG\n    return Generator' in carried(new, old)
+
+
+def test_a_name_of_another_use_is_no_rename():
+    new = """
+        def write(self, category, values, state):
+            lines = [category]
+            if "reward" in values:
+                lines.append(f"Reward: {values.mean:0.3f}")
+                lines.append(state)  # LOG
+                if "score" in values:
+                    scores = values["score"]
+                    lines.append(f"Score: {scores.mean:0.3f}")
+            logger.info(lines)
+    """
+    old = """
+        def write(self, category, values, state):
+            if "reward" in values:
+                logger.info(f"Reward: {values.mean:0.3f}. {state}")
+                if "score" in values:
+                    scores = values["score"]
+                    logger.info(f"Score: {scores.mean:0.3f}")
+    """
+    new, old = ("logger = get_logger()\n" + dedent(text) for text in (new, old))
+    assert carried(new, old, sure=0.5) == "refused: `lines` is not there"
+
+
+def test_a_body_that_went_into_another_function_is_found_in_the_old_one():
+    body = "".join(f"    step_{at} = prepare_{at}(model, step_{at - 1})\n" for at in range(1, 14))
+    new = (
+        "def train(model, step_0):\n    notify(model)\n    return train_custom(model, step_0)\n\n"
+        f"def train_custom(model, step_0):\n{body}    for batch in data:\n        fit(batch)\n"
+        "        log(step_0)  # LOG\n        save(batch)\n"
+    )
+    old = f"def train(model, step_0):\n{body}    for batch in data:\n        fit(batch)\n        store(batch)\n"
+    trees = [grow(try_parse(text)) for text in (new, old)]
+    pairs = {a.start: b.start for a, b in match(*trees).there.items() if a.kind == "FunctionDef"}
+    assert pairs == {5: 1}
+    assert "        fit(batch)\n        log(step_0)  # LOG\n" in carried(new, old)

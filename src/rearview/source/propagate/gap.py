@@ -116,9 +116,7 @@ def between(
     if low >= high:
         return max(low, high) if low == high else low, 0.9
     tied = [node for node in tied if low <= node.index < high]
-    near = _split_gap(found, spot, (before, after), target.children[low:high], low)
-    if not spot.index and spot.block.children and not after:
-        near = high  # the first of its block goes with what follows it
+    near = _split_gap(found, spot, (before, after), target, (low, high))
     if not tied:
         return near, 1.0
     if not before and after:
@@ -144,16 +142,31 @@ def between(
     )
 
 
+def _follows_definition(found: Matching, spot: Spot, target: StatementNode, low: int) -> bool:
+    """Return True if the unchanged statement above, which sets what is read, is right before a place."""
+    if not spot.index or not low:
+        return False
+    above = spot.block.children[spot.index - 1]
+    sets = bool(binds(above) & spot.used.reads)
+    return sets and found.same(above) and found.there[above] is target.children[low - 1]
+
+
 def _split_gap(
     found: Matching,
     spot: Spot,
     runs: tuple[list[StatementNode], list[StatementNode]],
-    gap: list[StatementNode],
-    low: int,
+    target: StatementNode,
+    ends: tuple[int, int],
 ) -> int:
     """Return the place that leaves rewritten statements on the side of the statements they resemble."""
     before, after = runs
-    least = low if len(before) <= len(after) else low + len(gap)
+    low, high = ends
+    gap = target.children[low:high]
+    if not spot.index and spot.block.children and not after:
+        return high  # the first of its block goes with what follows it
+    if _follows_definition(found, spot, target, low):
+        return low
+    least = low if len(before) <= len(after) else high
     if len(gap) > 30:
         return least
     if not (before and after):  # the ones that were rewritten may stand farther away

@@ -199,6 +199,8 @@ def _dice(one: Sequence[str], two: Sequence[str]) -> float:
 
 
 LIKE = 0.5  # two statements less alike than this are two statements
+EMPTIED = 8  # a function of so few statements is paired by its name, whatever is in it
+MANY = 10  # so many equal statements identify a function that was mostly rewritten
 MAX_GAP = 40_000  # beyond this product of lengths a gap is aligned by identical statements only
 
 
@@ -324,17 +326,31 @@ class _Matcher:
         news = {name: node for name, node in _named(found.new) if node not in found.there}
         olds = {name: node for name, node in _named(found.old) if node not in found.back}
         for name in [name for name in news if name in olds]:
-            if news[name].kind == olds[name].kind:
+            same_kind = news[name].kind == olds[name].kind
+            if same_kind and not self.emptied(news[name], olds[name]):
                 found.pair(news.pop(name), olds.pop(name))
         for kind in ("ClassDef", "FunctionDef"):
             self.scopes_by_contents(
                 [node for node in news.values() if node.kind == kind],
                 [node for node in olds.values() if node.kind == kind],
             )
-            self.scopes_by_own_name()
+            self.scopes_by_own_name(emptied=kind == "FunctionDef")
 
-    def scopes_by_own_name(self) -> None:
-        """Pair functions and classes of paired scopes that have the same name."""
+    def emptied(self, new: StatementNode, old: StatementNode) -> bool:
+        """Return True if the contents of one of two functions are mostly not in the other one.
+
+        The body may have gone into another function, of which one is now a wrapper.
+        """
+        if new.kind != "FunctionDef" or max(self.count[new], self.count[old]) <= EMPTIED:
+            return False
+        ones, twos = Counter(self.contents(new)), Counter(self.contents(old))
+        return 2 * (ones & twos).total() < 0.1 * (ones.total() + twos.total())
+
+    def scopes_by_own_name(self, *, emptied: bool) -> None:
+        """Pair functions and classes of paired scopes that have the same name.
+
+        Functions whose contents went elsewhere are paired only if `emptied`, when nothing better is left.
+        """
         found = self.found
         theirs: dict[tuple[StatementNode, str, str], list[StatementNode]] = defaultdict(list)
         for old in found.old.nodes:
@@ -348,7 +364,8 @@ class _Matcher:
             around = found.there.get(new.scope())
             same = theirs.get((around, _name(new), new.kind), []) if around is not None else []
             if len(same) == 1 and same[0] not in found.back:
-                found.pair(new, same[0])
+                if emptied or not self.emptied(new, same[0]):
+                    found.pair(new, same[0])
 
     def scopes_by_contents(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
         """Pair functions, or classes, that contain the same statements."""
@@ -370,7 +387,8 @@ class _Matcher:
             for old, count in shared.items():
                 total = held[new].total() + held[old].total()
                 alike = 2 * count / total + (0.3 if _name(old) == _name(new) else 0.0)
-                if alike >= 0.4 and (count > 1 or alike > 0.8):
+                many = count >= MANY and alike >= 0.15  # rewritten, and no other is as close
+                if many or (alike >= 0.4 and (count > 1 or alike > 0.8)):
                     votes.append((-alike, abs(new.order - old.order), new, old))
         votes.sort(key=lambda vote: (vote[0], vote[1], vote[2].order, vote[3].order))
         for _, _, new, old in votes:

@@ -156,6 +156,7 @@ class _Resolver:
             for other, count in votes.best(name)
             if other in seen
             and other not in self.used.reads  # two values of the statement are not one
+            and not self.used_otherwise(name, other)
             and not (other in self.at_home and votes.kept[other])
             and (other not in self.modules or name in self.new_modules)
         ]
@@ -164,7 +165,12 @@ class _Resolver:
             return options[0][0], 0.9 if options[0][1] > 1 else 0.75
         hits = votes.best(name)
         known = seen - self.modules - self.used.reads
-        if len(hits) == 1 and not votes.kept[name] and hits[0][0] in known:
+        if (
+            len(hits) == 1
+            and not votes.kept[name]
+            and hits[0][0] in known
+            and not self.used_otherwise(name, hits[0][0])
+        ):
             return hits[0][0], 0.8  # the only one that ever stands where a name born since does
         logger = self.logger(name)
         if logger is not None:
@@ -184,6 +190,15 @@ class _Resolver:
         if name in self.free:  # nothing binds it, and the old text reads it all the same
             return name, 0.9
         return None, 1.0
+
+    def used_otherwise(self, name: str, other: str) -> bool:
+        """Return True if the attributes taken of a variable now and of another one then all differ."""
+        own = {member for root, member in self.used.members if root == name}
+        if not own or name in self.new_modules:
+            return False
+        theirs = members_of(self.found.old, other)
+        own |= members_of(self.found.new, name)
+        return bool(theirs) and own.isdisjoint(theirs)
 
     def logger(self, name: str) -> str | None:
         """Return the object with which the old text logs or prints where the new text uses `name`."""
@@ -225,6 +240,16 @@ def _extends(longer: str, name: str) -> bool:
     (True, False)
     """
     return len(name) > 3 and (longer.endswith(f"_{name}") or longer.startswith(f"{name}_"))
+
+
+def members_of(tree: StatementTree, name: str) -> set[str]:
+    """Return the attributes and methods of a variable that a text mentions."""
+    return {
+        node.words[at + 2]
+        for node in tree.nodes
+        for at, word in enumerate(node.words[:-2])
+        if word == name and node.words[at + 1] == "." and (not at or node.words[at - 1] != ".")
+    }
 
 
 def free_names(tree: StatementTree) -> set[str]:

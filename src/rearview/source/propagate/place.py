@@ -100,9 +100,13 @@ def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
     low, high, agree = _range(spots, len(target.children))
     low, high = _beside_neighbour(spots, low, high, len(target.children))
     low, high, reachable = _reachable(target, low, high)
-    low = max([low, *_after_definitions(found, spot, target)])
-    if low > high:
-        return Nowhere("what it reads is set only after the place where it would stand")
+    after_definitions = max([low, *_after_definitions(found, spot, target)])
+    if after_definitions > high:
+        if not _set_otherwise(spots, spot, target, high):
+            return Nowhere("what it reads is set only after the place where it would stand")
+        reachable *= 0.9
+    else:
+        low = after_definitions
     chosen = between(found, spot, target, low, high)
     if isinstance(chosen, Nowhere):
         return chosen
@@ -221,10 +225,25 @@ def _inverted(anchors: list[_Anchor]) -> StatementNode | None:
 
     `with a: for x in y: f(x)` and then `g()` may have been `for x in y: with a: f(x)`, then `g()`.
     """
-    near = {a.before: a.old for a in anchors if a.near and a.exact}
-    if len(near) == 2 and near[True] in list(near[False].above()):
-        return near[False].parent
-    return None
+    near = {a.before: a for a in anchors if a.near}
+    if len(near) < 2 or near[True].old not in list(near[False].old.above()):
+        return None
+    inner = near[False].old.parent
+    exact = near[True].exact and near[False].exact
+    return (
+        inner if exact or (inner is not None and _is_other_branch(inner, near[True].old)) else None
+    )
+
+
+def _is_other_branch(block: StatementNode, check: StatementNode) -> bool:
+    """Return True if a block is the `else` of a check that otherwise leaves: it follows the check."""
+    tree = check.tree
+    return (
+        isinstance(tree, ast.If)
+        and block.parent is check
+        and block.role == "orelse"
+        and isinstance(tree.body[-1], LEAVING)
+    )
 
 
 def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
@@ -233,6 +252,14 @@ def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
     near = [a for a in exact if a.near]
     if len(near) == 2 and near[0].old.parent is near[1].old.parent:
         return near[0].old.parent
+    pair = sorted((a.old for a in anchors if a.near), key=lambda node: node.order)
+    if (
+        near
+        and len(pair) == 2
+        and pair[0].parent is pair[1].parent
+        and pair[0].index + 1 == pair[1].index
+    ):
+        return pair[0].parent  # they are next to each other, and one of them is unchanged
     close = [a for a in exact if a.far < 3]
     if near or len(close) < 2 or len({a.old.parent for a in close}) > 1:
         return None
@@ -429,6 +456,19 @@ def _after_definitions(found: Matching, spot: Spot, target: StatementNode) -> It
             yield at + 1
 
 
+def _set_otherwise(spots: dict[_Anchor, int], spot: Spot, target: StatementNode, at: int) -> bool:
+    """Return True if an unchanged neighbour is at a place where all that is read has a value.
+
+    The statement that sets it now was then paired with one of the same words farther down.
+    """
+    beside = any(a.near and a.exact and not a.before and spots[a] == at for a in spots)
+    return beside and all(
+        definition(target, at, name) is not None
+        for name in spot.used.reads
+        if definition(spot.block, spot.index, name) is not None
+    )
+
+
 def _copied_block(found: Matching, spot: Spot) -> StatementNode | None:
     """Return the old block of a statement of which the one around the place is a copy."""
     owner = spot.block.parent
@@ -476,7 +516,19 @@ def _at_edge(found: Matching, spot: Spot, target: StatementNode) -> Place | Nowh
         leaves = isinstance(target.children[-1].tree, LEAVING)
         if spot.index == len(spot.block.children) and not leaves:
             return Place(target, last, 0.8, ("it is the last of the same block",))
+    only = _only_place(target)
+    if only is not None and owner is not None and owner.is_scope and owner in found.there:
+        return Place(target, only, 0.75, ("it is the only place in that function",))
     return Nowhere("none of the statements around it can be found there")
+
+
+def _only_place(block: StatementNode) -> int | None:
+    """Return the one place of a block that consists of a `return`, and maybe a docstring before it."""
+    first = block.children[0].tree
+    words = isinstance(getattr(first, "value", None), ast.Constant) and isinstance(first, ast.Expr)
+    at = int(words)
+    left = block.children[at:]
+    return at if len(left) == 1 and isinstance(left[0].tree, LEAVING) else None
 
 
 def _why_nowhere(block: StatementNode) -> str:

@@ -359,7 +359,7 @@ def _carry_one(
     for other in candidates(files, new, statement.path, statement.lines, old):
         moved = carry(new, statement.lines, old[other])
         known = moved.line is None or (other, moved.line) in disproved
-        if not known and moved.confidence >= max(sure, 0.8):
+        if not known and moved.confidence >= max(sure, 0.75):
             hits.append((other, moved))
     if len(hits) > 1:
         names = " and ".join(name for name, _ in hits)
