@@ -88,3 +88,54 @@ def test_undo_of_a_large_namespace_takes_no_copy(shell):
     run(shell, "%rv undo")
     assert shell.user_ns["big"][0] == 1
     assert perf_counter() - begun < 5  # the measured number is in docs/notebooks.md
+
+
+def test_undo_brings_back_a_model_its_optimizer_and_tensors_that_share_memory(shell):
+    pytest.importorskip("torch")
+    run(
+        shell,
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))\n"
+        "model[1].weight = model[0].weight\n"  # tied
+        "row = model[0].weight.data[0]\n"  # a view of a parameter, under another name
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)\n"
+        "def step():\n"
+        "    loss = model(torch.ones(2, 4)).square().sum()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+        "    return loss.item()\n"
+        "step()",
+    )
+    space = shell.user_ns
+    weight = space["model"][0].weight
+    kept, gradient = weight.detach().clone(), weight.grad.clone()
+    run(shell, "after = [step(), step()]")
+    expected = space["after"]
+    assert not space["torch"].equal(space["model"][0].weight, kept)
+    run(shell, "%rv undo")
+    weight = space["model"][0].weight
+    assert space["torch"].equal(weight, kept)
+    assert space["torch"].equal(weight.grad, gradient)
+    assert space["model"][1].weight is weight
+    assert space["optimizer"].param_groups[0]["params"][0] is weight
+    assert space["row"].data_ptr() == weight.data_ptr()
+    run(shell, "again = [step(), step()]")
+    assert space["again"] == expected  # optimizer state and gradients are those of that time
+
+
+def test_a_tensor_comes_back_without_its_graph_and_that_is_said(shell):
+    pytest.importorskip("torch")
+    run(shell, "import torch\nx = torch.ones(3, requires_grad=True)\nloss = (x * 2).sum()")
+    run(shell, "loss = loss * 3")
+    shown = run(shell, "%rv undo").result
+    assert shell.user_ns["loss"].item() == 6
+    assert "loss (a tensor without the graph that computed it)" in repr(shown)
+
+
+def test_an_array_and_a_tensor_on_the_same_memory_are_refused_together(shell, capsys):
+    pytest.importorskip("torch")
+    run(shell, "import torch, numpy as np\na = np.zeros(4)\nt = torch.from_numpy(a)")
+    run(shell, "t += 1")
+    shell.run_cell("%rv undo")
+    assert "a, t cannot be brought back" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from rearview.errors import UsageError
 from rearview.state.variable_groups import (
     BY_REFERENCE,
     Serialized,
+    gc_paused,
     reachable,
     serialize,
     together,
@@ -38,6 +39,8 @@ class Group:
     refused: str = ""
     """Why they cannot be copied."""
     digest: str = ""
+    notes: tuple[str, ...] = ()
+    """What the copy lacks."""
 
     @property
     def nbytes(self) -> int:
@@ -131,11 +134,11 @@ class Undo:
         except Exception as exc:
             group.refused = f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"
             return
-        group.data, group.digest = copied.data, copied.digest
+        group.data, group.digest, group.notes = copied.data, copied.digest, copied.notes
         group.buffers = [bytearray(buffer.raw()) for buffer in copied.buffers]
 
     def back_to(self, moment: Moment) -> list[str]:
-        """Restore the variables to a moment; return the names that changed."""
+        """Restore the variables to a moment; return the names that changed, with what they lack now."""
         todo: dict[int, Group] = {}
         for name, group in moment.groups.items():
             if self._groups.get(name) is not group:
@@ -150,11 +153,15 @@ class Undo:
                 )
         before = self.variables()
         restored: dict[str, Any] = {}
+        lacking: dict[str, str] = {}
         for group in todo.values():
             assert group.data is not None
             # the copy becomes the variable; the next cell that reaches it makes a new copy
-            restored |= pickle.loads(group.data, buffers=group.buffers)
+            with gc_paused():
+                restored |= pickle.loads(group.data, buffers=group.buffers)
             group.data, group.buffers, group.digest = None, [], ""
+            if group.notes:
+                lacking |= dict.fromkeys(group.names, f" ({group.notes[0]})")
         kept = moment.groups.keys() | moment.references.keys()
         changed = sorted({*restored, *(before.keys() - kept)})
         for name in before.keys() - kept:
@@ -167,7 +174,7 @@ class Undo:
         self._groups = dict(moment.groups)
         _set_random(moment.random)
         del self.moments[self.moments.index(moment) + 1 :]
-        return changed
+        return [name + lacking.get(name, "") for name in changed]
 
     def undo(self) -> tuple[Moment, list[str]]:
         """Undo the last cell."""

@@ -348,7 +348,7 @@ def inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         yield from steps(
             ".", zip(("start", "stop", "step"), (obj.start, obj.stop, obj.step), strict=True)
         )
-    elif not rules.all_values(obj):
+    elif not rules.all_values(obj, levels=4):
         style = "{" if isinstance(obj, frozenset) else "["
         yield from steps(style, enumerate(obj))
     if rules.is_local(type(obj)):

@@ -86,13 +86,19 @@ class WalkRules:
             self._local[cls] = local
         return local
 
-    def all_values(self, items: Collection[object]) -> bool:
-        """Return True if all items are immutable values; fast: no Python call per item."""
+    def all_values(self, items: Collection[object], levels: int | None = None) -> bool:
+        """Return True if all items are immutable values; fast: no Python call per item.
+
+        With `levels`, tuples nested deeper than that count as mutable. A caller that goes on to look
+        inside each tuple then looks at no item more than `levels` times.
+        """
         types = set(map(type, items))
         if tuple in types:
+            if levels == 0:
+                return False
             types.discard(tuple)
             inner = list(chain.from_iterable(item for item in items if type(item) is tuple))
-            if not self.all_values(inner):
+            if not self.all_values(inner, None if levels is None else levels - 1):
                 return False
         return all(self.is_atom(t, items) for t in types)
 

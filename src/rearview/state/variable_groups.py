@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import io
 import pickle
@@ -11,6 +12,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from rearview.state.memory import bytes_of
 
 MOST_OBJECTS = 500_000
 """Objects that are looked at to see which variables share some; beyond that all count as one group."""
@@ -30,11 +33,25 @@ class Serialized:
     data: bytes
     buffers: list[pickle.PickleBuffer]
     digest: str
+    notes: tuple[str, ...] = ()
+    """What a copy that is made of this lacks."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the pickle and the buffers."""
         return len(self.data) + sum(buffer.raw().nbytes for buffer in self.buffers)
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """Collect no garbage in the body: it makes millions of objects, and none that can be collected."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def serialize(
@@ -47,14 +64,16 @@ def serialize(
     """Return variables as bytes; raise if something in them cannot be copied.
 
     Views of one array stay views of one. `by_name` returns the name under which an object is to be
-    found again instead of being copied, `refuse` why one cannot be copied. With `owned`, arrays own their
-    memory when they are loaded, and tensors keep their gradients, as the originals do.
+    found again instead of being copied, `refuse` why one cannot be copied. With `owned`, arrays and tensors own
+    their memory when they are loaded, as the originals do, and a tensor with a graph is refused; otherwise they
+    use the memory of the copy, and a tensor is copied without the graph that computed it, with a note.
     """
     import cloudpickle
     import xxhash
 
     buffers: list[pickle.PickleBuffer] = []
-    storages: dict[int, Any] = {}
+    memory: dict[int, Any] = {}
+    notes: list[str] = []
 
     class GroupPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, obj: Any) -> str | None:
@@ -64,22 +83,20 @@ def serialize(
             reason = refuse(obj)
             if reason:
                 raise TypeError(reason)
-            kept = _view_of(obj)
-            if kept is not None:
-                return kept
-            _check_storage(obj, storages)
-            kept = _as_owned(obj) if owned else None
-            if kept is not None:
-                return kept
-            return super().reducer_override(obj)
+            kept = _view_of(obj) or _tensor_parts(obj, memory, notes, owned=owned)
+            if kept is None:
+                _check_memory(obj, memory)
+                kept = _as_owned(obj) if owned else None
+            return super().reducer_override(obj) if kept is None else kept
 
     out = io.BytesIO()
-    GroupPickler(out, protocol=5, buffer_callback=buffers.append).dump(dict(content))
+    with gc_paused():
+        GroupPickler(out, protocol=5, buffer_callback=buffers.append).dump(dict(content))
     data = out.getvalue()
     digest = xxhash.xxh3_128(data)
     for buffer in buffers:
         digest.update(buffer.raw())
-    return Serialized(data, buffers, digest.hexdigest())
+    return Serialized(data, buffers, digest.hexdigest(), tuple(notes))
 
 
 def _view_of(obj: Any) -> Any:
@@ -98,25 +115,29 @@ def _view_of(obj: Any) -> Any:
     return _make_view, (root, obj.shape, obj.dtype, offset, obj.strides)
 
 
+def _check_memory(obj: Any, memory: dict[int, Any]) -> None:
+    """Raise if an array shares memory with a tensor: copies of them would not."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(obj, numpy.ndarray) and obj.size:
+        address = int(obj.__array_interface__["data"][0])
+        if isinstance(memory.setdefault(address, obj), _StorageBytes):
+            raise TypeError("an array and a tensor share memory")
+
+
 def _as_owned(obj: Any) -> Any:
-    """Return how to make an array anew that owns its memory, or a tensor with its gradient; else None."""
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None and type(obj) is numpy.ndarray:
-        flags = obj.flags
-        if obj.dtype.hasobject or not (flags.c_contiguous or flags.f_contiguous) or not obj.size:
-            return None
-        order = "C" if flags.c_contiguous else "F"
-        flat = obj.reshape(-1, order=order).view(numpy.uint8)
-        return _owned_array, (
-            pickle.PickleBuffer(flat),
-            *(obj.dtype, obj.shape, order, bool(flags.writeable)),
-        )
-    if torch is not None and isinstance(obj, torch.Tensor):
-        if obj.grad_fn is not None:
-            raise TypeError("a tensor that remembers how it was computed")
-        if obj.is_leaf and obj.grad is not None:
-            return _tensor_with_gradient, (*obj.__reduce_ex__(5), obj.grad)
-    return None
+    """Return how to make an array anew that owns its memory; None if it is not an array."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(obj) is not numpy.ndarray:
+        return None
+    flags = obj.flags
+    if obj.dtype.hasobject or not (flags.c_contiguous or flags.f_contiguous) or not obj.size:
+        return None
+    order = "C" if flags.c_contiguous else "F"
+    flat = obj.reshape(-1, order=order).view(numpy.uint8)
+    return _owned_array, (
+        pickle.PickleBuffer(flat),
+        *(obj.dtype, obj.shape, order, bool(flags.writeable)),
+    )
 
 
 def _owned_array(data: Any, dtype: Any, shape: Any, order: str, writeable: bool) -> Any:
@@ -129,15 +150,6 @@ def _owned_array(data: Any, dtype: Any, shape: Any, order: str, writeable: bool)
     return owned
 
 
-def _tensor_with_gradient(*parts: Any) -> Any:
-    make, args, *state, gradient = parts
-    tensor = make(*args)
-    if state:
-        tensor.__setstate__(state[0])
-    tensor.grad = gradient
-    return tensor
-
-
 def _make_view(root: Any, shape: Any, dtype: Any, offset: int, strides: Any) -> Any:
     import numpy as np
 
@@ -145,14 +157,74 @@ def _make_view(root: Any, shape: Any, dtype: Any, offset: int, strides: Any) -> 
     return np.ndarray(shape, dtype, plain, offset, strides)
 
 
-def _check_storage(obj: Any, seen: dict[int, Any]) -> None:
-    """Raise if two tensors share memory: copies of them would not."""
+class _StorageBytes:
+    """The memory of tensors; when it is loaded, the storage that all of them share again."""
+
+    def __init__(self, storage: Any, *, owned: bool) -> None:
+        self._storage = storage
+        self._owned = owned
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        if not self._storage.nbytes():
+            return _make_storage, (b"", True)
+        return _make_storage, (pickle.PickleBuffer(bytes_of(self._storage)), self._owned)
+
+
+def _make_storage(data: Any, owned: bool) -> Any:
+    import torch
+
+    if not len(data):
+        return torch.UntypedStorage()
+    shared = torch.frombuffer(data, dtype=torch.uint8)
+    return (shared.clone() if owned else shared).untyped_storage()
+
+
+def _tensor_parts(obj: Any, memory: dict[int, Any], notes: list[str], *, owned: bool) -> Any:
+    """Return how to make a plain tensor anew on the copy of its storage; None for other objects.
+
+    Raise if a tensor that cannot be made so shares memory with another: copies of them would not.
+    """
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(obj, torch.Tensor) or not obj.numel():
-        return
-    address = obj.untyped_storage().data_ptr()
-    if address and seen.setdefault(address, obj) is not obj:
+    if torch is None or not isinstance(obj, torch.Tensor):
+        return None
+    if obj.grad_fn is not None:
+        if owned:
+            raise TypeError("a tensor that remembers how it was computed")
+        notes.append("a tensor without the graph that computed it")
+    strided = obj.layout is torch.strided and not obj.is_quantized and not obj.is_nested
+    plain = type(obj) in {torch.Tensor, torch.nn.Parameter} and strided and obj.is_cpu
+    if not plain or obj._backward_hooks or obj.is_conj() or obj.is_neg():
+        address = obj.untyped_storage().data_ptr() if strided and obj.numel() else 0
+        if address and memory.setdefault(address, obj) is not obj:
+            raise TypeError("two tensors share memory")
+        if obj.is_leaf and obj.grad is not None:
+            raise TypeError(f"a {type(obj).__name__} with a gradient")
+        return None
+    storage = obj.untyped_storage()
+    address = storage.data_ptr() or id(obj)
+    shared = memory.setdefault(address, _StorageBytes(storage, owned=owned))
+    if not isinstance(shared, _StorageBytes):
         raise TypeError("two tensors share memory")
+    place = (obj.storage_offset(), tuple(obj.shape), obj.stride())
+    traits = (obj.requires_grad, isinstance(obj, torch.nn.Parameter))
+    state = {"grad": obj.grad if obj.is_leaf else None, **vars(obj)}
+    return _make_tensor, (shared, obj.dtype, place, traits), state, None, None, _set_attributes
+
+
+def _make_tensor(
+    storage: Any, dtype: Any, place: tuple[Any, ...], traits: tuple[bool, bool]
+) -> Any:
+    import torch
+
+    tensor = torch.empty(0, dtype=dtype).set_(storage, *place)
+    if traits[1]:
+        return torch.nn.Parameter(tensor, requires_grad=traits[0])
+    return tensor.requires_grad_(traits[0])
+
+
+def _set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(obj, name, value)
 
 
 def reachable(source: str, variables: Mapping[str, Any]) -> set[str] | None:
@@ -221,10 +293,36 @@ def together(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
             if top(first) != top(name):
                 parent[top(name)] = top(first)
             todo += gc.get_referents(one)
-            base = getattr(one, "base", None) if type(one).__module__ == "numpy" else None
-            if base is not None:
-                todo.append(base)
+            todo += _hidden_referents(one)
+            address = _memory_address(one)
+            if address:
+                first = owner.setdefault(-address, name)
+                if top(first) != top(name):
+                    parent[top(name)] = top(first)
     groups: dict[str, list[str]] = {}
     for name in variables:
         groups.setdefault(top(name), []).append(name)
     return [tuple(sorted(names)) for names in groups.values()]
+
+
+def _hidden_referents(obj: Any) -> list[Any]:
+    """Return objects that an array or tensor holds without telling the garbage collector."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and isinstance(obj, numpy.ndarray):
+        return [obj.base] if obj.base is not None else []
+    if torch is not None and isinstance(obj, torch.Tensor) and obj.is_leaf:
+        return [obj.grad] if obj.grad is not None else []
+    return []
+
+
+def _memory_address(obj: Any) -> int:
+    """Return where the memory of an array or tensor begins, for those that own or share it; else 0."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and isinstance(obj, numpy.ndarray):
+        return int(obj.__array_interface__["data"][0]) if obj.base is None and obj.size else 0
+    if torch is not None and isinstance(obj, torch.Tensor):
+        try:
+            return int(obj.untyped_storage().data_ptr())
+        except (NotImplementedError, RuntimeError):
+            return 0  # sparse, or on a device that has no addresses
+    return 0

@@ -8,9 +8,13 @@ import pickle
 import platform
 import random
 import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
 from rearview.runtime.cells.result_store import FORMAT
+from rearview.runtime.sandbox.entropy import after_import
+from rearview.state.code_lookup import PatchedBuiltin
 
 
 def digest_of(*parts: object) -> str:
@@ -77,6 +81,61 @@ def set_random(library: str, state: Any) -> None:
     else:
         torch = __import__("torch")
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+class RandomUse:
+    """The random states of libraries, cell by cell: which ones a cell draws from, and which it leaves."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        """By library, as the cells so far have left them."""
+        self.due: dict[str, str] = {}
+        """States that skipped cells left: set before the next cell is run."""
+        self._before: dict[str, str] = {}
+        self._seeded: set[str] = set()
+        for name in ("random", "numpy.random", "torch"):
+            after_import(name, self._watch_seed)
+
+    def begin(self) -> None:
+        """Take note of the states before a cell is run."""
+        self._seeded.clear()
+        self._before = random_digests()
+        self.states |= {k: self.states.get(k, v) for k, v in self._before.items()}
+
+    def take(self, put: Callable[[bytes], str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the states that a cell drew from, and those that it left, by library.
+
+        `put` stores a state and returns its digest.
+        """
+        used: dict[str, str] = {}
+        after: dict[str, str] = {}
+        for library, digest in random_digests().items():
+            before = self._before.get(library)
+            if digest == before:
+                continue
+            if before is not None and library not in self._seeded:
+                used[library] = before
+            if before is not None or library in self._seeded:
+                after[library] = put(random_bytes(library))
+                self.states[library] = after[library]
+            else:
+                self.states[library] = digest
+        return used, after
+
+    def _watch_seed(self, module: types.ModuleType) -> None:
+        """Notice when a random state is set before anything was drawn from it in a cell."""
+        library = {"numpy.random": "numpy"}.get(module.__name__, module.__name__)
+        name = "manual_seed" if library == "torch" else "seed"
+        real = getattr(module, name)
+        # the state with which it was imported: nothing was drawn from it yet
+        self._before.setdefault(library, random_digests()[library])
+
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            if random_digests().get(library) == self._before.get(library):
+                self._seeded.add(library)
+            return real(*args, **kwargs)
+
+        setattr(module, name, PatchedBuiltin(seed, real))
 
 
 def library_settings() -> dict[str, str]:

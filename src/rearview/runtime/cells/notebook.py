@@ -27,7 +27,7 @@ from rearview.errors import UsageError
 from rearview.model.lineage import CellLineage
 from rearview.model.plan import Control
 from rearview.runtime import importer
-from rearview.runtime.cells.kernel_reuse import KernelReuse
+from rearview.runtime.cells.cached_kernel import CachedKernel
 from rearview.runtime.importer import register_module
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
@@ -148,7 +148,7 @@ class Cells:
         self._stream_position: list[Any] = session.declared.get(entropy.ROOT, [])
         # as the last cell left it: between cells the kernel draws too
         self.random, self._last_position = random.getstate(), list(self._stream_position)
-        self.reuse: KernelReuse | None = None
+        self.reuse: CachedKernel | None = None
         clock.between_cells[:] = [lambda: not session.cell]
         self._expected = ""
         self._recorded = isinstance(session.compiler, importer.Compiler)
@@ -339,7 +339,7 @@ def run_notebook(control: Control, session: Session, app: Any) -> int:
     cells = Cells(session, notebook, f"{name}.py")
     _watch(app, cells)
     if control.reuse_cells and isinstance(session, Recorder) and cells.lineage is not None:
-        cells.reuse = KernelReuse.start(app.kernel, cells, session, cells.lineage)
+        cells.reuse = CachedKernel.start(app.kernel, cells, session, cells.lineage)
     session.code = 1 if notebook.cells else 0
     if control.kernel is not None:
         app.start()

@@ -1,4 +1,4 @@
-"""Reuse of results inside a kernel: messages of cells are kept and sent again, cells run late show nothing."""
+"""Execute a cell in a kernel, or send its cached results again; cells that are run late show nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import msgspec
 
 from rearview.model.lineage import CellLineage
 from rearview.runtime.cells.cell_analysis import analyse
-from rearview.runtime.cells.result_reuse import GIVEN_UP, GivenUp, ResultReuse
+from rearview.runtime.cells.cell_cache import CellCache
 from rearview.runtime.cells.result_store import ResultStore
+from rearview.runtime.cells.skipped_cells import GIVEN_UP, GivenUp
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import entropy
 from rearview.runtime.sandbox.lineage import Lineage
@@ -93,16 +94,16 @@ class ShownMessages:
         )
 
 
-class KernelReuse:
+class CachedKernel:
     """Decides, cell by cell, between giving results again and running."""
 
     def __init__(
-        self, kernel: Any, cells: RunsCells, session: Recorder, reuse: ResultReuse, off: str
+        self, kernel: Any, cells: RunsCells, session: Recorder, cache: CellCache, off: str
     ) -> None:
         self._kernel = kernel
         self._cells = cells
         self._session = session
-        self._reuse = reuse
+        self._cache = cache
         self._published = ShownMessages(kernel)
         self._off = off
         """Why nothing is reused; empty: results are."""
@@ -112,7 +113,7 @@ class KernelReuse:
     @classmethod
     def start(
         cls, kernel: Any, cells: RunsCells, session: Recorder, lineage: Lineage
-    ) -> KernelReuse | None:
+    ) -> CachedKernel | None:
         """Return the reuse of results for a notebook; None if its store is not trusted."""
         if not is_trusted(session.project.store, session.settings.trust):
             return None
@@ -120,7 +121,7 @@ class KernelReuse:
         for cell in cells.notebook.cells:
             if analyse(cell.source).shown:
                 off = f"cell {cell.number} reads results of earlier cells by `_`, `Out` or `In`"
-        reuse = ResultReuse(
+        cache = CellCache(
             ResultStore(session.project.cache / "cells"),
             kernel.shell.user_ns,
             session.modules.hides,
@@ -129,17 +130,17 @@ class KernelReuse:
             session.clock,
             session.declared.get(entropy.ROOT, []),
         )
-        return cls(kernel, cells, session, reuse, off)
+        return cls(kernel, cells, session, cache, off)
 
     async def before(self, cell: CodeCell, run: Callable[..., Any]) -> dict[str, Any] | None:
         """Return the kernel's reply if a cell's results were given again; None: it is to be run."""
         if self._off:
-            self._reuse.decisions.append((cell.number, self._off))
+            self._cache.decisions.append((cell.number, self._off))
             return None
         try:
-            entry, self._why = self._reuse.find(cell)
+            entry, self._why = self._cache.find(cell)
             if entry is not None:
-                for message in self._reuse.give(cell, entry):
+                for message in self._cache.give(cell, entry):
                     self._show(message)
                 return self._answer(cell)
 
@@ -147,7 +148,7 @@ class KernelReuse:
                 return await self._run_late(run, part, text)
 
             random.setstate(self._cells.random)
-            await self._reuse.prepare(cell, late_run)
+            await self._cache.prepare(cell, late_run)
             self._cells.random = random.getstate()
         except GivenUp as exc:
             return self._give_up(str(exc))
@@ -197,7 +198,7 @@ class KernelReuse:
         """Take in that a cell is about to run."""
         if not self._off:
             self._logged = self._session.log_calls
-            self._reuse.begin(cell)
+            self._cache.begin(cell)
 
     def after(self, cell: CodeCell, reply: Mapping[str, Any], done: CellLineage | None) -> None:
         """Take in what a cell that was run took in, left and showed."""
@@ -212,7 +213,7 @@ class KernelReuse:
         elif self._session.log_calls != self._logged:
             problem = "it logs values of this run"
         try:
-            self._reuse.end(cell, done, messages, problem, self._why)
+            self._cache.end(cell, done, messages, problem, self._why)
         except Exception as exc:
             self._off = f"keeping results failed: {type(exc).__name__}: {exc}"
 
@@ -220,6 +221,6 @@ class KernelReuse:
         """Write what was decided for each cell to the folder of the run, and remove old results."""
         folder: Path = self._session.runs.folder(self._session.run)
         if folder.is_dir():
-            facts = {"format": 1, "cells": self._reuse.decisions, "off": self._off}
+            facts = {"format": 1, "cells": self._cache.decisions, "off": self._off}
             publish(folder / FILE, msgspec.json.encode(facts))
-        self._reuse.store.prune()
+        self._cache.store.prune()

@@ -1,0 +1,240 @@
+"""Give the results of a cell again, without running it, if everything that it takes in is as it was.
+
+Inputs are the code, the variables that the cell can reach, files, folders that it listed, environment
+variables, modules of the project, random states, and settings of libraries. A cell that reads the clock, draws
+system randomness, starts processes, opens connections, or changes files without replacing their whole content,
+is always run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview.model.lineage import CellLineage
+from rearview.runtime.cells.cell_analysis import CellAnalysis, analyse
+from rearview.runtime.cells.cell_effects import CellEffects
+from rearview.runtime.cells.library_state import (
+    RandomUse,
+    base_digest,
+    digest_of,
+    library_settings,
+    listing,
+)
+from rearview.runtime.cells.notebook_state import NotebookState
+from rearview.runtime.cells.result_store import FORMAT, CellEntry, GroupRef, ResultStore
+from rearview.runtime.cells.skipped_cells import LateRun, Skipped, SkippedCells
+from rearview.runtime.sandbox.clock import Clock
+from rearview.runtime.sandbox.environment import names_read
+from rearview.runtime.sandbox.lineage import Lineage
+from rearview.source.cells import code_hash
+from rearview.source.notebooks import CodeCell
+
+_MACHINE = (
+    *("HOME", "PATH", "PWD", "OLDPWD", "TERM", "XDG_", "TMP", "SHLVL", "SSH_", "JPY_", "_"),
+    "PYDEVD",
+)
+"""Beginnings of environment variables that describe the machine: no inputs."""
+
+
+class CellCache:
+    """The results of one notebook's cells: which can be given again, and the state that they leave."""
+
+    def __init__(
+        self,
+        store: ResultStore,
+        namespace: dict[str, Any],
+        hides: Callable[[str], bool],
+        lineage: Lineage,
+        belongs: Callable[[str], bool],
+        clock: Clock | None,
+        chance: list[Any],
+    ) -> None:
+        self.store = store
+        self.state = NotebookState(store, namespace, hides)
+        self.decisions: list[tuple[int, str]] = []
+        """Number of each cell, and why it was run; empty: it was not."""
+        self._lineage = lineage
+        self._belongs = belongs
+        self._base = base_digest()
+        self._random = RandomUse()
+        self._skipped = SkippedCells(self.state, self._random)
+        self._effects = CellEffects(self.state, lineage, belongs, clock, chance)
+        self._environment: set[str] = set()
+        self._modules: dict[str, str] = {}
+
+    def find(self, cell: CodeCell) -> tuple[CellEntry | None, str]:
+        """Return the execution whose results can be given again, or why the cell must be run."""
+        analysis = analyse(cell.source)
+        why = "it has not been run before"
+        inputs = self.state.inputs(self.state.reach(analysis.names))
+        for entry in self.store.entries(self._code(cell)):
+            why = self._differs(entry, inputs)
+            if not why:
+                return entry, ""
+        return None, why
+
+    def _code(self, cell: CodeCell) -> str:
+        return digest_of(code_hash(cell.source), self._base, sorted(cell.tags))
+
+    def _differs(self, entry: CellEntry, inputs: Mapping[str, str]) -> str:
+        for name in sorted({*entry.inputs, *inputs}):
+            if entry.inputs.get(name) != inputs.get(name):
+                return f"{name} is not what it was"
+        if entry.settings != self.state.settings_digest():
+            return "settings of libraries are not what they were"
+        for library, state in entry.random.items():
+            if self._random.states.get(library) != state:
+                return f"it draws random numbers of {library}, whose state is not what it was"
+        for path, content in {**entry.files, **entry.written, **entry.modules}.items():
+            if self._lineage.content(path) != content:
+                return f"{path} is not what it was"
+        for path, names in entry.folders.items():
+            if listing(path) != names:
+                return f"the files in {path} are not those that were there"
+        for name, value in entry.environment.items():
+            if digest_of(os.environ.get(name)) != value:
+                return f"the environment variable {name} is not what it was"
+        gone = [g.names[0] for g in entry.groups if g.stored and not self.store.has(g.content)]
+        if gone:
+            return f"what it left in {gone[0]} was removed from the cache"
+        if not self.store.has(entry.messages):
+            return "what it showed was removed from the cache"
+        return ""
+
+    def give(self, cell: CodeCell, entry: CellEntry) -> list[dict[str, Any]]:
+        """Take over what a cell left, without loading it; return the messages that it sent."""
+        analysis = analyse(cell.source)
+        messages = msgspec.json.decode(self.store.get_bytes(entry.messages))
+        for group in entry.groups:
+            self.state.groups.update(dict.fromkeys(group.names, group))
+            self.state.absent |= set(group.names)
+        for name in entry.deleted:
+            self.state.forget(name)
+        for definition in analysis.definitions:
+            self.state.define(definition)
+            self.state.absent.add(definition.name)
+        for library, state in entry.random_after.items():
+            self._random.due[library] = state
+            self._random.states[library] = state
+        self._take_settings(entry, analysis)
+        self._environment |= set(entry.environment)
+        self._modules |= entry.modules
+        self._skipped.cells.append(Skipped(cell, entry, analysis))
+        self.decisions.append((cell.number, ""))
+        self._lineage.repeat(
+            CellLineage(
+                *(cell.number, code_hash(cell.source), entry.events, ""),
+                *(entry.seconds, entry.size),
+            )
+        )
+        return list(messages)
+
+    def _take_settings(self, entry: CellEntry, analysis: CellAnalysis) -> None:
+        self.state.settings |= msgspec.json.decode(entry.settings_after)
+        if entry.again:
+            self.state.hide_setup(analysis, entry.inputs)
+
+    async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
+        """Bring about the state that a cell is about to find; raise GivenUp if that cannot be done."""
+        await self._skipped.prepare(cell, late_run)
+
+    def begin(self, cell: CodeCell) -> None:
+        """Take note of the state before a cell is run."""
+        state = self.state
+        state.reached = state.reach(analyse(cell.source).names)
+        state.begin()
+        self._random.begin()
+        self._effects.begin()
+
+    def end(
+        self,
+        cell: CodeCell,
+        done: CellLineage | None,
+        messages: Sequence[dict[str, Any]],
+        problem: str,
+        why: str,
+    ) -> None:
+        """Take in what a cell that was run took in and left; keep it if that can be given again.
+
+        `problem` says why it cannot, as far as the kernel knows; `why` is why it was run.
+        """
+        analysis = analyse(cell.source)
+        inputs = self.state.inputs(self.state.reached)
+        settings = self.state.settings_digest()
+        problem = problem or self._effects.problem(analysis, done)
+        for definition in analysis.definitions:
+            self.state.define(definition)
+        used, after = self._random.take(self.store.put_bytes)
+        key = digest_of(
+            self._code(cell), sorted(inputs.items()), settings, sorted(used.items()), problem
+        )
+        if problem:
+            key = secrets.token_hex(16)  # nothing follows from the inputs
+        groups, deleted = self.state.take_changes(key, done.seconds if done else 0.0, analysis)
+        now = library_settings()
+        again = self._effects.sets_up(analysis, messages) or any(
+            self.state.settings.get(library, value) != value for library, value in now.items()
+        )
+        self.state.settings |= now
+        if again:
+            self.state.hide_setup(analysis, inputs)
+        reason = f"{why}; {problem}" if problem and why != problem else why
+        self.decisions.append((cell.number, reason))
+        if problem or done is None:
+            return
+        entry = self._entry(key, inputs, settings, used, after, groups, deleted, again, done)
+        shown = self.store.put_bytes(msgspec.json.encode(list(messages)))
+        self.store.add(self._code(cell), msgspec.structs.replace(entry, messages=shown))
+
+    def _entry(
+        self,
+        key: str,
+        inputs: dict[str, str],
+        settings: str,
+        used: dict[str, str],
+        after: dict[str, str],
+        groups: Sequence[GroupRef],
+        deleted: Sequence[str],
+        again: bool,
+        done: CellLineage,
+    ) -> CellEntry:
+        content, root = self._lineage.content, Path(self._lineage.root)
+        files = {
+            str(root / event[1]): event[2]
+            for event in done.events
+            if event[0] == "file" and str(root / event[1]) not in self._lineage.written
+        }
+        self._environment |= {
+            name for name in names_read() if not name.startswith((*_MACHINE, "REARVIEW", "PYTHON"))
+        }
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and self._belongs(file):
+                self._modules[file] = content(file)
+        return CellEntry(
+            format=FORMAT,
+            key=key,
+            inputs=inputs,
+            settings=settings,
+            random=used,
+            files=files,
+            folders={path: listing(path) for path in self._lineage.listed},
+            environment={name: digest_of(os.environ.get(name)) for name in self._environment},
+            modules=dict(self._modules),
+            groups=tuple(groups),
+            deleted=tuple(deleted),
+            random_after=after,
+            settings_after=msgspec.json.encode(self.state.settings).decode(),
+            written={path: content(path) for path in self._lineage.written},
+            again=again,
+            seconds=done.seconds,
+            size=done.size,
+            events=done.events,
+        )

@@ -1,0 +1,166 @@
+"""Effects of a cell outside its variables: which ones forbid to give its results again, and which set up a library."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rearview.model.lineage import CellLineage
+from rearview.runtime.cells.cell_analysis import FILE_QUESTIONS, CellAnalysis
+from rearview.runtime.cells.library_state import digest_of
+from rearview.runtime.cells.notebook_state import NotebookState
+from rearview.runtime.sandbox.clock import Clock
+from rearview.runtime.sandbox.lineage import Lineage
+from rearview.state.fingerprints import fingerprints
+from rearview.state.variable_groups import BY_REFERENCE
+
+OWN_TIMERS = (
+    *("sklearn.", "joblib.", "xgboost.", "lightgbm.", "statsmodels.", "scipy.", "torch.", "tqdm."),
+    *("threadpoolctl.", "matplotlib."),
+)
+"""Libraries that time their own work: a duration that they report is no input."""
+QUIET_MODULES = frozenset(
+    {"numpy", "pandas", "random", "matplotlib", "mpl_toolkits", "seaborn", "time", "gc", "pprint"}
+    | {"heapq", "bisect", "joblib", "pickle", "json", "csv", "math", "itertools", "collections"}
+    | {
+        "IPython",
+        "tqdm",
+        "scipy",
+        "torch",
+        "sklearn",
+        "statsmodels",
+        "builtins",
+        "copy",
+        "operator",
+    }
+)
+"""Libraries whose functions, called for their effect, change their arguments and nothing else."""
+SETTERS = (
+    *("set", "use", "config", "register", "enable", "disable", "style", "init", "install", "reset"),
+    *("filter", "simplefilter", "option", "theme", "patch"),
+)
+"""Beginnings of names of functions that change settings all the same."""
+
+
+class CellEffects:
+    """What the current cell does beside changing variables."""
+
+    def __init__(
+        self,
+        state: NotebookState,
+        lineage: Lineage,
+        belongs: Callable[[str], bool],
+        clock: Clock | None,
+        chance: list[Any],
+    ) -> None:
+        self._state = state
+        self._lineage = lineage
+        self._belongs = belongs
+        self._chance = chance
+        self._clock_readers: set[str] = set()
+        if clock is not None:
+            clock.listeners[:] = [self._clock_readers.add]
+        self._drawn: list[Any] = []
+        self._module_data: dict[str, str] = {}
+        self._threads: set[int | None] = set()
+
+    def begin(self) -> None:
+        """Take note of the process before a cell is run."""
+        self._clock_readers.clear()
+        self._drawn = list(self._chance)
+        self._module_data = self._project_data()
+        self._threads = {thread.ident for thread in threading.enumerate()}
+
+    def problem(self, analysis: CellAnalysis, done: CellLineage | None) -> str:
+        """Return why the results of a cell cannot be given again; empty if they can."""
+        if done is None:
+            return "its inputs were not recorded"
+        if self._lineage.barred:
+            return self._lineage.barred
+        kinds = {event[0]: event for event in done.events}
+        for kind in ("unseen", "more"):
+            if kind in kinds:
+                return f"its inputs are not all known ({kinds[kind][1]})"
+        if analysis.only_preamble:
+            return ""  # what libraries do while they are imported is no input
+        if analysis.refused:
+            return analysis.refused
+        reached = (
+            self._state.reached if self._state.reached is not None else set(self._state.definitions)
+        )
+        for name in sorted(reached & self._state.definitions.keys()):
+            asked = self._state.definitions[name][0].attributes & FILE_QUESTIONS
+            if asked:
+                return f"{name} asks the file system ({min(asked)})"
+        readers = sorted(
+            each for each in self._clock_readers if not f"{each}.".startswith(OWN_TIMERS)
+        )
+        if readers:
+            return f"it reads the clock ({'the cell' if readers[0] == '__main__' else readers[0]})"
+        if self._chance != self._drawn:
+            return "it draws randomness of the system"
+        if "process" in kinds:
+            return f"it starts a process ({' '.join(kinds['process'][1:])[:60]})"
+        if "socket" in kinds:
+            return f"it opens a connection ({kinds['socket'][1]})"
+        new = [t for t in threading.enumerate() if t.ident not in self._threads and not t.daemon]
+        if new:
+            return f"it leaves a thread running ({new[0].name})"
+        changed = [
+            name
+            for name, value in self._project_data().items()
+            if name in self._module_data and self._module_data[name] != value
+        ]
+        return f"it changes data of the module {changed[0]}" if changed else ""
+
+    def sets_up(self, analysis: CellAnalysis, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Return True if a cell changes something outside its variables, such as a library's settings."""
+        if analysis.sets_up:
+            return True
+        calls = set(analysis.calls)
+        if not any(message["type"] == "execute_result" for message in messages):
+            calls.add(analysis.last_call)
+        reached = (
+            self._state.reached if self._state.reached is not None else set(self._state.definitions)
+        )
+        for name in reached & self._state.definitions.keys():
+            calls |= self._state.definitions[name][0].calls
+        return any(map(self._sets_library, calls - {""}))
+
+    def _sets_library(self, call: str) -> bool:
+        root, _, rest = call.partition(".")
+        value = self._state.namespace.get(root.rstrip("="))
+        if call.endswith("="):
+            return isinstance(value, types.ModuleType)
+        if isinstance(value, types.ModuleType):
+            module = value.__name__
+        elif isinstance(value, type) or callable(value):
+            module = str(getattr(value, "__module__", None) or "")
+            if rest and not isinstance(value, type):
+                return False  # a method of an object
+        else:
+            return False
+        if module == "__main__":
+            return False  # its own calls are looked at
+        name = call.rpartition(".")[2]
+        return module.partition(".")[0] not in QUIET_MODULES or name.startswith(SETTERS)
+
+    def _project_data(self) -> dict[str, str]:
+        """Return a fingerprint of the data of each module of the project."""
+        found: dict[str, str] = {}
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if name != "__main__" and isinstance(file, str) and self._belongs(file):
+                data = {
+                    key: value
+                    for key, value in vars(module).items()
+                    if not key.startswith("__") and not isinstance(value, BY_REFERENCE)
+                }
+                known = fingerprints(data, 0.05)
+                found[name] = digest_of(
+                    sorted((k, known.get(k, str(id(v)))) for k, v in data.items())
+                )
+        return found

@@ -1,0 +1,190 @@
+"""Bring about the state that skipped cells leave, when a cell that is run can reach it.
+
+Skipped cells leave their variables on disk: they are loaded when a cell that runs can reach them. Their imports
+and definitions are run first, and cells whose variables could not be stored are run again.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from rearview.runtime.cells.cell_analysis import CellAnalysis, analyse
+from rearview.runtime.cells.library_state import RandomUse, library_settings, set_random
+from rearview.runtime.cells.notebook_state import NotebookState
+from rearview.runtime.cells.result_store import CellEntry, GroupRef
+from rearview.source.notebooks import CodeCell
+
+GIVEN_UP = "KeptResultsUnusable"
+"""Error that a cell shows if the notebook has to be run again from its first cell."""
+
+
+class GivenUp(Exception):  # noqa: N818 - it says what happened
+    """The state that a cell needs cannot be brought about from kept results."""
+
+
+@dataclass(slots=True)
+class Skipped:
+    """A cell whose results were given again."""
+
+    cell: CodeCell
+    entry: CellEntry
+    analysis: CellAnalysis
+    done: bool = False
+    """Whether its set-up part was run after all."""
+
+
+LateRun = Callable[[CodeCell, str], Awaitable[str]]
+"""Runs a text as (part of) a cell without showing anything; returns why it failed, or empty."""
+
+
+class SkippedCells:
+    """The cells whose results were given again, in order."""
+
+    def __init__(self, state: NotebookState, random: RandomUse) -> None:
+        self.state = state
+        self.random = random
+        self.cells: list[Skipped] = []
+
+    async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
+        """Bring about the state that a cell is about to find; raise GivenUp if that cannot be done."""
+        for skipped in self.cells:
+            if skipped.done:
+                continue
+            skipped.done = True
+            if skipped.entry.again:
+                await self._run_late(skipped, late_run)
+            elif skipped.analysis.preamble:
+                await self._run_preamble(skipped, late_run)
+        reached = self.state.reach(analyse(cell.source).names)
+        await self._load(self.state.absent if reached is None else reached, late_run)
+        for library, state in self.random.due.items():
+            set_random(library, pickle.loads(self.state.store.get_bytes(state)))
+        self.random.due = {}
+        live = library_settings()
+        different = [k for k, value in live.items() if self.state.settings.get(k, value) != value]
+        if different and self.cells:
+            raise GivenUp(f"the settings of {different[0]} cannot be brought about")
+        self.state.settings |= live
+
+    async def _run_preamble(self, skipped: Skipped, late_run: LateRun) -> None:
+        at_once = {name for each in skipped.analysis.definitions for name in each.at_once}
+        reached = self.state.reach(at_once)
+        await self._load(self.state.absent if reached is None else reached, late_run)
+        failed = await late_run(skipped.cell, skipped.analysis.preamble)
+        if failed:
+            raise GivenUp(
+                f"the imports and definitions of cell {skipped.cell.number} fail: {failed}"
+            )
+        defined = {each.name for each in skipped.analysis.definitions}
+        for name in [*self.state.absent & self.state.namespace.keys()]:
+            group = self.state.groups.get(name)
+            if group is None:
+                if name in defined:
+                    self.state.absent.discard(name)
+            elif self.state.is_reference(name, group):
+                self.state.absent.discard(name)
+            else:
+                del self.state.namespace[name]  # it was bound again later: that content is loaded
+
+    async def _run_late(
+        self, skipped: Skipped, late_run: LateRun, chain: frozenset[str] = frozenset()
+    ) -> None:
+        """Run a skipped cell after all, with the inputs that it had.
+
+        `chain` are variables that skipped cells before it have just made, for this one to change.
+        """
+        entry, number = skipped.entry, skipped.cell.number
+        skipped.done = True
+        if entry.random:
+            raise GivenUp(f"cell {number} would have to run again with random states of that time")
+        older: list[str] = []
+        for name, content in entry.inputs.items():
+            if self.state.content_of(name) == content or (
+                name in chain and name in self.state.namespace
+            ):
+                continue
+            if name not in self.state.absent or not self.state.store.has(content):
+                raise GivenUp(
+                    f"cell {number} would have to run again, and {name} has changed since"
+                )
+            older.append(content)
+        left = {name for group in entry.groups for name in group.names} | set(entry.deleted)
+        made = {name: group for group in entry.groups for name in group.names}
+        for name in left - chain:
+            if name not in self.state.absent and self.state.groups.get(name) != made.get(name):
+                raise GivenUp(
+                    f"cell {number} would have to run again, and {name} has changed since"
+                )
+        current = {n for n, content in entry.inputs.items() if self.state.content_of(n) == content}
+        await self._load(current - chain, late_run)
+        stale = left - chain
+        for content in older:
+            values = self.state.store.get(content, self.state.namespace.__getitem__)
+            self.state.namespace.update(values)
+            stale |= values.keys() - chain
+        failed = await late_run(skipped.cell, skipped.cell.text)
+        if failed:
+            raise GivenUp(f"cell {number} fails when it is run again: {failed}")
+        for group in entry.groups:
+            if any(self.state.groups.get(name) != group for name in group.names):
+                continue
+            self.state.absent -= set(group.names)
+            stale -= set(group.names)
+            if (
+                group.stored
+                and self.state.serialized(group.names, self.state.references()).digest
+                != group.content
+            ):
+                raise GivenUp(f"cell {number} leaves other values in {group.names[0]} this time")
+        for name in stale & self.state.namespace.keys():
+            del self.state.namespace[
+                name
+            ]  # it was changed later: that content is loaded when it is needed
+        self.state.absent -= {each.name for each in skipped.analysis.definitions}
+
+    async def _load(self, names: Iterable[str], late_run: LateRun) -> None:
+        """Load variables, or run the cells again that make those that cannot be loaded."""
+        todo = {name for name in names if name in self.state.absent}
+        for name in sorted(todo, key=self._first_maker):
+            group = self.state.groups.get(name)
+            if name not in self.state.absent or group is None:
+                continue
+            needed = {each for each in group.uses if each != "*"} - {name}
+            await self._load(needed & self.state.absent - set(group.names), late_run)
+            if group.stored:
+                try:
+                    values = self.state.store.get(group.content, self.state.namespace.__getitem__)
+                except Exception as exc:
+                    raise GivenUp(f"{name} cannot be loaded: {exc}") from exc
+                # a name that was bound to something else since is left alone
+                current = {n: v for n, v in values.items() if self.state.groups.get(n) == group}
+                self.state.namespace.update(current)
+                self.state.absent -= set(current)
+                self.state.loaded[group.names] = ""
+                continue
+            await self._make_again(group, late_run)
+
+    async def _make_again(self, group: GroupRef, late_run: LateRun) -> None:
+        """Run the skipped cells again that made variables which could not be stored, and changed them."""
+        if not any(group in each.entry.groups for each in self.cells):
+            raise GivenUp(f"{group.names[0]} was not kept: {group.why}")
+        chain, cells = set(group.names), list[Skipped]()
+        for skipped in reversed(self.cells):
+            touched = [
+                each
+                for each in skipped.entry.groups
+                if not each.stored and not chain.isdisjoint(each.names)
+            ]
+            if touched:
+                cells.append(skipped)
+                chain |= {name for each in touched for name in each.names}
+        for skipped in reversed(cells):
+            await self._run_late(skipped, late_run, frozenset(chain))
+        if not self.state.absent.isdisjoint(group.names):
+            raise GivenUp(f"{group.names[0]} could not be made again")
+
+    def _first_maker(self, name: str) -> int:
+        group = self.state.groups.get(name)
+        return next((i for i, each in enumerate(self.cells) if group in each.entry.groups), 0)
