@@ -199,7 +199,7 @@ def _dice(one: Sequence[str], two: Sequence[str]) -> float:
 
 
 LIKE = 0.5  # two statements less alike than this are two statements
-EMPTIED = 8  # a function of so few statements is paired by its name, whatever is in it
+EMPTIED = 5  # a function of so few statements is paired by its name, whatever is in it
 MANY = 10  # so many equal statements identify a function that was mostly rewritten
 MAX_GAP = 40_000  # beyond this product of lengths a gap is aligned by identical statements only
 
