@@ -326,3 +326,26 @@ def test_a_body_that_went_into_another_function_is_found_in_the_old_one():
     pairs = {a.start: b.start for a, b in match(*trees).there.items() if a.kind == "FunctionDef"}
     assert pairs == {5: 1}
     assert "        fit(batch)\n        log(step_0)  # LOG\n" in carried(new, old)
+
+
+def test_a_counter_that_a_class_of_another_file_sets_may_be_there():
+    new = """
+        from base import Sampler
+        class Tree(Sampler):
+            def sample(self):
+                done = self.grow()
+                if done:
+                    self.accepted += 1
+                    log(self.accepted)  # LOG
+                return done
+    """
+    old = """
+        from base import Sampler
+        class Tree(Sampler):
+            def sample(self):
+                done = self.grow()
+                if done:
+                    self.finish()
+                return done
+    """
+    assert "    log(self.accepted)  # LOG\n" in carried(new, old, sure=0.5)

@@ -410,6 +410,8 @@ def _defined(found: Matching, asked: set[str]) -> set[str]:
     for node in found.new.nodes:
         if node.is_block or asked.isdisjoint(word.lstrip("'") for word in node.words):
             continue
+        if isinstance(node.tree, ast.AugAssign):
+            continue  # it changes what was defined before, maybe in a class of another file
         if isinstance(node.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
             defined.add(node.tree.name)
             continue
