@@ -174,5 +174,5 @@ def _reduce(
         fraction = len(only) / sum(isinstance(cell, int) for cell in before)
         tail = segment.tail and "tail" not in before - now
         segment = replace(segment, only=only, tail=tail, seconds=fraction * segment.seconds)
-    reduced = replace(request, names=names, wanted=probes)
+    reduced = replace(request, names=names, requested=probes)
     return reduced, segment, first and "head" not in before - now

@@ -292,9 +292,11 @@ def _doubts(outcomes: Sequence[ReplayOutcome], redone: Sequence[ReplayOutcome]) 
         if not outcome.proved:
             key = (f"{outcome.proof.verdict}:", output.RED, outcome.proof.why)
             lines.setdefault(key, []).append(outcome)
-    given = {(outcome.run, why) for (_, _, why), those in lines.items() for outcome in those}
+    shown_reasons = {
+        (outcome.run, why) for (_, _, why), those in lines.items() for outcome in those
+    }
     for outcome in redone:
-        if (outcome.run, outcome.redone) not in given:
+        if (outcome.run, outcome.redone) not in shown_reasons:
             why = f"the try from a checkpoint did not do: {outcome.redone}"
             lines.setdefault(("redone from the start:", output.YELLOW, why), []).append(outcome)
     return [

@@ -422,7 +422,9 @@ class Replayer(Session):
         path = trace.tb_frame.f_code.co_filename if trace is not None else ""
         file = Path(path).name
         self.misplaced = isinstance(exc, WrongKindError) or _is_unknown_name(exc, trace)
-        known = [one for one in self.segment.probes if Path(path).as_posix().endswith(f"/{one}")]
+        known = [
+            probed for probed in self.segment.probes if Path(path).as_posix().endswith(f"/{probed}")
+        ]
         self.report.probe = (max(known, key=len), line) if known else None
         self.report.raised = f"{type(exc).__name__}: {exc}"
         where = f" at {point}" if (point := self.point()).steps else ""

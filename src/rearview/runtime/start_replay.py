@@ -230,5 +230,5 @@ def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[s
         temporary=temporary(),
         gone={path for path in places if os.path.lexists(path)},
         drafts=frozenset(places),
-        folded={f"{tree}{os.sep}{one}" for one in segment.folded},
+        folded={f"{tree}{os.sep}{folder}" for folder in segment.folded},
     )

@@ -78,11 +78,11 @@ class IndexCache:
     def load(self, duck: Duck, columns: Mapping[str, str]) -> dict[str, KeptRun]:
         """Fill the tables of the index; return the runs that are in them, none if there is no intact cache."""
         try:
-            found = msgspec.msgpack.decode(self._index.read_bytes(), type=_Index)
-            if found.format != FORMAT:
+            index = msgspec.msgpack.decode(self._index.read_bytes(), type=_Index)
+            if index.format != FORMAT:
                 return {}
             for table in TABLES:
-                file = self.folder / Path(found.folder).name / f"{table}.parquet"
+                file = self.folder / Path(index.folder).name / f"{table}.parquet"
                 duck.execute(
                     f"INSERT INTO page.{table} BY NAME SELECT {columns[table]} FROM "
                     f"read_parquet({files([file])})"
@@ -91,4 +91,4 @@ class IndexCache:
             for table in TABLES:
                 duck.execute(f"DELETE FROM page.{table}")
             return {}
-        return found.runs
+        return index.runs

@@ -6,7 +6,6 @@ import hashlib
 import os
 import pickle
 import platform
-import random
 import sys
 import types
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 from rearview.runtime.cells.result_store import FORMAT
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.state.code_lookup import PatchedBuiltin
+from rearview.state.codecs.rng import read_random_state, write_random_state
 
 
 def digest_of(*parts: object) -> str:
@@ -48,13 +48,8 @@ def base_digest() -> str:
 
 
 def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"random": random.getstate()}
-    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
-    if numpy is not None:
-        states["numpy"] = numpy.get_state()
-    if torch is not None:
-        states["torch"] = torch.get_rng_state().numpy().tobytes()
-    return states
+    """Return the random states of libraries on the CPU, by library."""
+    return {name: state for name, state in read_random_state().items() if name != "devices"}
 
 
 def random_bytes(library: str) -> bytes:
@@ -74,13 +69,7 @@ def random_digests() -> dict[str, str]:
 
 def set_random(library: str, state: Any) -> None:
     """Set the random state of a library."""
-    if library == "random":
-        random.setstate(state)
-    elif library == "numpy":
-        __import__("numpy").random.set_state(state)
-    else:
-        torch = __import__("torch")
-        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    write_random_state({library: state})
 
 
 class RandomUse:

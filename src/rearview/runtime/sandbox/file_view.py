@@ -176,7 +176,7 @@ class FileView:
         """Return True if a real path is one of the user's files."""
         full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
         if full.startswith(self.scratch + os.sep):
-            return any(full.startswith(one + os.sep) for one in self.folded)
+            return any(full.startswith(folder + os.sep) for folder in self.folded)
         if self.is_inside(full):
             own = not full[len(self.root) :].startswith(f"{os.sep}{FOLDER}")
             return own and not full.startswith(self.installed)
@@ -208,7 +208,7 @@ class FileView:
         if self.folded:
             self.unfold(real, itself=True)
             while below := next(
-                (one for one in self.folded if one.startswith(_full(real) + os.sep)), ""
+                (folder for folder in self.folded if folder.startswith(_full(real) + os.sep)), ""
             ):
                 self.unfold(below, itself=True)  # the link would lead to where it was
         plain = self._plain(real)
@@ -229,7 +229,7 @@ class FileView:
     def folded_in(self, real: str) -> set[str]:
         """Return the names of the folded folders in a real folder."""
         start = _full(real) + os.sep
-        names = (one[len(start) :] for one in self.folded if one.startswith(start))
+        names = (folder[len(start) :] for folder in self.folded if folder.startswith(start))
         return {name for name in names if os.sep not in name}
 
     def unfold(self, real: Any, *, itself: bool = False) -> None:
@@ -242,9 +242,9 @@ class FileView:
         path = _full(real)
         while around := next(
             (
-                one
-                for one in self.folded
-                if path.startswith(one + os.sep) or (itself and path == one)
+                folder
+                for folder in self.folded
+                if path.startswith(folder + os.sep) or (itself and path == folder)
             ),
             None,
         ):
