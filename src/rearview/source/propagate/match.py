@@ -6,197 +6,14 @@ and classes are paired first, so that the rest is many small problems. `probes.a
 question: docs/decisions/two-matchings.md.
 """
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from rearview.source.propagate.common_subsequence import align
+from rearview.source.propagate.similarity import KEYWORDS, lead, likeness, value_of
 from rearview.source.trees import StatementNode, StatementTree
-
-MAX_TABLE = 250_000  # beyond this product of lengths only items that occur once are aligned
-
-
-def align(
-    ones: Sequence[int], twos: Sequence[int], weights: Sequence[int] | None = None
-) -> list[tuple[int, int]]:
-    """Return the pairs of positions that have the same items, in order.
-
-    Items that occur once on both sides are paired first (patience); where these cross, the heavier run by
-    `weights` of the first sequence wins. Between them, the longest common subsequence decides.
-
-    >>> align([1, 2, 3, 2], [2, 3, 1, 2])
-    [(1, 0), (2, 1), (3, 3)]
-    """
-    found: list[tuple[int, int]] = []
-    work = [(0, len(ones), 0, len(twos))]
-    while work:
-        i, k, j, m = work.pop()
-        while i < k and j < m and ones[i] == twos[j]:
-            found.append((i, j))
-            i, j = i + 1, j + 1
-        while i < k and j < m and ones[k - 1] == twos[m - 1]:
-            k, m = k - 1, m - 1
-            found.append((k, m))
-        if i == k or j == m:
-            continue
-        anchors = _unique(ones, twos, (i, k), (j, m), weights)
-        if not anchors:
-            if (k - i) * (m - j) <= MAX_TABLE:
-                found.extend(_longest(ones, twos, (i, k), (j, m)))
-            continue
-        found.extend(anchors)
-        edges = [(i - 1, j - 1), *anchors, (k, m)]
-        work.extend((a + 1, b, c + 1, d) for (a, c), (b, d) in pairwise(edges))
-    return sorted(found)
-
-
-def _unique(
-    ones: Sequence[int],
-    twos: Sequence[int],
-    here: tuple[int, int],
-    there: tuple[int, int],
-    weights: Sequence[int] | None,
-) -> list[tuple[int, int]]:
-    (i, k), (j, m) = here, there
-    once, also = Counter(ones[i:k]), Counter(twos[j:m])
-    place = {twos[at]: at for at in range(j, m) if also[twos[at]] == 1}
-    pairs = [
-        (at, place[ones[at]]) for at in range(i, k) if once[ones[at]] == 1 and ones[at] in place
-    ]
-    # the heaviest run of pairs whose second positions rise: the runs kept end later the heavier
-    # they are; a run that ends later and is not heavier is of no use
-    ends: list[int] = []
-    totals: list[int] = []
-    last: list[int] = []
-    before = [-1] * len(pairs)
-    for at, (first, second) in enumerate(pairs):
-        spot = bisect_left(ends, second)
-        before[at] = last[spot - 1] if spot else -1
-        total = (totals[spot - 1] if spot else 0) + (weights[first] if weights else 1)
-        stop = spot
-        while stop < len(ends) and totals[stop] <= total:
-            stop += 1
-        ends[spot:stop] = [second]
-        totals[spot:stop] = [total]
-        last[spot:stop] = [at]
-    chain: list[tuple[int, int]] = []
-    at = last[-1] if last else -1
-    while at >= 0:
-        chain.append(pairs[at])
-        at = before[at]
-    return chain[::-1]
-
-
-def _longest(
-    ones: Sequence[int], twos: Sequence[int], here: tuple[int, int], there: tuple[int, int]
-) -> list[tuple[int, int]]:
-    (i, k), (j, m) = here, there
-    width = m - j
-    table = [[0] * (width + 1)]
-    for at in range(k - 1, i - 1, -1):
-        below = table[-1]
-        row = [0] * (width + 1)
-        item = ones[at]
-        for col in range(width - 1, -1, -1):
-            if item == twos[j + col]:
-                row[col] = below[col + 1] + 1
-            else:
-                row[col] = max(row[col + 1], below[col])
-        table.append(row)
-    table.reverse()
-    pairs: list[tuple[int, int]] = []
-    at, col = 0, 0
-    while at < k - i and col < width:
-        if ones[i + at] == twos[j + col] and table[at][col] == table[at + 1][col + 1] + 1:
-            pairs.append((i + at, j + col))
-            at, col = at + 1, col + 1
-        elif table[at + 1][col] >= table[at][col + 1]:
-            at += 1
-        else:
-            col += 1
-    return pairs
-
-
-_SIMPLE = {"Assign", "Expr", "AugAssign"}
-_REWRITTEN = {"If", "For", "While", "With", "Try", "Assert"}
-_KEYWORDS = {"if", "for", "while", "with", "try", "in", "as", "assert", "raise", "not", ":"}
-_SETS = {"=", "+=", "-=", "*=", "/="}
-
-
-def likeness(one: StatementNode, two: StatementNode) -> float:
-    """Return how similar two statements are, from 0 to 1, by the words they share.
-
-    The variables a statement sets, and the function it calls, count more than the rest.
-    """
-    if one.kind == two.kind:
-        value = _dice(one.words, two.words)
-        first = lead(one)
-        if first and first == lead(two):
-            value = max(value, 0.35 + 0.65 * value)
-        return value
-    if {one.kind, two.kind} <= _SIMPLE:
-        return 0.9 * _dice(_tail(one), _tail(two))
-    if {one.kind, two.kind} <= {"Return", *_SIMPLE}:  # what is computed, returned or not
-        short = min(len(one.words), len(two.words)) < 4
-        return 0.0 if short else 0.9 * _dice(_tail(one), _tail(two))
-    if one.is_block or two.is_block or one.is_scope or two.is_scope:
-        return 0.0
-    if {one.kind, two.kind} & _REWRITTEN:
-        # a loop or a check that was written with another keyword says most of the same words
-        ones, twos = whole_words(one), whole_words(two)
-        if max(len(ones), len(twos)) <= 120:
-            value = _dice(ones, twos)
-            return 0.85 * value if value >= 0.7 else 0.0
-    return 0.0
-
-
-def whole_words(node: StatementNode) -> list[str]:
-    """Return the words of a statement and of all statements inside it, without keywords."""
-    return [word for each in node.walk() for word in each.words if word not in _KEYWORDS]
-
-
-def value_of(node: StatementNode) -> tuple[str, ...]:
-    """Return what a simple assignment computes; empty if the value is trivial."""
-    if node.kind != "Assign" or not lead(node):
-        return ()
-    value = node.words[len(lead(node)) + 1 :]
-    return value if len(value) >= 5 else ()
-
-
-def lead(node: StatementNode) -> tuple[str, ...]:
-    """Return what a simple statement sets, or the dotted name it calls; empty if neither."""
-    words = node.words
-    if node.kind in {"Assign", "AugAssign"}:
-        for at, word in enumerate(words[:12]):
-            if word in _SETS:
-                return words[:at]
-        return ()
-    if node.kind == "Expr":
-        at = 1
-        while at + 1 < len(words) and words[at] == ".":
-            at += 2
-        return words[:at] if at > 1 else ()
-    return ()
-
-
-def _tail(node: StatementNode) -> tuple[str, ...]:
-    return node.words[len(lead(node)) + 1 :] if node.kind != "Expr" else node.words
-
-
-def _dice(one: Sequence[str], two: Sequence[str]) -> float:
-    if one == two:
-        return 1.0
-    if not one or not two:
-        return 0.0
-    count = Counter(one)
-    shared = 0
-    for word in two:
-        if count.get(word, 0) > 0:
-            count[word] -= 1
-            shared += 1
-    return 2 * shared / (len(one) + len(two))
-
 
 LIKE = 0.5  # two statements less alike than this are two statements
 EMPTIED = 5  # a function of so few statements is paired by its name, whatever is in it
@@ -646,7 +463,7 @@ class _Matcher:
         one, two = ones[0], twos[0]
         if one.kind != two.kind:
             return
-        heads = [{word for word in each.words if word not in _KEYWORDS} for each in (one, two)]
+        heads = [{word for word in each.words if word not in KEYWORDS} for each in (one, two)]
         shared = len(heads[0] & heads[1])
         if 2 * shared > min(map(len, heads)) or heads[0] == heads[1]:
             self.found.pair(one, two)

@@ -1,7 +1,7 @@
 """Find the place in the old tree that corresponds to a place in the new tree.
 
 A place is between two statements of a block. The paired statements around it are the anchors; if several
-places are between the same two anchors, `gap` chooses.
+places are between the same two anchors, `place_between` chooses.
 """
 
 import ast
@@ -18,8 +18,17 @@ from rearview.source.data_flow import (
     uses,
     visible,
 )
-from rearview.source.propagate.gap import LEAVING, REACH, Nowhere, Spot, between, child_of, siblings
-from rearview.source.propagate.match import Matching, likeness
+from rearview.source.propagate.match import Matching
+from rearview.source.propagate.place_between import (
+    LEAVING,
+    REACH,
+    Nowhere,
+    Spot,
+    between,
+    child_of,
+    siblings,
+)
+from rearview.source.propagate.similarity import likeness
 from rearview.source.propagate.splice import indent_of
 from rearview.source.trees import StatementNode, StatementTree
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rearview.source.data_flow import uses
-from rearview.source.propagate.gap import Nowhere, Spot
 from rearview.source.propagate.match import Matching, match
 from rearview.source.propagate.names import (
     Votes,
@@ -20,6 +19,7 @@ from rearview.source.propagate.names import (
     resolve,
 )
 from rearview.source.propagate.place import Place, anywhere, locate, others, place_at
+from rearview.source.propagate.place_between import Nowhere, Spot
 from rearview.source.propagate.splice import (
     comment_above,
     idle,

@@ -17,7 +17,8 @@ from rearview.source.data_flow import (
     uses,
     visible,
 )
-from rearview.source.propagate.match import Matching, lead
+from rearview.source.propagate.match import Matching
+from rearview.source.propagate.similarity import lead
 from rearview.source.trees import StatementNode
 
 REACH = 8  # siblings looked at on either side
