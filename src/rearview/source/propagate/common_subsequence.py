@@ -12,7 +12,7 @@ MAX_TABLE = 250_000  # beyond this product of lengths only items that occur once
 
 
 def align(
-    ones: Sequence[int], twos: Sequence[int], weights: Sequence[int] | None = None
+    firsts: Sequence[int], seconds: Sequence[int], weights: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
     """Return the pairs of positions that have the same items, in order.
 
@@ -22,41 +22,43 @@ def align(
     >>> align([1, 2, 3, 2], [2, 3, 1, 2])
     [(1, 0), (2, 1), (3, 3)]
     """
-    found: list[tuple[int, int]] = []
-    work = [(0, len(ones), 0, len(twos))]
+    pairs: list[tuple[int, int]] = []
+    work = [(0, len(firsts), 0, len(seconds))]
     while work:
         i, k, j, m = work.pop()
-        while i < k and j < m and ones[i] == twos[j]:
-            found.append((i, j))
+        while i < k and j < m and firsts[i] == seconds[j]:
+            pairs.append((i, j))
             i, j = i + 1, j + 1
-        while i < k and j < m and ones[k - 1] == twos[m - 1]:
+        while i < k and j < m and firsts[k - 1] == seconds[m - 1]:
             k, m = k - 1, m - 1
-            found.append((k, m))
+            pairs.append((k, m))
         if i == k or j == m:
             continue
-        anchors = _unique(ones, twos, (i, k), (j, m), weights)
+        anchors = _unique(firsts, seconds, (i, k), (j, m), weights)
         if not anchors:
             if (k - i) * (m - j) <= MAX_TABLE:
-                found.extend(_longest(ones, twos, (i, k), (j, m)))
+                pairs.extend(_longest(firsts, seconds, (i, k), (j, m)))
             continue
-        found.extend(anchors)
+        pairs.extend(anchors)
         edges = [(i - 1, j - 1), *anchors, (k, m)]
         work.extend((a + 1, b, c + 1, d) for (a, c), (b, d) in pairwise(edges))
-    return sorted(found)
+    return sorted(pairs)
 
 
 def _unique(
-    ones: Sequence[int],
-    twos: Sequence[int],
+    firsts: Sequence[int],
+    seconds: Sequence[int],
     here: tuple[int, int],
     there: tuple[int, int],
     weights: Sequence[int] | None,
 ) -> list[tuple[int, int]]:
     (i, k), (j, m) = here, there
-    once, also = Counter(ones[i:k]), Counter(twos[j:m])
-    place = {twos[at]: at for at in range(j, m) if also[twos[at]] == 1}
+    once, also = Counter(firsts[i:k]), Counter(seconds[j:m])
+    place = {seconds[at]: at for at in range(j, m) if also[seconds[at]] == 1}
     pairs = [
-        (at, place[ones[at]]) for at in range(i, k) if once[ones[at]] == 1 and ones[at] in place
+        (at, place[firsts[at]])
+        for at in range(i, k)
+        if once[firsts[at]] == 1 and firsts[at] in place
     ]
     # the heaviest run of pairs whose second positions rise: the runs kept end later the heavier
     # they are; a run that ends later and is not heavier is of no use
@@ -83,7 +85,7 @@ def _unique(
 
 
 def _longest(
-    ones: Sequence[int], twos: Sequence[int], here: tuple[int, int], there: tuple[int, int]
+    firsts: Sequence[int], seconds: Sequence[int], here: tuple[int, int], there: tuple[int, int]
 ) -> list[tuple[int, int]]:
     (i, k), (j, m) = here, there
     width = m - j
@@ -91,9 +93,9 @@ def _longest(
     for at in range(k - 1, i - 1, -1):
         below = table[-1]
         row = [0] * (width + 1)
-        item = ones[at]
+        item = firsts[at]
         for col in range(width - 1, -1, -1):
-            if item == twos[j + col]:
+            if item == seconds[j + col]:
                 row[col] = below[col + 1] + 1
             else:
                 row[col] = max(row[col + 1], below[col])
@@ -102,7 +104,7 @@ def _longest(
     pairs: list[tuple[int, int]] = []
     at, col = 0, 0
     while at < k - i and col < width:
-        if ones[i + at] == twos[j + col] and table[at][col] == table[at + 1][col + 1] + 1:
+        if firsts[i + at] == seconds[j + col] and table[at][col] == table[at + 1][col + 1] + 1:
             pairs.append((i + at, j + col))
             at, col = at + 1, col + 1
         elif table[at + 1][col] >= table[at][col + 1]:

@@ -11,29 +11,29 @@ KEYWORDS = {"if", "for", "while", "with", "try", "in", "as", "assert", "raise", 
 _SETS = {"=", "+=", "-=", "*=", "/="}
 
 
-def likeness(one: StatementNode, two: StatementNode) -> float:
+def likeness(first: StatementNode, second: StatementNode) -> float:
     """Return how similar two statements are, from 0 to 1, by the words they share.
 
     The variables a statement sets, and the function it calls, count more than the rest.
     """
-    if one.kind == two.kind:
-        value = _dice(one.words, two.words)
-        first = lead(one)
-        if first and first == lead(two):
+    if first.kind == second.kind:
+        value = _dice(first.words, second.words)
+        target = lead(first)
+        if target and target == lead(second):
             value = max(value, 0.35 + 0.65 * value)
         return value
-    if {one.kind, two.kind} <= _SIMPLE:
-        return 0.9 * _dice(_tail(one), _tail(two))
-    if {one.kind, two.kind} <= {"Return", *_SIMPLE}:  # what is computed, returned or not
-        short = min(len(one.words), len(two.words)) < 4
-        return 0.0 if short else 0.9 * _dice(_tail(one), _tail(two))
-    if one.is_block or two.is_block or one.is_scope or two.is_scope:
+    if {first.kind, second.kind} <= _SIMPLE:
+        return 0.9 * _dice(_tail(first), _tail(second))
+    if {first.kind, second.kind} <= {"Return", *_SIMPLE}:  # what is computed, returned or not
+        short = min(len(first.words), len(second.words)) < 4
+        return 0.0 if short else 0.9 * _dice(_tail(first), _tail(second))
+    if first.is_block or second.is_block or first.is_scope or second.is_scope:
         return 0.0
-    if {one.kind, two.kind} & _REWRITTEN:
+    if {first.kind, second.kind} & _REWRITTEN:
         # a loop or a check that was written with another keyword says most of the same words
-        ones, twos = whole_words(one), whole_words(two)
-        if max(len(ones), len(twos)) <= 120:
-            value = _dice(ones, twos)
+        first_words, second_words = whole_words(first), whole_words(second)
+        if max(len(first_words), len(second_words)) <= 120:
+            value = _dice(first_words, second_words)
             return 0.85 * value if value >= 0.7 else 0.0
     return 0.0
 
@@ -71,15 +71,15 @@ def _tail(node: StatementNode) -> tuple[str, ...]:
     return node.words[len(lead(node)) + 1 :] if node.kind != "Expr" else node.words
 
 
-def _dice(one: Sequence[str], two: Sequence[str]) -> float:
-    if one == two:
+def _dice(first: Sequence[str], second: Sequence[str]) -> float:
+    if first == second:
         return 1.0
-    if not one or not two:
+    if not first or not second:
         return 0.0
-    count = Counter(one)
+    count = Counter(first)
     shared = 0
-    for word in two:
+    for word in second:
         if count.get(word, 0) > 0:
             count[word] -= 1
             shared += 1
-    return 2 * shared / (len(one) + len(two))
+    return 2 * shared / (len(first) + len(second))
