@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pickle
 import platform
+import random
 import sys
 import types
 from collections.abc import Callable
