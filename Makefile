@@ -47,8 +47,14 @@ help:
 	@echo "make bench   measure what the documents claim"
 	@echo "make clean   remove the environment and caches"
 
+# compile: Python reads its own bytecode from then on, also where PYTHONDONTWRITEBYTECODE is set
+define compile
+@$(BIN)/python -m compileall -q src
+endef
+
 demo: demo-env
-	@$(BIN)/rearview demo
+	$(call compile)
+	$(BIN)/rearview demo
 
 demo-env:
 	$(call install,demo,-e . torch scikit-learn)
@@ -58,10 +64,12 @@ test: test-env
 	  tests/servers/install "$$PWD/$(BIN)/python" || echo "Some servers are not there; the tests say which." >&2
 	fi
 	$(MAKE) --no-print-directory lint
+	$(call compile)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/sites
 
 quick: test-env
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not server" --ignore=tests/sites
+	$(call compile)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not server" --ignore=tests/sites
 
 # Batch systems with their real daemons: heavy, so apart.
 test-sites: test-env

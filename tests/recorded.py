@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from rearview.durable_files import add_check
 from rearview.model import Point, Step
-from rearview.model.checksum import add_check
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "state/codecs": "errors state",
     # bytes elsewhere, green power
     "remote": "durable_files errors model",
-    "energy": "durable_files errors model",
+    "energy": "durable_files errors",
     # at rest
     "store": "config durable_files errors media model source",
     "store/versions": "config errors model source store",
@@ -42,14 +42,14 @@ MAY_IMPORT = {
         "store/versions"
     ),
     "runtime/capture": "model runtime runtime/sandbox source store",
-    "runtime/cells": "errors model runtime runtime/sandbox source state store",
+    "runtime/cells": "errors model runtime runtime/sandbox source state state/codecs store",
     "runtime/process": "runtime",
     "runtime/sandbox": "model source state state/codecs store store/checkpoints",
     "runtime/saving": "config errors model store store/checkpoints store/maintenance",
     # the way back
     "execute": "config errors model store store/checkpoints store/versions",
     "backfill": (
-        "config errors execute model plan source source/probes source/propagate store "
+        "config durable_files errors execute model plan source source/probes source/propagate store "
         "store/checkpoints store/tables store/versions"
     ),
     "_history": (
@@ -65,7 +65,7 @@ MAY_IMPORT = {
     # what people see
     "frameworks": "public",
     # the front end of a kernel, and what a live notebook offers
-    "notebook": "_history errors execute model public source state store",
+    "notebook": "_history errors execute model public source state state/codecs store",
     "web": "_history errors media model multiversion plan/versions public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
     "cli": (

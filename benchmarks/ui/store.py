@@ -22,11 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rearview.model.checksum import add_check
-from rearview.store.json_lines import encode
+from rearview.durable_files import add_check
+from rearview.store.files import encode
 from rearview.store.project import Project
-from rearview.store.tables.seal import FORMAT, NameSummary, Summary
-from rearview.store.tables.sealed_records import write_check
+from rearview.store.tables.seal import FORMAT, NameSummary, Summary, write_check
 
 BEGAN = 1_760_000_000.0
 SCHEMA = pa.schema(

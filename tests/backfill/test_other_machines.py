@@ -12,7 +12,7 @@ import rearview
 from rearview._history import history
 from rearview.backfill import calibration
 from rearview.backfill.calibration import Machines, Measured
-from rearview.model.checksum import add_check
+from rearview.durable_files import add_check
 
 SCRIPT = """\
 import random

@@ -10,7 +10,7 @@ import pytest
 
 import rearview
 from rearview.bridges.accelerator_copies import AcceleratorCopies
-from rearview.bridges.copied_calls import decode, encode
+from rearview.bridges.call_ring import decode, encode
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -50,7 +50,7 @@ def test_an_address_that_is_none_is_told(command):
 def test_the_report_says_when_it_was_on_and_what_waiting_saved(command, account):
     begun = 1_750_000_000
     samples = [GridSample(begun + n * HOUR, grams=g) for n, g in enumerate([400.0, 300.0, 100.0])]
-    account.asked(begun)
+    account.note_request(begun)
     account.grid(Forecast.of("x", "Data: X", samples, fetched=1))
     for minute in range(60):
         begin = begun + 2 * HOUR + minute * 60
@@ -71,7 +71,7 @@ def test_the_report_says_when_it_was_on_and_what_waiting_saved(command, account)
 def test_what_was_measured_since_is_asked_for_and_counts(command, account):
     grid = Grid(begun := time.time() - 4 * HOUR)
     grid.shares = [0.0, 100.0, *[50.0] * 6]  # from an hour before the run on
-    account.asked(begun)
+    account.note_request(begun)
     account.on(RunInterval(begun + 60, begun + 120, 1.0, "RAPL"))
     with serving(grid) as url:
         source = f"energy-charts:de@{url}"

@@ -20,17 +20,17 @@ GRID = Forecast.of(
 
 def test_grams_are_those_of_the_hours_it_ran_in():
     ran = [RunInterval(HOUR, 2 * HOUR, 2.0, "RAPL")]
-    found = report(ran, GRID, asked=0)
+    found = report(ran, GRID, requested=0)
     assert (found.kwh, found.grams, found.grams_at_once, found.saved) == (2.0, 200.0, 800.0, 600.0)
 
 
 def test_waiting_may_have_been_the_worse_choice_and_is_said():
     ran = [RunInterval(2 * HOUR, 3 * HOUR, 1.0, "RAPL")]
-    assert report(ran, GRID, asked=HOUR).saved == -100.0
+    assert report(ran, GRID, requested=HOUR).saved == -100.0
 
 
 def test_hours_of_which_nothing_is_known_are_not_made_up():
-    found = report([RunInterval(9 * HOUR, 10 * HOUR, 1.0, "RAPL")], GRID, asked=0)
+    found = report([RunInterval(9 * HOUR, 10 * HOUR, 1.0, "RAPL")], GRID, requested=0)
     assert found.grams is None
     assert found.saved is None
     assert found.kwh == 1.0
@@ -38,10 +38,10 @@ def test_hours_of_which_nothing_is_known_are_not_made_up():
 
 def test_notes_survive_a_torn_line(tmp_path):
     account = Account(tmp_path / "sub" / "energy.jsonl")
-    account.asked(0)
+    account.note_request(0)
     account.grid(GRID)
     account.on(RunInterval(HOUR, 2 * HOUR, 2.0, "RAPL"))
-    account.asked(HOUR)  # started again: the first time counts
+    account.note_request(HOUR)  # started again: the first time counts
     account.on(RunInterval(2 * HOUR, 3 * HOUR, 1.0, "estimate: 10 W per busy core"))
     with account.path.open("a") as file:
         file.write('{"format": 1, "on": {"beg')

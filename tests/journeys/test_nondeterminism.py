@@ -6,7 +6,7 @@ import pytest
 
 from plainly import recorded, write
 from rearview._history import history
-from rearview.model.checksum import add_check
+from rearview.durable_files import add_check
 
 LOOP = """
 for epoch in range(3):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from plainly import recorded, write
 from rearview._history import history
-from rearview.model.checksum import add_check
+from rearview.durable_files import add_check
 
 PROBE = "# probe"
 

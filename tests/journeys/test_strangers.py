@@ -11,9 +11,9 @@ import pytest
 
 from damage import ask_all, build, run_ids
 from rearview.config import Settings
+from rearview.durable_files import add_check
 from rearview.errors import RearviewError, RemoteError
 from rearview.model import Part, Snapshot
-from rearview.model.checksum import add_check
 from rearview.remote.folder import FolderRemote
 from rearview.state.capture import _LENGTH, MAGIC
 from rearview.store.checkpoints.checkpoints import Checkpoints

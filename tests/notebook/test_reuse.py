@@ -209,8 +209,10 @@ def test_a_seeded_generator_and_clock_readings_of_an_import_do_not_keep_a_cell_f
     cells = [
         "import numpy as np",
         "rng = np.random.RandomState(13)\nX = rng.rand(40, 2)\nprint(X.sum())",
-        "from sklearn.cluster import KMeans\nimport numpy.f2py.rules\n"
-        "labels = KMeans(2, n_init=1, random_state=0).fit(X).labels_\nprint(labels)",
+        (
+            "from sklearn.cluster import KMeans\nimport numpy.f2py.rules\n"
+            "labels = KMeans(2, n_init=1, random_state=0).fit(X).labels_\nprint(labels)"
+        ),
         "seed = None\nfree = np.random.RandomState(seed)",
         "also = np.random.RandomState()",
         "many = [np.random.RandomState(s) for s in (None, 1)]",

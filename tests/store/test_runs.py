@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from rearview.durable_files import add_check
 from rearview.errors import StoreError, UsageError
 from rearview.model import RunEnd, RunStart, Status
-from rearview.model.checksum import add_check
 from rearview.store import machine as alive_module
 from rearview.store.project import Project
 from rearview.store.runs import FORMAT, Runs

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rearview._history.begin_run import Preemption, fetch_run, similar_run, start_run
-    from rearview._history.compare_runs import Comparison, Row
     from rearview._history.facade import History, history, repair_format
     from rearview._history.inspected_script import inspect_script
-    from rearview._history.reports import Removal, RunReport
+    from rearview._history.reports import Comparison, Removal, Row, RunReport
     from rearview.backfill.corrections import Correction
+    from rearview.backfill.prepare import Question
     from rearview.backfill.propagation import Propagated
-    from rearview.backfill.question import Question
     from rearview.backfill.reports import (
         BackfillReport,
         MissingCells,
@@ -77,14 +76,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rearview._history.compare_runs": ("Comparison", "Row"),
     "rearview._history.facade": ("History", "history", "repair_format"),
     "rearview._history.inspected_script": ("inspect_script",),
-    "rearview._history.reports": ("Removal", "RunReport"),
+    "rearview._history.reports": ("Comparison", "Removal", "Row", "RunReport"),
     "rearview._history.begin_run": ("Preemption", "fetch_run", "similar_run", "start_run"),
     "rearview.backfill.corrections": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
-    "rearview.backfill.question": ("Question",),
+    "rearview.backfill.prepare": ("Question",),
     "rearview.backfill.reports": (
         "BackfillReport",
         "MissingCells",

@@ -23,9 +23,7 @@ from rearview.model.plan import Control
 from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
 from rearview.model.wording import plural
-from rearview.remote.open import open_remote
 from rearview.store.files import make_folder, publish
-from rearview.store.maintenance.sync import command_key, pending_runs, pull
 from rearview.store.project import Project, root_of
 from rearview.store.recorded_inputs import environment_differences, environment_of
 from rearview.store.runs import Runs
@@ -130,6 +128,9 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
     )
     pulled = None
     if preemption.remote is not None:
+        from rearview.remote.open import open_remote
+        from rearview.store.maintenance.sync import command_key, pull
+
         pulled = pull(
             project, open_remote(preemption.remote), command_key(control.target, control.args)
         )
@@ -170,6 +171,8 @@ def stopped_run(runs: Sequence[Run], control: Control) -> Run | None:
 
 def _reserved_id(project: Project, control: Control) -> str:
     """Return the id that was reserved for this command and has not started yet, or a new one."""
+    from rearview.store.maintenance.sync import command_key
+
     key = command_key(f"{int(control.module)}{control.target}", control.args)
     file = project.cache / "asked" / Path(key).name
     runs = Runs(project)
@@ -243,6 +246,9 @@ def fetch_run(remote: str, which: str = "latest") -> tuple[Run, tuple[str, ...]]
 
     Return the run, and the source files that were missing here and are now written.
     """
+    from rearview.remote.open import open_remote
+    from rearview.store.maintenance.sync import pending_runs, pull
+
     project = Project.create(_project_root())
     place = open_remote(remote)
     keys = pending_runs(place)

@@ -21,17 +21,16 @@ from rearview._history.checkpoint_state import (
     warn_if_not_exact,
     with_history,
 )
-from rearview._history.compare_runs import Comparison, compare
 from rearview._history.export_values import SavedValue, load_stored, save_values
 from rearview._history.plots import Plot, plot_of
-from rearview._history.reports import Removal, RunReport
+from rearview._history.reports import Comparison, Removal, RunReport, compare
 from rearview._history.resume_run import RunResumer
 from rearview.backfill.backfill import Backfiller
 from rearview.backfill.corrections import Correction
 from rearview.backfill.coverage import is_superseded
 from rearview.backfill.obstacles import logged_outside_project
+from rearview.backfill.prepare import Choices, Question
 from rearview.backfill.propagation import Probing, Propagated
-from rearview.backfill.question import Choices, Question
 from rearview.backfill.reports import BackfillReport, PlanReport
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
@@ -686,11 +685,11 @@ def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
 
 
 def _of_runs(
-    found: list[Propagated], past: History, which: Sequence[str] | None
+    carried: list[Propagated], past: History, which: Sequence[str] | None
 ) -> list[Propagated]:
     """Return the versions of some runs; None: all."""
     runs = {past.run(each).id for each in which} if which else None
-    return [each for each in found if runs is None or runs & set(each.runs)]
+    return [each for each in carried if runs is None or runs & set(each.runs)]
 
 
 def _some_tags(tags: Sequence[str]) -> list[str]:

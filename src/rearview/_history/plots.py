@@ -1,15 +1,171 @@
-"""Logged values as lines over a loop: what `rearview plot` and `History.plot` draw."""
+"""Logged values as lines over a loop, drawn as text (braille dots) or SVG: `rearview plot` and `History.plot`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from rearview._history.chart import COLORS, ChartLine, frame_of, svg
 from rearview.errors import UsageError
-from rearview.model.wording import plural
+from rearview.model.wording import plural, printable
+
+COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Bits of a braille character, by column and row."""
+_WIDE, _HIGH, _LEFT, _TOP, _BELOW = 800, 400, 80, 30, 50
+"""Sizes of an SVG in pixels: the area of the lines, and the room around it."""
+
+
+class ChartLine(NamedTuple):
+    """One line to draw: its label and its points by rising x."""
+
+    label: str
+    points: list[tuple[float, float]]
+
+
+class Frame(NamedTuple):
+    """The least and greatest x and y of all lines."""
+
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Return the position of a point in the frame, from 0 to 1 in each direction; y grows downwards."""
+        return _fraction(x, self.x0, self.x1), 1 - _fraction(y, self.y0, self.y1)
+
+
+def frame_of(lines: Sequence[ChartLine]) -> Frame | None:
+    """Return the frame around all finite points; None if there are none."""
+    finite = [point for line in lines for point in line.points if all(map(math.isfinite, point))]
+    if not finite:
+        return None
+    xs, ys = zip(*finite, strict=True)
+    return Frame(*_widened(min(xs), max(xs)), *_widened(min(ys), max(ys)))
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """Return (low, high), widened around the value if both are equal."""
+    if high > low:
+        return low, high
+    reach = abs(low) / 2 or 1.0
+    if math.isfinite(low - reach) and math.isfinite(high + reach):
+        return low - reach, high + reach
+    return min(low, low / 2), max(low, low / 2)
+
+
+def _fraction(value: float, low: float, high: float) -> float:
+    """Return where a value lies between two others, from 0 to 1; works for differences that overflow."""
+    if math.isfinite(high - low):
+        return (value - low) / (high - low)
+    return (value / 2 - low / 2) / (high / 2 - low / 2)
+
+
+def braille(lines: Sequence[ChartLine], width: int, height: int) -> list[list[tuple[str, int]]]:
+    """Return rows of cells, each a braille character and the number of its line (-1: none).
+
+    >>> rows = braille([ChartLine("a", [(0, 0), (1, 1)])], 2, 1)
+    >>> "".join(char for char, _ in rows[0])
+    '⡠⠊'
+    """
+    cells = [[(0, -1)] * width for _ in range(height)]
+    frame = frame_of(lines)
+    if frame is not None:
+        for number, line in enumerate(lines):
+            for x, y in _dots(line, frame, width * 2 - 1, height * 4 - 1):
+                bits, _ = cells[y // 4][x // 2]
+                cells[y // 4][x // 2] = (bits | _DOTS[x % 2][y % 4], number)
+    return [[(chr(0x2800 + bits) if bits else " ", n) for bits, n in row] for row in cells]
+
+
+def _dots(line: ChartLine, frame: Frame, right: int, bottom: int) -> set[tuple[int, int]]:
+    """Return the dots of a line; it is broken where a value is not finite."""
+    out: set[tuple[int, int]] = set()
+    previous_dot: tuple[int, int] | None = None
+    for x, y in line.points:
+        if not (math.isfinite(x) and math.isfinite(y)):
+            previous_dot = None
+            continue
+        across, down = frame.at(x, y)
+        dot = (round(across * right), round(down * bottom))
+        start = previous_dot or dot
+        steps = max(abs(dot[0] - start[0]), abs(dot[1] - start[1]), 1)
+        for k in range(steps + 1):
+            out.add(
+                (
+                    round(start[0] + (dot[0] - start[0]) * k / steps),
+                    round(start[1] + (dot[1] - start[1]) * k / steps),
+                )
+            )
+        previous_dot = dot
+    return out
+
+
+def svg(lines: Sequence[ChartLine], title: str, x_label: str) -> str:
+    """Return a picture of the lines with axes and a legend."""
+    frame = frame_of(lines) or Frame(0, 1, 0, 1)
+    high = _TOP + _HIGH + _BELOW + 20 * len(lines)
+    wide = _LEFT + _WIDE + 30
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" '
+        f'viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="12">'
+    )
+    out = [
+        head,
+        f'<rect width="{wide}" height="{high}" fill="white"/>',
+        f'<text x="{_LEFT}" y="20" font-size="15">{_text(title)}</text>',
+        f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDE}" height="{_HIGH}" fill="none" stroke="#999"/>',
+    ]
+    for k in range(5):
+        x, y = _LEFT + _WIDE * k / 4, _TOP + _HIGH * (4 - k) / 4
+        at_x = frame.x0 * (1 - k / 4) + frame.x1 * (k / 4)
+        at_y = frame.y0 * (1 - k / 4) + frame.y1 * (k / 4)
+        out += [
+            f'<line x1="{_LEFT}" x2="{_LEFT + _WIDE}" y1="{y:g}" y2="{y:g}" stroke="#eee"/>',
+            f'<text x="{_LEFT - 6}" y="{y + 4:g}" text-anchor="end">{at_y:.4g}</text>',
+            f'<text x="{x:g}" y="{_TOP + _HIGH + 16}" text-anchor="middle">{at_x:.4g}</text>',
+        ]
+    middle = _LEFT + _WIDE / 2
+    out.append(
+        f'<text x="{middle:g}" y="{_TOP + _HIGH + 34}" text-anchor="middle">{_text(x_label)}</text>'
+    )
+    for k, line in enumerate(lines):
+        color = COLORS[k % len(COLORS)]
+        for piece in _unbroken_parts(line):
+            places = [frame.at(x, y) for x, y in piece]
+            points = " ".join(f"{_LEFT + x * _WIDE:.2f},{_TOP + y * _HIGH:.2f}" for x, y in places)
+            if len(piece) == 1:
+                across, down = points.split(",")
+                out.append(f'<circle cx="{across}" cy="{down}" r="3" fill="{color}"/>')
+            else:
+                out.append(
+                    f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"/>'
+                )
+        y = _TOP + _HIGH + _BELOW + 20 * k
+        out += [
+            f'<rect x="{_LEFT}" y="{y}" width="18" height="4" fill="{color}"/>',
+            f'<text x="{_LEFT + 26}" y="{y + 6}">{_text(line.label)}</text>',
+        ]
+    return "\n".join([*out, "</svg>\n"])
+
+
+def _unbroken_parts(line: ChartLine) -> list[list[tuple[float, float]]]:
+    """Return the parts of a line between values that are not finite."""
+    out: list[list[tuple[float, float]]] = [[]]
+    for point in line.points:
+        if all(map(math.isfinite, point)):
+            out[-1].append(point)
+        else:
+            out.append([])
+    return [piece for piece in out if piece]
+
+
+def _text(text: str) -> str:
+    return escape(printable(text, line=True))
 
 
 class PlottableHistory(Protocol):

@@ -27,9 +27,8 @@ from rearview.backfill.corrections import Corrections
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
 from rearview.backfill.obstacles import changed_inputs
 from rearview.backfill.past_statements import StatementSources
-from rearview.backfill.prepare import PreparedRun, RunPreparer
+from rearview.backfill.prepare import PreparedRun, Question, RunPreparer
 from rearview.backfill.propagation import Probing
-from rearview.backfill.question import Question
 from rearview.backfill.reports import (
     BackfillReport,
     Insertion,
@@ -39,6 +38,7 @@ from rearview.backfill.reports import (
     Unproved,
 )
 from rearview.backfill.shared_imports import runs_with_earlier_lead
+from rearview.backfill.shared_setup import SharedStages, read_reasons, save_reasons, shared_stages
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.executor import Executor
@@ -175,15 +175,15 @@ class Backfiller:
         moved: dict[str, str] = {}
         done: set[str] = set()
         for run in (run for run in runs if run.id in failed):
-            prepared, told = planned.prepared[run.id], failed[run.id]
-            assert told.probe is not None
+            prepared, outcome = planned.prepared[run.id], failed[run.id]
+            assert outcome.probe is not None
             names = prepared.request.names
             if run.version in done or (
                 statements.is_carried(run, names, prepared.request.probes.source)
-                and statements.disprove(run, names, told.probe, f"it raised {told.raised}")
+                and statements.disprove(run, names, outcome.probe, f"it raised {outcome.raised}")
             ):
                 done.add(run.version)
-                moved[run.id] = f"{told.probe[0]}:{told.probe[1]} raised {told.raised}"
+                moved[run.id] = f"{outcome.probe[0]}:{outcome.probe[1]} raised {outcome.raised}"
         if not moved:
             return None
         some = [run for run in runs if run.id in moved]
@@ -271,11 +271,11 @@ class Backfiller:
             f"SELECT DISTINCT name, kind FROM records WHERE name IN ({some}) "  # noqa: S608
             "AND origin = 'recorded'"
         )
-        found: dict[str, set[str]] = {}
+        kinds_by_name: dict[str, set[str]] = {}
         for row in rows:
             if row["kind"] in FAMILIES:
-                found.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
-        return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
+                kinds_by_name.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
+        return {name: next(iter(kinds)) for name, kinds in kinds_by_name.items() if len(kinds) == 1}
 
     def _ran_other_script(self, run: Run, scripts: Collection[str]) -> bool:
         """Return True if the script of a run is none of `scripts`, and is still in the project.
@@ -310,6 +310,10 @@ class Backfiller:
         rerun = self.settings.rerun and bool(question.names)  # `replay` asks for the checkpoints
         plan = divide(surveyed, workers=workers, budget=question.budget, growth=GROWTH, rerun=rerun)
         again = {segment.run for segment in plan.segments}
+        shared = SharedStages({})
+        if self._may_share_start(question):
+            known = read_reasons(self.project.cache)
+            shared = shared_stages(prepared, plan.segments, known)
         return PlanReport(
             plan,
             refusals,
@@ -330,6 +334,7 @@ class Backfiller:
             ),
             prepared=prepared,
             statements=missing.statements,
+            shared=shared,
         )
 
     def run(
@@ -346,7 +351,8 @@ class Backfiller:
         runs = {segment.run: prepared[segment.run].run for segment in segments}
         executor = self._executor(question, runs.values())
         with StatusFile(self.project, question.names, question.on).open() as status:
-            claims = SegmentClaims(replays, status, prepared, segments, shared)
+            stages = planned.shared.stages
+            claims = SegmentClaims(replays, status, prepared, segments, shared, stages)
             pool = Pool(replays, executor, claims, progress, status)
             try:
                 outcomes = pool.run(segments, runs)
@@ -355,6 +361,8 @@ class Backfiller:
                     raise self._disk_full(exc) from exc
                 raise
         self._learn(claims.planned, outcomes, prepared)
+        if isinstance(executor, Local):
+            save_reasons(self.project.cache, executor.unshared)
         return _PoolResult(outcomes, len(pool.filled_elsewhere))
 
     def report(

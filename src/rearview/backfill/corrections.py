@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rearview.durable_files import add_check, is_intact
 from rearview.errors import DamagedError, StoreError
-from rearview.model.checksum import add_check, is_intact
 from rearview.source.log_calls import names_logged
 from rearview.source.probes.probe import fits
 from rearview.source.propagate.versions import HandPlace

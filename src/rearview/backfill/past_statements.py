@@ -43,25 +43,25 @@ class PastStatement:
             if all(any(fits(each, name) for each in own) for name in self.names):
                 return Probes((), probing.text(run.version))
             try:
-                found = probing.of(run, self.names)
+                probes = probing.of(run, self.names)
             except SourceError as exc:
                 refusal = refusal or exc
                 continue
-            if all(found.of(name) for name in self.names):
-                return found
+            if all(probes.of(name) for name in self.names):
+                return probes
         if refusal is not None:
             raise refusal
         return Probes((), self.probings[0].text(run.version))
 
     def propagated(self) -> list[Propagated]:
         """Return what becomes of each other version, newest first."""
-        found: dict[str, Propagated] = {}
+        by_version: dict[str, Propagated] = {}
         for probing in self.probings:
             for each in probing.propagated()[1:]:
-                if each.version not in found or found[each.version].reason:
-                    found[each.version] = each
-        newest_first = [v for v in self.probings[0].all_versions if v in found]
-        return [found[version] for version in newest_first]
+                if each.version not in by_version or by_version[each.version].reason:
+                    by_version[each.version] = each
+        newest_first = [v for v in self.probings[0].all_versions if v in by_version]
+        return [by_version[version] for version in newest_first]
 
     def __str__(self) -> str:
         places = ", ".join(f"{each.path}:{each.line}" for each in self.places)
@@ -122,9 +122,9 @@ class StatementSources:
             places = [
                 place
                 for name in lacking
-                for pattern, found in logged.items()
+                for pattern, logged_places in logged.items()
                 if fits(pattern, name)
-                for place in found
+                for place in logged_places
             ]
             if all(any(fits(each, name) for each in logged) for name in lacking):
                 if lacking != names:

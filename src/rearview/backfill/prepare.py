@@ -1,4 +1,4 @@
-"""Prepare a run for a question: its probes, what it measured, and which values it lacks."""
+"""A question (`Question`), and what it needs of one run: its probes, what it measured, which values it lacks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 from rearview.backfill.calibration import Machines
 from rearview.backfill.coverage import (
@@ -26,10 +27,9 @@ from rearview.backfill.obstacles import (
     script_is_gone,
 )
 from rearview.backfill.past_statements import StatementSources
-from rearview.backfill.question import Question
-from rearview.backfill.run_facts import run_facts, with_run_loop_ids
-from rearview.backfill.segments import RunRequest
+from rearview.backfill.segments import RunRequest, run_facts, with_run_loop_ids
 from rearview.backfill.shared_imports import Lead, lead_of, waited
+from rearview.backfill.shared_setup import SetupText, setup_text
 from rearview.errors import UsageError
 from rearview.model import Run, Status
 from rearview.model.run import columns_of, is_notebook, name_of
@@ -42,6 +42,46 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
 from rearview.store.versions.versions import Versions
+
+
+class Choices(TypedDict, total=False):
+    """Keyword arguments of a question; `Question` explains each."""
+
+    runs: Sequence[str] | None
+    where: str | None
+    at: str | None
+    workers: int | None
+    budget: float | None
+    on: str
+    gpus: float | None
+    again: bool
+    sure: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which names are to have values, in which runs and iterations, and how replays may run."""
+
+    names: Sequence[str]
+    runs: Sequence[str] | None = None
+    """Runs as the user names them, in the order in which their values are needed; None: all runs."""
+    where: str | None = None
+    """SQL condition on runs or rows: `acc < 0.9`."""
+    at: str | None = None
+    """Iterations: `epoch=3:5`."""
+    workers: int | None = None
+    """Replays at once; None: as many as there are cores for."""
+    budget: float | None = None
+    """Seconds of computing that the plan may take."""
+    on: str = "local"
+    """Executor: `local` or `ray`."""
+    gpus: float | None = None
+    """Accelerators that each segment gets on Ray; 0.5 for half of one."""
+    again: bool = False
+    """Also run again what has values that could not be proved."""
+    sure: float | None = None
+    """Least certainty of a statement's place in a past version; None: the setting `propagation`."""
+
 
 FORK_SECONDS = 0.04
 """Seconds that a replay takes to start if it is forked from a process that has its imports."""
@@ -59,6 +99,10 @@ class PreparedRun:
     """Names that have values which nothing recorded can be compared with."""
     lead: Lead | None = None
     """How its replays start, if they can share that with others."""
+    setup: SetupText = field(default_factory=SetupText)
+    """The statements before its main loop, to compare with those of other runs."""
+    setup_seconds: float = 0.0
+    """Seconds of its set-up, without the imports of `lead`."""
     spared: float = 0.0
     """Seconds that `facts` leave out because the start will be shared."""
 
@@ -91,14 +135,14 @@ class PreparedRun:
     def question(self) -> RunQuestion:
         """Return the question for the planner."""
         request = self.request
-        if not request.wanted:
+        if not request.requested:
             return RunQuestion(
                 self.facts, (ValueRequest((), self._deepest_loops(), at=request.at),)
             )
         if not request.main_entered_once and not request.at:
             return RunQuestion(self.facts, (self._until_the_end(),))
         wants: list[ValueRequest] = []
-        for probe in request.wanted:
+        for probe in request.requested:
             if not probe.paths:
                 # no caller of its function is known: it may be called after the loops
                 wants.append(self._until_the_end())
@@ -208,12 +252,16 @@ class RunPreparer:
             *(run, version, probes, logging_probes, names, coverage, missing),
             digests={name: digest_of(name) for name in names},
         )
+        home = run.home(os.path.realpath(self.project.root))
+        lead = lead_of(run, files, home)
         return PreparedRun(
             request,
             facts,
             ended_replays=frozenset(replay.id for replay in replays if replay.ended is not None),
             unproved=unproved,
-            lead=lead_of(run, files, run.home(os.path.realpath(self.project.root))),
+            lead=lead,
+            setup=setup_text(run, files, home) if lead is not None else SetupText(),
+            setup_seconds=facts.setup - (waited(run, lead) if lead is not None else 0.0),
         )
 
     def _probes(self, statements: StatementSources, run: Run, names: tuple[str, ...]) -> Probes:

@@ -76,25 +76,25 @@ class Renaming:
                     self._known[each] = FileNames({path: path for path in old})
                 else:
                     step = renames(old, self.text(newer))
-                    found = self._known[newer].before(step)
-                    self._known[each] = self._rest(found, old, self.text(self.chain[0]))
+                    later_names = self._known[newer].before(step)
+                    self._known[each] = self._rest(later_names, old, self.text(self.chain[0]))
             newer = each
         return self._known[version]
 
-    def _rest(self, found: FileNames, old: Texts, new: Texts) -> FileNames:
+    def _rest(self, file_names: FileNames, old: Texts, new: Texts) -> FileNames:
         """Pair straight what was not there in between."""
-        gone = {path: old[path] for path in old if path not in found.now}
+        gone = {path: old[path] for path in old if path not in file_names.now}
         if not gone:
-            return found
-        taken = set(found.now.values())
+            return file_names
+        taken = set(file_names.now.values())
         free = {path: text for path, text in new.items() if path not in taken}
         more = renames(gone, free)
         doubtful = {
             path: several
-            for path, several in {**found.doubtful, **more.doubtful}.items()
+            for path, several in {**file_names.doubtful, **more.doubtful}.items()
             if path not in more.now
         }
-        return FileNames({**found.now, **more.now}, doubtful)
+        return FileNames({**file_names.now, **more.now}, doubtful)
 
     def named_anew(self, version: str) -> dict[str, str]:
         """Return the files of a version under the names of the newest one."""
@@ -108,11 +108,13 @@ class Renaming:
         if all(path == now for now, path in then.items()):
             return outcome
         files = {then[path]: text for path, text in outcome.files.items()}
-        placed = tuple(replace(one, path=then[one.path]) for one in outcome.placed)
+        placed = tuple(
+            replace(statement, path=then[statement.path]) for statement in outcome.placed
+        )
         today = self.now(version).changed
-        told = tuple(
+        rename_reasons = tuple(
             f"{today[path]} was {path} then"
-            for path in dict.fromkeys(one.path for one in placed)
+            for path in dict.fromkeys(statement.path for statement in placed)
             if path in today
         )
         return replace(
@@ -120,7 +122,7 @@ class Renaming:
             files=files,
             placed=placed,
             diff=difference(old, files),
-            reasons=(*outcome.reasons, *told),
+            reasons=(*outcome.reasons, *rename_reasons),
         )
 
     def placed_anew(self, version: str, place: HandPlace) -> HandPlace:
@@ -184,14 +186,14 @@ class Probing:
     def text(self, version: str) -> dict[str, str]:
         """Return the readable Python files of a version."""
         if version not in self._texts:
-            found = {}
+            texts = {}
             for path, data in as_programs(self.versions.files(version)).items():
                 if path.endswith(".py"):
                     try:
-                        found[path] = importlib.util.decode_source(data)
+                        texts[path] = importlib.util.decode_source(data)
                     except (SyntaxError, UnicodeDecodeError):
                         continue
-            self._texts[version] = found
+            self._texts[version] = texts
         return self._texts[version]
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
@@ -215,20 +217,20 @@ class Probing:
             return Probes((), old)
         now = self.renaming.now(run.version, used)
         try:
-            found = find(old, self.edited, used=used, names=now)
+            probes = find(old, self.edited, used=used, names=now)
         except ProbeError:
             # The newest version is the one that was edited: what else was changed there is said.
             edited = run.version == self.chain[0] and not self.only
             if not names or edited or not (self.added or self.carrying(names) is not self):
                 raise
-            found = None
-        if found is not None and all(found.of(name) for name in names):
-            return self._alone(run, found, names)
+            probes = None
+        if probes is not None and all(probes.of(name) for name in names):
+            return self._alone(run, probes, names)
         older = self.carrying(names)
         if older is not self and run.version in older.chain:
             return older.of(run, names)
         if run.version not in self.chain or not self.added:
-            return found if found is not None else find(old, self.edited, used=used, names=now)
+            return probes if probes is not None else find(old, self.edited, used=used, names=now)
         outcome = self.outcomes[self.chain.index(run.version)]
         if outcome.refused:
             where = "The statement has no certain place in the source of {run}: ".format
@@ -243,24 +245,24 @@ class Probing:
             )
         return find(old, {**old, **outcome.files}, used=used)
 
-    def _alone(self, run: Run, found: Probes, names: Sequence[str]) -> Probes:
+    def _alone(self, run: Run, probes: Probes, names: Sequence[str]) -> Probes:
         """Return what an edit adds without the log statements that nobody asked for."""
-        asked = self.carrying(names)
-        if not names or not asked.only or run.version not in asked.chain:
-            return found
-        kept = needed(found, names)
-        if all(probe in kept or probe.kind is ProbeKind.IMPORT for probe in found.probes):
-            return found
-        outcome = asked.outcomes[asked.chain.index(run.version)]
+        probing = self.carrying(names)
+        if not names or not probing.only or run.version not in probing.chain:
+            return probes
+        kept = needed(probes, names)
+        if all(probe in kept or probe.kind is ProbeKind.IMPORT for probe in probes.probes):
+            return probes
+        outcome = probing.outcomes[probing.chain.index(run.version)]
         if outcome.refused:
-            return found
+            return probes
         old = self.text(run.version)
         used = run.end.files
         try:
             alone = find(old, {**old, **outcome.files}, used=used)
         except ProbeError:
-            return found
-        return alone if all(alone.of(name) for name in names) else found
+            return probes
+        return alone if all(alone.of(name) for name in names) else probes
 
     def carrying(self, names: Sequence[str]) -> Probing:
         """Return what carries the statements that log `names` back, with what these need.
@@ -268,16 +270,16 @@ class Probing:
         It may begin with an older version: a statement that the newest run had already is new to
         the versions from before it.
         """
-        wanted = tuple(names)
-        if self.only or not wanted:
+        requested = tuple(names)
+        if self.only or not requested:
             return self
-        if wanted not in self._older:
+        if requested not in self._older:
             patterns = {each for probe in self.added for each in probe.names}
-            if all(any(fits(each, name) for each in patterns) for name in wanted):
-                self._older[wanted] = self._asked(wanted, self.runs)
+            if all(any(fits(each, name) for each in patterns) for name in requested):
+                self._older[requested] = self._asked(requested, self.runs)
             else:
-                self._older[wanted] = self._begun_earlier(wanted)
-        return self._older[wanted]
+                self._older[requested] = self._begun_earlier(requested)
+        return self._older[requested]
 
     def _asked(self, names: tuple[str, ...], runs: Sequence[Run]) -> Probing:
         """Return the probing of some names alone, for the versions of `runs`."""
@@ -328,10 +330,10 @@ class Probing:
             return self
         for at, version in enumerate(self.chain[1:], 1):
             try:
-                found = check(self.text(version), self.edited, names=self.renaming.now(version))[0]
+                probes = check(self.text(version), self.edited, names=self.renaming.now(version))[0]
             except SourceError:
                 continue
-            if all(found.of(name) for name in names):
+            if all(probes.of(name) for name in names):
                 older = set(self.chain[at:])
                 return self._asked(names, [run for run in self.runs if run.version in older])
         return self
@@ -339,10 +341,10 @@ class Probing:
     @cached_property
     def added(self) -> tuple[Probe, ...]:
         """What the work tree adds to the newest version that was run."""
-        found: Collection[Probe] = self._newest.probes if self._newest is not None else ()
+        probes: Collection[Probe] = self._newest.probes if self._newest is not None else ()
         if self.only and self._newest is not None:
-            found = needed(self._newest, self.only)
-        return tuple(sorted(found, key=lambda probe: (probe.path, probe.first)))
+            probes = needed(self._newest, self.only)
+        return tuple(sorted(probes, key=lambda probe: (probe.path, probe.first)))
 
     @cached_property
     def _newest(self) -> Probes | None:
@@ -357,14 +359,17 @@ class Probing:
         versions = [self.renaming.named_anew(version) for version in self.chain]
         namings = self._newest.namings if self._newest is not None else ()
         edited = {**self._named, **{path: each.text for path, each in self._apart.items()}}
-        found = through(
+        through_versions = through(
             *(edited, self._statements, versions, self._by_hand()),
             list(map(self._moved, namings)),
             self.sure,
             {self.chain.index(version): places for version, places in self.disproved.items()},
         )
         back = self.renaming.named_back
-        return tuple(back(version, one) for version, one in zip(self.chain, found, strict=True))
+        return tuple(
+            back(version, outcome)
+            for version, outcome in zip(self.chain, through_versions, strict=True)
+        )
 
     @cached_property
     def renaming(self) -> Renaming:
@@ -385,17 +390,17 @@ class Probing:
         spots: dict[str, list[tuple[int, int]]] = {}
         for probe in self.added:
             spots.setdefault(probe.path, []).append((probe.line, probe.column))
-        return {path: apart(self._named[path], found) for path, found in spots.items()}
+        return {path: apart(self._named[path], lines) for path, lines in spots.items()}
 
     @cached_property
     def _statements(self) -> list[Statement]:
-        found = []
+        statements = []
         for probe in self.added:
             # what is decorated shares its first line with nothing
             column = probe.column if probe.first == probe.line else 0
             first = self._apart[probe.path].line(probe.first, column)
-            found.append(Statement(probe.path, (first, first + probe.last - probe.first)))
-        return found
+            statements.append(Statement(probe.path, (first, first + probe.last - probe.first)))
+        return statements
 
     def _moved(self, naming: Naming) -> Naming:
         cuts = self._apart[naming.path].cuts if naming.path in self._apart else ()
@@ -408,10 +413,10 @@ class Probing:
 
         The newest version that was run is the one that was edited: nothing is carried there.
         """
-        asked = self.carrying(names)
-        if run.version not in asked.chain or run.version == self.chain[0] or not asked.added:
+        probing = self.carrying(names)
+        if run.version not in probing.chain or run.version == self.chain[0] or not probing.added:
             return False
-        outcome = asked.outcomes[asked.chain.index(run.version)]
+        outcome = probing.outcomes[probing.chain.index(run.version)]
         return bool(outcome.files) and all(source.get(p) == t for p, t in outcome.files.items())
 
     def disprove(self, run: Run, names: Sequence[str], where: tuple[str, int], how: str) -> bool:
@@ -419,11 +424,11 @@ class Probing:
 
         `where` is the file and line at which it stands in the version with the statements.
         """
-        asked = self.carrying(names)
-        at = asked.chain.index(run.version) if run.version in asked.chain else None
-        if at is None or asked.outcomes[at].refused:
+        probing = self.carrying(names)
+        at = probing.chain.index(run.version) if run.version in probing.chain else None
+        if at is None or probing.outcomes[at].refused:
             return False
-        outcome = asked.outcomes[at]
+        outcome = probing.outcomes[at]
         path, line = where
         now = self.renaming.newest(run.version).as_now(self.text(run.version)) if at else {}
         for number, (statement, placed) in enumerate(
@@ -431,16 +436,16 @@ class Probing:
         ):
             first, last = statement.lines
             if statement.path == now.get(path, path) and first <= line <= last and placed.text:
-                places = asked.disproved.setdefault(run.version, {}).setdefault(number, {})
-                old_line = self._old_line(run.version, path, asked, line)
+                places = probing.disproved.setdefault(run.version, {}).setdefault(number, {})
+                old_line = self._old_line(run.version, path, probing, line)
                 places[statement.path, placed.line] = f"before line {old_line} of {path} {how}"
-                asked.__dict__.pop("outcomes", None)
+                probing.__dict__.pop("outcomes", None)
                 return True
         return False
 
-    def _old_line(self, version: str, path: str, asked: Probing, line: int) -> int:
+    def _old_line(self, version: str, path: str, probing: Probing, line: int) -> int:
         """Return the line of a file as it was run before which an inserted line stands."""
-        files = asked.outcomes[asked.chain.index(version)].files
+        files = probing.outcomes[probing.chain.index(version)].files
         new, old = files[path].splitlines(), self.text(version)[path].splitlines()
         matcher = SequenceMatcher(None, new, old, autojunk=False)
         for tag, first, last, there, _ in matcher.get_opcodes():
@@ -506,9 +511,15 @@ class Probing:
                     slug="no-probe",
                 )
             return hits
-        found = [number for number, probe in enumerate(self.added) if probe.names]
-        for name in names or {name for number in found for name in self.added[number].names}:
-            hits = [k for k in found if any(fits(each, name) for each in self.added[k].names)]
+        logging_statements = [number for number, probe in enumerate(self.added) if probe.names]
+        for name in names or {
+            name for number in logging_statements for name in self.added[number].names
+        }:
+            hits = [
+                k
+                for k in logging_statements
+                if any(fits(each, name) for each in self.added[k].names)
+            ]
             if len(hits) > 1:
                 raise UsageError(
                     f"{len(hits)} statements log {name}: {self._told(hits)}. Say which one goes "
@@ -517,7 +528,7 @@ class Probing:
                 )
         return [
             k
-            for k in found
+            for k in logging_statements
             if not names or any(fits(each, n) for each in self.added[k].names for n in names)
         ]
 
@@ -528,47 +539,47 @@ class Probing:
     def _identities(self) -> list[Identity]:
         """What makes each added statement itself, whatever its text is."""
         seen: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
-        found = []
+        identities = []
         for number, probe in enumerate(self.added):
             sets: tuple[str, ...] = ()
             if not probe.names:
                 sets = tuple(name for name, _ in bound_by(self._trees[number][0]))
             key = (probe.path, probe.names, sets)
-            found.append(Identity(*key, occurrence=seen[key]))
+            identities.append(Identity(*key, occurrence=seen[key]))
             seen[key] += 1
-        return found
+        return identities
 
     @cached_property
     def _trees(self) -> list[tuple[ast.stmt, int]]:
         """Each added statement as a tree, and a number for the block that it stands in."""
-        found: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
+        statements_at: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
         for path in {probe.path for probe in self.added}:
             blocks: list[list[ast.stmt]] = [ast.parse(self._named[path]).body]
             while blocks:
                 block = blocks.pop()
                 for stmt in block:
-                    found[path, stmt.lineno, stmt.col_offset] = (stmt, id(block))
+                    statements_at[path, stmt.lineno, stmt.col_offset] = (stmt, id(block))
                     blocks += [inner for _, _, inner in blocks_of(stmt)]
-        return [found[probe.path, probe.line, probe.column] for probe in self.added]
+        return [statements_at[probe.path, probe.line, probe.column] for probe in self.added]
 
     def _by_hand(self) -> dict[int, dict[int, HandPlace]]:
         """Return the places given by hand for statements that are still there.
 
         What is computed in the same block only for a statement goes where the statement goes.
         """
-        found: dict[int, dict[int, HandPlace]] = {}
-        for one in self.corrections.kept:
-            number = one.statement.find(self._identities)
-            if number is None or one.version not in self.chain:
+        places_by_version: dict[int, dict[int, HandPlace]] = {}
+        for correction in self.corrections.kept:
+            number = correction.statement.find(self._identities)
+            if number is None or correction.version not in self.chain:
                 continue
-            place = self.renaming.placed_anew(one.version, one.place)
-            at = self.chain.index(one.version)
-            found.setdefault(at, {})[number] = place
-        for places in found.values():
+            place = self.renaming.placed_anew(correction.version, correction.place)
+            at = self.chain.index(correction.version)
+            places_by_version.setdefault(at, {})[number] = place
+        for places in places_by_version.values():
             for number, place in sorted(places.items()):
                 for other in self._serving(number):
                     places.setdefault(other, place)
-        return found
+        return places_by_version
 
     def _serving(self, number: int) -> list[int]:
         """Return the added statements above one, in its block, that log nothing."""

@@ -25,8 +25,17 @@ import cloudpickle
 
 from rearview.bridges import call_ring
 from rearview.bridges.accelerator_copies import AcceleratorCopies
-from rearview.bridges.call_ring import ASLEEP, ATTENTION, ERRORS, HEAD, PID, SEEN, Ring
-from rearview.bridges.copied_calls import PLAIN, encode
+from rearview.bridges.call_ring import (
+    ASLEEP,
+    ATTENTION,
+    ERRORS,
+    HEAD,
+    PID,
+    PLAIN,
+    SEEN,
+    Ring,
+    encode,
+)
 from rearview.bridges.writer_process import (
     ASK,
     CALL,

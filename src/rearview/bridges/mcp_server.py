@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from rearview._history import History, PlanReport
-from rearview.bridges.imported_runs import missing_library
+from rearview.bridges.exchanged_runs import missing_library
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run
 from rearview.store.media import StoredValue

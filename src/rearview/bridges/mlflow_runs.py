@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rearview.bridges.exported_values import Exported, ExportedRun
-from rearview.bridges.imported_runs import (
+from rearview.bridges.exchanged_runs import (
+    Exported,
+    ExportedRun,
     TrackedRun,
     TrackedValue,
     missing_library,
     nothing_found,
 )
 from rearview.errors import RearviewError, UsageError
+from rearview.model.wording import number_or_text
 
 TAG = "rearview.run"
 """Tag of an MLflow run that names the run here which it came from."""
@@ -69,13 +71,13 @@ def read_mlflow(place: str) -> Iterator[TrackedRun]:
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         raise nothing_found("MLflow", place, "mlflow.db and no mlruns folder")
     with _client(uri, "Reading MLflow's store") as client:
-        found = [
+        tracked_runs = [
             run
             for experiment in _pages(client.search_experiments)
             for run in _pages(client.search_runs, [experiment.experiment_id])
             if TAG not in run.data.tags  # one that came from here
         ]
-        for run in sorted(found, key=lambda each: each.info.start_time or 0):
+        for run in sorted(tracked_runs, key=lambda each: each.info.start_time or 0):
             yield _tracked(client, run, place)
 
 
@@ -117,12 +119,7 @@ def _plain(text: str) -> Any:
     """
     if text in {"True", "False"}:
         return text == "True"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return number_or_text(text)
 
 
 def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rearview import media
-from rearview.bridges.exported_values import Exported, ExportedRun
-from rearview.bridges.imported_runs import (
+from rearview.bridges.exchanged_runs import (
+    Exported,
+    ExportedRun,
     TrackedRun,
     TrackedValue,
     missing_library,

@@ -20,8 +20,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from rearview.bridges import call_ring
-from rearview.bridges.call_ring import ASLEEP, ATTENTION, ERRORS, HEAD, JUMP, PID, SEEN, TAIL, Ring
-from rearview.bridges.copied_calls import decode, is_plain
+from rearview.bridges.call_ring import (
+    ASLEEP,
+    ATTENTION,
+    ERRORS,
+    HEAD,
+    JUMP,
+    PID,
+    SEEN,
+    TAIL,
+    Ring,
+    decode,
+    is_plain,
+)
 
 NICE = 10
 """Added to the niceness of the process, so that training has priority."""

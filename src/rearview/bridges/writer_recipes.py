@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rearview.bridges.copied_calls import is_plain
+from rearview.bridges.call_ring import is_plain
 from rearview.errors import UsageError
 from rearview.model.run import SEEN
 
@@ -49,8 +49,8 @@ class Recipe:
 
     def seen(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], None] | None:
         """Return what the recording of this program wants to be told of calls of a method, if anything."""
-        found = getattr(self.type or self.module, name, None)
-        seen: Any = getattr(found, SEEN, None)
+        function = getattr(self.type or self.module, name, None)
+        seen: Any = getattr(function, SEEN, None)
         return seen if callable(seen) else None
 
     def make(self) -> Any:

@@ -292,9 +292,11 @@ def _doubts(outcomes: Sequence[ReplayOutcome], redone: Sequence[ReplayOutcome]) 
         if not outcome.proved:
             key = (f"{outcome.proof.verdict}:", output.RED, outcome.proof.why)
             lines.setdefault(key, []).append(outcome)
-    given = {(outcome.run, why) for (_, _, why), those in lines.items() for outcome in those}
+    shown_reasons = {
+        (outcome.run, why) for (_, _, why), those in lines.items() for outcome in those
+    }
     for outcome in redone:
-        if (outcome.run, outcome.redone) not in given:
+        if (outcome.run, outcome.redone) not in shown_reasons:
             why = f"the try from a checkpoint did not do: {outcome.redone}"
             lines.setdefault(("redone from the start:", output.YELLOW, why), []).append(outcome)
     return [
@@ -337,6 +339,7 @@ def summary(plan: PlanReport) -> dict[str, Any]:
         "notes": plan.notes,
         "unproved": plan.unproved,
         "insertions": plan.insertions,
+        "shared_setup": list(plan.shared.sentences),
     }
     if plan.explained is not None:
         numbers |= {
@@ -386,6 +389,8 @@ def show_plan(plan: PlanReport) -> None:
         f"{duration(explained.running)} to run"
         + (f" ({duration(explained.wasted)} only to get there)" if explained.wasted > 0.5 else "")
     )
+    for sentence in plan.shared.sentences:
+        output.out(sentence)
     output.out()
     output.table(
         ["workers", "done after", "segments"],

@@ -1,22 +1,29 @@
-"""The commands import and mcp, and what export does for other trackers."""
+"""Commands that exchange data with other programs: export, import, mcp."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rearview.cli.options import open_history
+from rearview.cli.options import (
+    TakesRuns,
+    open_history,
+    some_names,
+    some_runs,
+)
+from rearview.cli.query import tell_damage
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plural
+from rearview.cli.terminal.progress import waiting
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview.bridges.exported_values import Exported, ExportedRun
-    from rearview.bridges.imported_runs import TrackedRun
+    from rearview._history import Table
+    from rearview.bridges.exchanged_runs import Exported, ExportedRun, TrackedRun
 
 TRACKERS = ("tensorboard", "mlflow", "wandb-offline")
 TABLES = ("csv", "parquet", "json", "jsonl", "md")
@@ -31,7 +38,7 @@ def import_(tracker: str, path: str) -> int:
     Each becomes a run with records at its steps. PATH is a folder of event files, MLflow's database, mlruns folder or server, or a folder with
     offline runs of W&B. Parameters become arguments. Importing again adds only what is new.
     """
-    from rearview.bridges.imported_runs import import_runs, project_at
+    from rearview.bridges.exchanged_runs import import_runs, project_at
 
     project = project_at(Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()))
     done = import_runs(project, _tracked(tracker, path))
@@ -75,7 +82,7 @@ def export_runs(
     unproved: bool,
 ) -> None:
     """Write runs to another tracker; the first of `words` is the destination, the others are names."""
-    from rearview.bridges.exported_values import exported_runs
+    from rearview.bridges.exchanged_runs import exported_runs
 
     if not words:
         raise click.UsageError(f"Say where to: `rearview export {tracker} PLACE`.")
@@ -88,7 +95,7 @@ def export_runs(
             slug="no-name",
         )
     runs = exported_runs(past, names, where=where, runs=list(which) or None, unproved=unproved)
-    done = [_write(tracker, run, place, past.project.root.resolve().name) for run in runs]
+    done = [_write_run(tracker, run, place, past.project.root.resolve().name) for run in runs]
     for each in done:
         outcome = plural(each.values, "value") if each.values else "up to date"
         left_out = f", {each.left_out} that {tracker} does not take" if each.left_out else ""
@@ -96,7 +103,7 @@ def export_runs(
     output.out(f"{plural(len(done), 'run')}, {plural(sum(e.values for e in done), 'new value')}")
 
 
-def _write(tracker: str, run: ExportedRun, place: str, project: str) -> Exported:
+def _write_run(tracker: str, run: ExportedRun, place: str, project: str) -> Exported:
     if tracker == "tensorboard":
         from rearview.bridges.tensorboard_files import write_tensorboard
 
@@ -126,3 +133,78 @@ def mcp(allow_replay: bool) -> int:
 
     serve(open_history(), allow_replay=allow_replay)
     return 0
+
+
+def _object_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    for row in rows:
+        yield output.json_text(dict(zip(columns, row, strict=True)))
+
+
+Lines = Callable[[Sequence[str], Iterable[Sequence[Any]]], Iterator[str]]
+TEXTS: dict[str, Lines] = {
+    ".csv": output.csv_lines,
+    ".json": output.json_lines,
+    ".jsonl": _object_lines,
+    ".md": output.markdown_lines,
+}
+"""How to write a table as text, by the suffix of the file."""
+
+
+@click.command(cls=TakesRuns)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@some_names(required=False)
+@click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
+@some_runs
+@click.option("--unproved", is_flag=True, help="Also values of replays that were not exact.")
+def export(
+    file: Path, names: tuple[str, ...], where: str | None, which: tuple[str, ...], unproved: bool
+) -> None:
+    """Write a table to FILE, or runs to another tracker.
+
+    A table is as `rearview table NAMES` shows it. The suffix says how: .csv, .json, .jsonl, .md or
+    .parquet, or a word before the file does: `rearview export parquet FILE NAMES`. The file is
+    replaced as a whole when the table is complete; the same question about the same runs writes the
+    same bytes.
+
+    `rearview export tensorboard FOLDER NAMES` writes event files, `mlflow PLACE` runs of an MLflow
+    store, `wandb-offline FOLDER` runs for `wandb sync`, with the values that replays have filled.
+    What is there already is not written again.
+    """
+    if str(file) in TRACKERS:
+        export_runs(str(file), names, where=where, which=which, unproved=unproved)
+        return
+    suffix = file.suffix.lower()
+    if str(file) in TABLES and names:
+        suffix, file, names = f".{file}", Path(names[0]), names[1:]
+    if suffix not in {*TEXTS, ".parquet"}:
+        endings = ", ".join([*TEXTS, ".parquet"])
+        raise click.BadParameter(
+            f"{str(file)!r} does not say how to write it. End it with one of {endings}.",
+            param_hint="FILE",
+        )
+    past = open_history()
+    with waiting("writing the table"):
+        table = past.table(*names, where=where, runs=list(which) or None, unproved=unproved)
+        aside = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            if suffix == ".parquet":
+                table.parquet(aside)
+            else:
+                _write_table(table, aside, TEXTS[suffix], "\r\n" if suffix == ".csv" else "\n")
+            aside.replace(file)
+        except OSError as exc:
+            raise UsageError(
+                f"{file} cannot be written: {exc.strerror or exc}. Name a file in a folder that is "
+                "there and that you may write to.",
+                slug="file-unwritable",
+            ) from exc
+        finally:
+            aside.unlink(missing_ok=True)
+    output.out(f"wrote {plural(table.count(), 'row')} to {file}")
+    tell_damage(past)
+
+
+def _write_table(table: Table, file: Path, lines: Lines, end: str) -> None:
+    with file.open("w", encoding="utf-8", errors="backslashreplace", newline="") as out:
+        for line in lines(table.columns, (tuple(row.values()) for row in table)):
+            out.write(line + end)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rearview.checkpointer.supervisor import Child, Supervisor
 from rearview.cli.options import (
     TakesRuns,
     json_option,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rearview._history import StartCommand
+    from rearview.checkpointer.supervisor import Supervisor
     from rearview.energy import EnergyReport, Forecast, Gate, GridDecision, Rule
 
 
@@ -152,12 +152,14 @@ def run_green(
     source = open_source(green.source)
     say = _ignore if quiet else output.said
     word = "recording"
+    from rearview.checkpointer.supervisor import Supervisor
+
     with Supervisor(signals) as supervisor:
         while True:
             command = start()
             assert command.run_folder is not None
             account = Account(command.run_folder / ACCOUNT)
-            requested = account.report().asked
+            requested = account.report().requested
             rule = green.rule(time.time() if requested is None else requested)
             gate = Gate(source, rule, account=account, meter=None, sleep=supervisor.sleep)
             if not _may_start(gate, green, say):
@@ -179,7 +181,7 @@ def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
         gate.wait(lambda decision: say(f"waiting: {waiting_text(decision)}"))
         return True
     if gate.account is not None:
-        gate.account.asked(time.time())
+        gate.account.note_request(time.time())
     decision = gate.ask(running=False)
     if decision.run:
         gate.started()
@@ -198,6 +200,7 @@ def _run_child(
     supervisor: Supervisor, command: StartCommand, gate: Gate, say: Callable[[str], None]
 ) -> int:
     """Run the program until it ends or pauses because the gate closed; return its exit code."""
+    from rearview.checkpointer.supervisor import Child
 
     def pause() -> bool:
         if not gate.closed():
@@ -349,7 +352,7 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
 def _measured(grid: str, noted: EnergyReport) -> Forecast:
     from rearview.energy import open_source
 
-    begin = min(noted.intervals[0].begin, noted.asked or float("inf"))
+    begin = min(noted.intervals[0].begin, noted.requested or float("inf"))
     end = max(noted.intervals[-1].end, begin + noted.seconds)
     return open_source(grid).measured(begin - _MARGIN, min(end + _MARGIN, time.time()))
 
@@ -357,7 +360,7 @@ def _measured(grid: str, noted: EnergyReport) -> Forecast:
 def _reported(run: str, energy_report: EnergyReport, problem: str) -> dict[str, Any]:
     return {
         "run": run,
-        "asked": energy_report.asked,
+        "asked": energy_report.requested,
         "on": [plain(interval) for interval in energy_report.joined_intervals],
         "seconds": energy_report.seconds,
         "kwh": energy_report.kwh,
@@ -373,8 +376,8 @@ def _reported(run: str, energy_report: EnergyReport, problem: str) -> dict[str, 
 def _print(run: str, energy_report: EnergyReport, problem: str) -> None:
     lines = [("run", run)]
     first = energy_report.joined_intervals[0].begin
-    if energy_report.asked is not None and first - energy_report.asked > 1:
-        lines.append(("asked for", clock(energy_report.asked)))
+    if energy_report.requested is not None and first - energy_report.requested > 1:
+        lines.append(("asked for", clock(energy_report.requested)))
     spans = [
         f"{clock(interval.begin)} to {clock(interval.end)}  {_kwh(interval.kwh)}"
         for interval in energy_report.joined_intervals

@@ -213,3 +213,14 @@ def not_started(command: StartCommand, exc: OSError) -> UsageError:
         "Check that the folder and the interpreter are there.",
         slug="no-start",
     )
+
+
+def order_option(command: Any) -> Any:
+    """Add the option --order-by."""
+    return click.option(
+        "--order-by",
+        "order",
+        multiple=True,
+        metavar="KEYS",
+        help="In this order: 'acc desc, epoch'.",
+    )(command)

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,6 +234,22 @@ def _shell_script(file: Path) -> str:
     return f"{head} Put `rearview run` in front of the script's name in it, in place of `python`."
 
 
+def _notebook_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that only notebooks have."""
+    command = click.option(
+        "--timeout",
+        type=span,
+        metavar="SPAN",
+        help="Of a notebook: the longest that a cell may take (10m); it is interrupted then.",
+    )(command)
+    return click.option(
+        "--out",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Of a notebook: write it with its outputs there.",
+    )(command)
+
+
 class ProgramCommand(click.Command):
     """A command whose own options end at the program's name, as with `python`."""
 
@@ -326,18 +342,7 @@ class ProgramCommand(click.Command):
     help="With --preemptible: leave so after this time too (1h), for batch systems that take "
     "files then.",
 )
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Of a notebook: write it with its outputs there.",
-)
-@click.option(
-    "--timeout",
-    type=span,
-    metavar="SPAN",
-    help="Of a notebook: the longest that a cell may take (10m); it is interrupted then.",
-)
+@_notebook_options
 @green_options
 @quiet_option
 def run(
@@ -534,18 +539,7 @@ def _nearest_script(script: Path) -> str:
     metavar="URL",
     help="Fetch the run from this folder or URL first, and bring every save there.",
 )
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Of a notebook: write it with its outputs there.",
-)
-@click.option(
-    "--timeout",
-    type=span,
-    metavar="SPAN",
-    help="Of a notebook: the longest that a cell may take (10m); it is interrupted then.",
-)
+@_notebook_options
 @quiet_option
 def resume(
     which: str,

@@ -1,20 +1,119 @@
-"""Commands about whole runs: compare, name, tag, note, rm."""
+"""Commands about runs: runs (list them), compare, name, tag, note, rm."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rearview.cli.options import TakesRuns, complete_run, json_option, open_history, without_mark
+from rearview.cli.options import (
+    TakesRuns,
+    complete_run,
+    json_option,
+    open_history,
+    order_option,
+    without_mark,
+)
 from rearview.cli.terminal import output
-from rearview.cli.terminal.output import plain, plural, size
+from rearview.cli.terminal.output import duration, plain, plural, size
 from rearview.cli.terminal.progress import waiting
+from rearview.model import Run
 
 if TYPE_CHECKING:
     from rearview._history import Comparison, Removal, Row
+
+STATUS = {
+    "finished": output.GREEN,
+    "failed": output.RED,
+    "dead": output.RED,
+    "running": output.CYAN,
+    "paused": output.YELLOW,
+}
+
+
+@click.command()
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Only the newest N.")
+@click.option(
+    "--where", metavar="SQL", help="Only runs for which this holds: \"tag = 'baseline'\"."
+)
+@order_option
+@click.option("-w", "--wide", is_flag=True, help="Cut nothing off, however long the lines get.")
+@json_option
+def runs(
+    *, limit: int | None, where: str | None, order: tuple[str, ...], wide: bool, as_json: bool
+) -> None:
+    """List the runs of this project, oldest first.
+
+    --where takes SQL over facts of runs (name, tag, note, status, script, started, seconds, host …),
+    over arguments, and over names that were logged, which stand for the last value logged:
+    `--where "tag = 'baseline' and lr < 0.1 and acc > 0.9"`. `tag` is each tag of a run in turn.
+    --order-by takes the same columns; rows without a value come last, and -n then means the first N.
+
+    Lines fit the terminal, or 80 columns elsewhere: long commands, names and tags are cut.
+    """
+    past = open_history()
+    selected = (
+        past.runs(where, order=order) if order else past.runs(where) if where else past.runs()
+    )
+    for run in selected:
+        if run.damaged:
+            output.note(f"damaged: {run.damaged}")
+    if limit is not None:
+        selected = selected[:limit] if order else selected[-limit:]
+    if as_json:
+        output.json_document([_about(run) for run in selected])
+        return
+    if not selected and where is not None:
+        output.note(f"No run fits {where!r}.")
+        return
+    if not selected:
+        output.note("No run has been recorded here yet: `rearview run train.py`.")
+        return
+    _list(selected, wide=wide)
+
+
+ls = runs
+
+
+def _list(runs: list[Run], *, wide: bool) -> None:
+    """Print a table of runs, with columns for names and tags if there are any."""
+    columns = ["run", "status", "started", "took", "name", "tags", "command"]
+    rows = [
+        [
+            run.id,
+            run.status.value,
+            output.short_moment(run.started),
+            duration(seconds_taken(run)),
+            run.name,
+            ", ".join(run.tags),
+            " ".join((run.script, *run.argv)),
+        ]
+        for run in runs
+    ]
+    keep = [k for k, name in enumerate(columns) if name not in {"name", "tags"} or _any(rows, k)]
+    columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
+    if not wide:
+        rows = output.fitted(columns, rows, output.room(len(columns)), shrink=len(columns) - 4)
+    for row in rows:
+        row[1] = output.paint(row[1], STATUS[row[1]])
+    output.table(columns, rows, right=[name == "took" for name in columns])
+
+
+def _any(rows: list[list[str]], column: int) -> bool:
+    return any(row[column] for row in rows)
+
+
+def _about(run: Run) -> dict[str, Any]:
+    about: dict[str, Any] = output.plain(run)
+    del about["facts"], about["end"]  # it is long, and `show --json` has it
+    return {**about, "seconds": seconds_taken(run)}
+
+
+def seconds_taken(run: Run) -> float | None:
+    """Return the seconds from start to end of a run; None if it has not ended."""
+    return None if run.ended is None else run.ended - run.started
 
 
 @click.command(cls=TakesRuns)

@@ -1,4 +1,4 @@
-"""Commands about source: inspect (what Rearview sees in a script), propagate (statements in old versions)."""
+"""Commands about source: inspect (what Rearview sees in a script), propagate (statements in old versions), diff."""
 
 from __future__ import annotations
 
@@ -303,3 +303,51 @@ def _plain(inspection: Inspection) -> dict[str, Any]:
             for place in inspection.places
         ],
     }
+
+
+@click.command(cls=TakesRuns)
+@click.argument(
+    "first", metavar="[A]", default="latest", type=without_mark, shell_complete=complete_run
+)
+@click.argument(
+    "second", metavar="[B]", default="worktree", type=without_mark, shell_complete=complete_run
+)
+@click.option(
+    "--statements",
+    is_flag=True,
+    help="Statement by statement, as propagation matches them: renamed, moved, changed, added, removed.",
+)
+@json_option
+def diff(first: str, second: str, *, statements: bool, as_json: bool) -> int:
+    """Show how the source of two runs differs.
+
+    From run A (the newest) to run B; without B, to the files as they are now (`worktree`). Exit code 0: no difference, 1: some.
+    """
+    if statements:
+        return _statements(first, second, as_json=as_json)
+    if as_json:
+        raise click.UsageError("--json belongs to --statements.")
+    text = open_history().diff(first, second)
+    output.diff(text)
+    return 1 if text else 0
+
+
+def _statements(first: str, second: str, *, as_json: bool) -> int:
+    changes = open_history().statement_diff(first, second)
+    changed = [change for change in changes if change.edit != "same"]
+    if as_json:
+        output.json_document(changes)
+        return 1 if changed else 0
+    path = ""
+    for change in changed:
+        if change.path != path:
+            path = change.path
+            output.out(output.paint(path, output.BOLD))
+        lines = f"{change.old_line or ''} → {change.new_line or ''}".strip()
+        text = change.new_text if change.old_text in {"", change.new_text} else change.old_text
+        if change.new_text and text != change.new_text:
+            text += f"  →  {change.new_text}"
+        output.out(f"  {change.edit.value:<8} {lines:<12} {text}")
+    unchanged = len(changes) - len(changed)
+    output.out(f"{unchanged} statement{'s' * (unchanged != 1)} the same, {len(changed)} not")
+    return 1 if changed else 0

@@ -384,10 +384,10 @@ class TreeView:
     """Shows the tree during a replay: which cells have run, which run now, which states are kept."""
 
     def __init__(self, tree: ExecutionTree, seconds: float) -> None:
-        from rearview.multiversion.report import tree_lines
+        from rearview.multiversion.report import depth_first, tree_lines
 
         self._lines = tree_lines(tree)
-        self._rows = {node: row for row, node in enumerate(_rows(tree))}
+        self._rows = {node: row for row, node in enumerate(depth_first(tree))}
         self._marks = [" "] * len(self._lines)
         self._kept: set[int] = set()
         self._seconds = seconds
@@ -455,14 +455,3 @@ class TreeView:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-
-def _rows(tree: ExecutionTree) -> list[int]:
-    """Return the nodes in the order in which `tree_lines` shows them."""
-    nodes: list[int] = []
-    stack = list(reversed(tree.tree.roots))
-    while stack:
-        node = stack.pop()
-        nodes.append(node)
-        stack.extend(reversed(tree.tree.children[node]))
-    return nodes

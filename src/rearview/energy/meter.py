@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rearview.durable_files import add_check, is_intact
 from rearview.energy.grid import Forecast, GridSample
-from rearview.model.checksum import add_check, is_intact
 
 FORMAT = 2
 """From 2 on, every line has a checksum."""
@@ -46,7 +46,7 @@ class EnergyReport:
     grams_at_once: float | None
     """Grams of CO2 of as many hours, one after the other, from when the run was requested."""
     attribution: tuple[str, ...] = ()
-    asked: float | None = None
+    requested: float | None = None
     """When it was requested, if recorded."""
 
     @property
@@ -83,7 +83,7 @@ class Account:
         self.path = path
         self._known: dict[float, GridSample] = {}
 
-    def asked(self, time: float) -> None:
+    def note_request(self, time: float) -> None:
         """Record when the run was requested; the first time counts."""
         self._append({"asked": time})
 
@@ -107,7 +107,7 @@ class Account:
 
         `measured` is the state of the grid as measured since; it replaces the forecasts.
         """
-        asked: float | None = None
+        requested: float | None = None
         intervals: list[RunInterval] = []
         samples: dict[float, GridSample] = {}
         sources: dict[str, str] = {}
@@ -119,8 +119,8 @@ class Account:
             row = _row(line)
             if row is None:
                 continue
-            if "asked" in row and asked is None:
-                asked = row["asked"]
+            if "asked" in row and requested is None:
+                requested = row["asked"]
             if "on" in row:
                 intervals.append(RunInterval(**row["on"]))
             if "grid" in row:
@@ -134,7 +134,7 @@ class Account:
             samples |= {sample.start: sample for sample in measured.samples}
             sources[measured.source] = measured.attribution
         outlook = Forecast.of(", ".join(sources), "", samples.values(), fetched=0.0)
-        return report(intervals, outlook, asked=asked, attribution=tuple(sources.values()))
+        return report(intervals, outlook, requested=requested, attribution=tuple(sources.values()))
 
     def _append(self, row: dict[str, object]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,14 +166,14 @@ def report(
     intervals: Sequence[RunInterval],
     outlook: Forecast,
     *,
-    asked: float | None = None,
+    requested: float | None = None,
     attribution: tuple[str, ...] = (),
 ) -> EnergyReport:
     """Return what the run used in `intervals`, with the grid that `outlook` describes.
 
     >>> grid = Forecast.of("x", "", [GridSample(0, grams=400.0), GridSample(3600, grams=100.0)], fetched=0)
     >>> ran = [RunInterval(3600, 7200, kwh=2.0, how="RAPL")]
-    >>> report(ran, grid, asked=0.0).saved
+    >>> report(ran, grid, requested=0.0).saved
     600.0
     """
     ordered = sorted(intervals, key=lambda interval: interval.begin)
@@ -187,11 +187,11 @@ def report(
         )
     at_once = None
     if ordered:
-        begin = ordered[0].begin if asked is None else asked
+        begin = ordered[0].begin if requested is None else requested
         mean = _mean(outlook, begin, begin + seconds)
         at_once = None if mean is None else kwh * mean
     how = tuple(dict.fromkeys(interval.how for interval in ordered))
-    return EnergyReport(tuple(ordered), kwh, how, grams, at_once, attribution, asked)
+    return EnergyReport(tuple(ordered), kwh, how, grams, at_once, attribution, requested)
 
 
 def _mean(outlook: Forecast, begin: float, end: float) -> float | None:

@@ -274,7 +274,7 @@ class Gate:
     def wait(self, on_reason: Callable[[GridDecision], None] = lambda _: None) -> None:
         """Wait until the run may start; `on_reason` is called with each new reason to wait."""
         if self.account is not None:
-            self.account.asked(self._clock())
+            self.account.note_request(self._clock())
         last = None
         while not self.ask(running=False).run:
             if self.decision != last:

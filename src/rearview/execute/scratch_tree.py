@@ -110,28 +110,28 @@ class _Layout:
             return None
         if any(entry.name == "pyvenv.cfg" for entry in entries):
             return None
-        found = _Folder(path, prefix, whole=prefix.removesuffix(os.sep) not in self.changing)
-        found.whole = found.whole and not self.working_folder.startswith(prefix)
+        folder = _Folder(path, prefix, whole=prefix.removesuffix(os.sep) not in self.changing)
+        folder.whole = folder.whole and not self.working_folder.startswith(prefix)
         for entry in entries:
             relative = f"{prefix}{entry.name}"
             if not entry.is_dir(follow_symlinks=False):
                 if self._is_input(relative, entry):
-                    found.files.append((relative, entry))
-                    found.whole = found.whole and entry.is_file(follow_symlinks=False)
+                    folder.files.append((relative, entry))
+                    folder.whole = folder.whole and entry.is_file(follow_symlinks=False)
                 else:
-                    found.whole = False
+                    folder.whole = False
                 continue
             below = None
             if entry.name not in _NOT_INPUTS:
                 below = self.read(entry.path, relative + os.sep)
             if below is not None:
-                found.folders.append(below)
-                found.count += below.count
+                folder.folders.append(below)
+                folder.count += below.count
             # a folder whose own time is later has lost a file, or got one
             still = entry.stat(follow_symlinks=False).st_mtime <= self.before
-            found.whole = found.whole and below is not None and below.whole and still
-        found.count += len(found.files)
-        return found
+            folder.whole = folder.whole and below is not None and below.whole and still
+        folder.count += len(folder.files)
+        return folder
 
     def _is_input(self, relative: str, entry: os.DirEntry[str]) -> bool:
         return (

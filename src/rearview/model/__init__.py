@@ -12,8 +12,21 @@ from rearview.model.checkpoint import (
 )
 from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
 from rearview.model.proof import Proof, Verdict, proof_of
-from rearview.model.run import EXIT_PAUSED, Origin, Point, Record, Run, Status, Step
-from rearview.model.run_facts import Continuation, EarlyEnd, LoopTotals, MainLoop, RunEnd, RunStart
+from rearview.model.run import (
+    EXIT_PAUSED,
+    Continuation,
+    EarlyEnd,
+    LoopTotals,
+    MainLoop,
+    Origin,
+    Point,
+    Record,
+    Run,
+    RunEnd,
+    RunStart,
+    Status,
+    Step,
+)
 
 __all__ = [
     "EXIT_PAUSED",

@@ -1,4 +1,4 @@
-"""Text from and for people: safe for a terminal, without internal names, durations as people write them."""
+"""Text from and for people: safe for a terminal, without internal names; durations and numbers as people write them."""
 
 from __future__ import annotations
 
@@ -102,3 +102,17 @@ def parse_duration(text: str, *, unit: str = "") -> float | None:
     match = _DURATION.fullmatch(text.lower())
     seconds = _SECONDS.get(match[2] or unit) if match else None
     return float(match[1]) * seconds if match and seconds else None
+
+
+def number_or_text(text: str) -> int | float | str:
+    """Return the number that a text is, or the text itself.
+
+    >>> number_or_text("3"), number_or_text("0.1"), number_or_text("adam")
+    (3, 0.1, 'adam')
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

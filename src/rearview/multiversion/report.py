@@ -79,7 +79,7 @@ def tree_svg(tree: ExecutionTree) -> str:
     plan = tree.tree
     rows: dict[int, float] = {}
     next_row = 0
-    for node in _depth_first(tree):
+    for node in depth_first(tree):
         if not plan.children[node]:
             rows[node] = next_row
             next_row += 1
@@ -124,7 +124,8 @@ def tree_svg(tree: ExecutionTree) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _depth_first(tree: ExecutionTree) -> list[int]:
+def depth_first(tree: ExecutionTree) -> list[int]:
+    """Return the nodes in the order in which `tree_lines` shows them."""
     nodes: list[int] = []
     stack = list(reversed(tree.tree.roots))
     while stack:

@@ -173,9 +173,9 @@ def reuse_lines(folder: Path) -> list[str]:
     except (OSError, msgspec.MsgspecError):
         return []
     cells: list[tuple[int, str]] = facts["cells"]
-    given = sum(not why for _, why in cells)
+    reused = sum(not why for _, why in cells)
     lines = [
-        f"rearview: {given} of {len(cells)} cells were as before; their results are given again."
+        f"rearview: {reused} of {len(cells)} cells were as before; their results are given again."
     ]
     return lines + [f"rearview: cell {number} ran: {why}." for number, why in cells if why]
 

@@ -31,9 +31,9 @@ class Shown:
 
     def _repr_html_(self) -> str:
         def row(cells: tuple[str, ...], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(one)}</{tag}>" for one in cells) + "</tr>"
+            return "<tr>" + "".join(f"<{tag}>{escape(item)}</{tag}>" for item in cells) + "</tr>"
 
-        body = "".join(row(one, "td") for one in self._rows)
+        body = "".join(row(item, "td") for item in self._rows)
         return f"<table>{row(self._head, 'th')}{body}</table><p>{escape(self._note)}</p>"
 
 

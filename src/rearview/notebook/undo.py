@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import pickle
-import random
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from rearview.errors import UsageError
+from rearview.state.codecs.rng import read_random_state, write_random_state
 from rearview.state.variable_groups import (
     BY_REFERENCE,
     Serialized,
@@ -172,7 +172,7 @@ class Undo:
                 self.namespace[name] = value
         self.namespace.update(restored)
         self._groups = dict(moment.groups)
-        _set_random(moment.random)
+        write_random_state(dict(moment.random))
         del self.moments[self.moments.index(moment) + 1 :]
         return [name + lacking.get(name, "") for name in changed]
 
@@ -196,21 +196,9 @@ class Undo:
 
 def _random() -> dict[str, Any]:
     """Return the states of the global random generators of loaded libraries."""
-    states: dict[str, Any] = {"random": random.getstate()}
     if "numpy" in sys.modules:
         importlib.import_module("numpy.random")  # otherwise it would seed itself at the first draw
-        states["numpy"] = sys.modules["numpy.random"].get_state()
-    if "torch" in sys.modules:
-        states["torch"] = sys.modules["torch"].get_rng_state()
-    return states
-
-
-def _set_random(states: Mapping[str, Any]) -> None:
-    random.setstate(states["random"])
-    if "numpy" in states:
-        sys.modules["numpy.random"].set_state(states["numpy"])
-    if "torch" in states:
-        sys.modules["torch"].set_rng_state(states["torch"])
+    return read_random_state()
 
 
 def size_of(moments: Iterable[Moment]) -> int:

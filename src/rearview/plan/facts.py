@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rearview.errors import UsageError
 from rearview.model import Edge, Point
+from rearview.model.wording import number_or_text
 
 _VALUE = r"""("[^"]*"|'[^']*'|[^\s:=/"']*)"""
 _FORM = re.compile(rf"\s*([^\s=:/]+)\s*=\s*{_VALUE}\s*(?:(:)\s*{_VALUE}\s*)?")
@@ -127,12 +128,7 @@ def _value(text: str) -> float | str | None:
         return None
     if text[0] in "\"'":
         return text[1:-1]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return number_or_text(text)
 
 
 TargetValue = float | str

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rearview.model.run_facts import DeepLoop, MainLoop
+from rearview.model.run import DeepLoop, MainLoop
 from rearview.store.files import fingerprint
 
 _HERE = __name__.partition(".")[0]

@@ -41,8 +41,7 @@ from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason
-from rearview.runtime.saving.remote_copy import RemoteCopy
-from rearview.runtime.saving.writer import Writer
+from rearview.runtime.saving.writer import RemoteCopy, Writer
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
 from rearview.state.codecs.tensors import memory_of

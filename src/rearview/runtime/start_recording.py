@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.config import Settings
@@ -28,14 +28,12 @@ from rearview.model import Checkpoint, Control, Run, RunStart
 from rearview.model.run import is_notebook
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
-from rearview.remote.open import open_remote
-from rearview.runtime import importer, start_replay
+from rearview.runtime import importer
 from rearview.runtime.capture.start_capture import start_capture
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import Loading
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
-from rearview.runtime.resumer import Restart, Resumer, SourceChange, last_usable
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.environment import EnvironmentReads
@@ -44,20 +42,21 @@ from rearview.runtime.sandbox.outputs import Outputs
 from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_again
 from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.saving.overhead import Overhead
-from rearview.runtime.saving.remote_copy import RemoteCopy
-from rearview.runtime.saving.writer import Writer
+from rearview.runtime.saving.writer import RemoteCopy, Writer
 from rearview.runtime.session import Session, current_session, use_session
-from rearview.source.probes.mended_source import mend
 from rearview.state.builders import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
-from rearview.store.json_lines import fields_of_record
+from rearview.store.files import fields_of_record
 from rearview.store.machine import hardware
-from rearview.store.maintenance.sync import command_key, push
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.versions.versions import Versions
+
+if TYPE_CHECKING:
+    from rearview.runtime.resumer import Resumer
+    from rearview.runtime.start_replay import ParentReplay
 
 RUN_VARIABLE = "REARVIEW_RUN"
 """Environment variable with the run that child processes join."""
@@ -77,6 +76,9 @@ def begin(control: Control) -> Session:
     if control.exit_every is not None:
         _leave_after(session, control.exit_every)
     if control.remote is not None:
+        from rearview.remote.open import open_remote
+        from rearview.store.maintenance.sync import command_key, push
+
         key, pushed = command_key(control.target, control.args), dict[str, object]()
         remote = open_remote(control.remote)
         remote_copy = functools.partial(push, session.project, session.run, remote, key, pushed)
@@ -95,7 +97,9 @@ def attach() -> Session:
     A child process of a recorded run joins that run and adds its records to it; a child process of
     a replay joins the replay.
     """
-    replaying = start_replay.parent_replay()
+    from rearview.runtime.start_replay import parent_replay
+
+    replaying = parent_replay()
     if replaying is not None:
         return _join(replaying)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -113,7 +117,7 @@ def attach() -> Session:
     return session
 
 
-def _join(replaying: start_replay.ParentReplay) -> Session:
+def _join(replaying: ParentReplay) -> Session:
     project = Project.open(Path(replaying.root))
     settings = Settings.read(project.store)
     runs, checkpoints = Runs(project), Checkpoints(project)
@@ -196,6 +200,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
 
 
 def _resume(control: Control) -> Resumer:
+    from rearview.runtime.resumer import Restart, Resumer, last_usable
+
     assert control.resume is not None
     restart = Restart(control)
     project = Project.open(Path(control.root))
@@ -211,11 +217,7 @@ def _resume(control: Control) -> Resumer:
     since = target.meta.records if target is not None else 0
     attempt = 1 + run.attempts
     folder = runs.folder(run.id)
-    if run.home(root := os.path.realpath(project.root)) != root:
-        _warn(
-            f"run {run.id} was started in {run.home(root)} and is resumed in {root}; full paths in its "
-            "variables still name the old folder"
-        )
+    _warn_if_moved(run, project)
     lived = _lived(folder / "heartbeat", run.heartbeat)
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
     EnvironmentReads(folder).install()
@@ -265,6 +267,15 @@ def _resume(control: Control) -> Resumer:
     return session
 
 
+def _warn_if_moved(run: Run, project: Project) -> None:
+    root = os.path.realpath(project.root)
+    if run.home(root) != root:
+        _warn(
+            f"run {run.id} was started in {run.home(root)} and is resumed in {root}; full paths in its "
+            "variables still name the old folder"
+        )
+
+
 def _use_source(session: Resumer, run: Run, source: str | None, versions: Versions) -> None:
     """Let the program run its recorded or edited source, with the recorded ids of its loops."""
     version = source or run.source
@@ -276,9 +287,13 @@ def _use_source(session: Resumer, run: Run, source: str | None, versions: Versio
         return
     recorded = versions.files(run.version)
     old = recorded if run.source == run.version else versions.files(run.source)
+    from rearview.source.probes.mended_source import mend
+
     change = mend(recorded, old, texts)
     session.compiler.ids = change.ids
     if source and session.target is not None:
+        from rearview.runtime.resumer import SourceChange
+
         leave = functools.partial(_refuse_source, session, run)
         session.continues = source
         session.source_change = SourceChange(change, session.root, str(session.target.point), leave)

@@ -241,12 +241,16 @@ def rebinds(used: Uses, other: Uses) -> bool:
     return False
 
 
-def conflict(one: Uses, two: Uses) -> bool:
+def conflict(first_uses: Uses, second_uses: Uses) -> bool:
     """Return True if the order of two stretches of code can matter to what they compute."""
-    first, second = one.writes | one.changes, two.writes | two.changes
-    if one.leaves or two.leaves:
+    first, second = first_uses.writes | first_uses.changes, second_uses.writes | second_uses.changes
+    if first_uses.leaves or second_uses.leaves:
         return True
-    return bool(first & two.reads or second & one.reads or one.writes & two.writes)
+    return bool(
+        first & second_uses.reads
+        or second & first_uses.reads
+        or first_uses.writes & second_uses.writes
+    )
 
 
 def header(node: StatementNode) -> list[ast.AST]:
@@ -315,38 +319,38 @@ def _backwards(node: StatementNode) -> Iterator[StatementNode]:
 
 def visible(block: StatementNode, index: int) -> set[str]:
     """Return the names that can hold a value at a place, builtins not counted."""
-    found: set[str] = set()
+    names: set[str] = set()
     own = block.scope().tree if block.parent is not None else None
     for node in earlier(block, index):
         if node.tree is own and not node.is_block:
             if isinstance(node.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found |= parameters(node.tree.args)
+                names |= parameters(node.tree.args)
         else:
-            found |= binds(node)
+            names |= binds(node)
             if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)) and not node.is_block:
-                found |= bound_in(node)  # by an earlier turn of the loop
+                names |= bound_in(node)  # by an earlier turn of the loop
     scope = block.scope() if block.parent is not None else block
     while scope.parent is not None:
         scope = scope.scope()
         if not isinstance(scope.tree, ast.ClassDef):
-            found |= bound_in(scope)
+            names |= bound_in(scope)
             if isinstance(scope.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found |= parameters(scope.tree.args)
-    return found
+                names |= parameters(scope.tree.args)
+    return names
 
 
 def bound_in(scope: StatementNode) -> set[str]:
     """Return every name bound below a node, scopes inside it left out."""
-    found: set[str] = set()
+    names: set[str] = set()
     stack = list(scope.children)
     while stack:
         node = stack.pop()
-        found |= binds(node)
+        names |= binds(node)
         if isinstance(node.tree, ast.Global) and not node.is_block:
-            found |= set(node.tree.names)
+            names |= set(node.tree.names)
         if node.is_block or not node.is_scope:
             stack.extend(node.children)
-    return found
+    return names
 
 
 def definition(block: StatementNode, index: int, name: str) -> StatementNode | None:

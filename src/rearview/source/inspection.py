@@ -133,7 +133,9 @@ def inspect(script: str, files: Mapping[str, str]) -> Inspection:
         tuple(sorted(files)),
         reports,
         tuple(log for path, tree in sorted(trees.items()) for log in _logs(path, tree)),
-        tuple(found for path, tree in sorted(trees.items()) for found in _obstacles(path, tree)),
+        tuple(
+            obstacle for path, tree in sorted(trees.items()) for obstacle in _obstacles(path, tree)
+        ),
         tuple(_places(main, loops)) if main is not None else (),
         unread,
     )
@@ -142,7 +144,7 @@ def inspect(script: str, files: Mapping[str, str]) -> Inspection:
 def _loops(
     files: Mapping[str, str], trees: Mapping[str, ast.Module], stacks: Chains
 ) -> list[tuple[LoopReport, Loop]]:
-    found = []
+    loops = []
     for path, tree in sorted(trees.items()):
         ids = loop_ids(tree, path)
         changed = effects(files[path], path)
@@ -163,8 +165,8 @@ def _loops(
                 sentences=explain(changes),
                 left_alone=asleep.get(node.lineno, ""),
             )
-            found.append((report, node))
-    return found
+            loops.append((report, node))
+    return loops
 
 
 def _kind(node: Loop) -> str:
@@ -322,7 +324,7 @@ _OWNERS: Mapping[tuple[str, str], tuple[str, str]] = {
 
 def _obstacles(path: str, tree: ast.Module) -> Iterator[Obstacle]:
     """Yield what keeps checkpoints from being complete, in the order of the text."""
-    found = []
+    obstacles = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = called_name(node)
@@ -331,33 +333,35 @@ def _obstacles(path: str, tree: ast.Module) -> Iterator[Obstacle]:
                 owner = node.func.value.id
             what = _OWNERS.get((owner, name)) or _OBSTACLES.get(name)
             if what is not None:
-                found.append(
+                obstacles.append(
                     Obstacle(path, node.lineno, f"`{_short(node.func)}` {what[0]}", what[1])
                 )
             elif any(k.arg == "persistent_workers" and _true(k.value) for k in node.keywords):
                 text = "`persistent_workers=True` keeps loader processes between epochs"
-                found.append(Obstacle(path, node.lineno, text, _FROM_START))
+                obstacles.append(Obstacle(path, node.lineno, text, _FROM_START))
         elif isinstance(node, ast.With | ast.AsyncWith):
             loops = [part for part in ast.walk(node) if isinstance(part, LOOPS)]
             opened = [item for item in node.items if called_name(item.context_expr) == "open"]
             if loops and opened:
                 text = f"the loop at line {loops[0].lineno} runs inside `with open(…)`"
                 effect = "a replay cannot skip iterations of that loop: it runs from the start"
-                found.append(Obstacle(path, node.lineno, text, effect))
+                obstacles.append(Obstacle(path, node.lineno, text, effect))
         elif isinstance(node, ast.AsyncFunctionDef) and any(
             isinstance(part, LOOPS) for part in ast.walk(node)
         ):
             text = f"`{node.name}` is a coroutine with loops"
             effect = "nothing is saved in coroutines; values are filled by running again, unproved"
-            found.append(Obstacle(path, node.lineno, text, effect))
+            obstacles.append(Obstacle(path, node.lineno, text, effect))
         elif (
             isinstance(node, ast.Assign)
             and isinstance(node.value, ast.GeneratorExp)
             and not isinstance(node.targets[0], ast.Tuple | ast.List)  # unpacked: used up at once
         ):
             text = "a generator expression is kept in a variable"
-            found.append(Obstacle(path, node.lineno, text, f"while it is half used, {_FROM_START}"))
-    yield from sorted(dict.fromkeys(found), key=lambda each: each.line)
+            obstacles.append(
+                Obstacle(path, node.lineno, text, f"while it is half used, {_FROM_START}")
+            )
+    yield from sorted(dict.fromkeys(obstacles), key=lambda each: each.line)
 
 
 def _short(node: ast.AST) -> str:

@@ -19,8 +19,7 @@ from opcode import opmap
 from types import CodeType
 from typing import TypeVar
 
-from rearview.source.assigned import assigned_names, loops_inside
-from rearview.source.loops import MODULE, Loop, loop_ids, loop_name
+from rearview.source.loops import MODULE, Loop, assigned_names, loop_ids, loop_name, loops_inside
 
 _Node = TypeVar("_Node", bound=ast.AST)
 
@@ -94,7 +93,11 @@ def instrument(
     as a coroutine, as a notebook's cell with `await` is.
     """
     sites: list[LoopSite] = []
-    known = {line: str(one) for line, one in loop_ids(tree, path).items()} if ids is None else ids
+    known = (
+        {line: str(loop_id) for line, loop_id in loop_ids(tree, path).items()}
+        if ids is None
+        else ids
+    )
     rewriter = _Rewriter(path, known, sites, autolog=autolog, only=only)
     rewriter.loose = [suspends]
     rewriter.parts = not any(map(_names_range, ast.walk(tree)))
@@ -128,7 +131,7 @@ class _Rewriter(ast.NodeTransformer):
         yields = _yields(node) and not self.only
         self.loose.append(isinstance(node, ast.AsyncFunctionDef) or yields)
         # what `types.coroutine` decorates may `yield from` a coroutine, which is not iterable
-        plain = not any(_name(one) == "coroutine" for one in node.decorator_list)
+        plain = not any(_name(decorator) == "coroutine" for decorator in node.decorator_list)
         self.generator.append(isinstance(node, ast.FunctionDef) and yields and plain)
         self.depth.append(0)
         # Left alone: torch.compile and torch.jit trace `forward`, and no training loop lives there.
@@ -166,7 +169,7 @@ class _Rewriter(ast.NodeTransformer):
             assigned=() if self.only else assigned_names(node),
             inside=()
             if self.only
-            else tuple((self._id(one), assigned_names(one)) for one in loops_inside(node)),
+            else tuple((self._id(loop), assigned_names(loop)) for loop in loops_inside(node)),
         )
         self.sites.append(site)
         return site
@@ -301,9 +304,9 @@ def _asks_as_whole(*, loop: bool) -> bool:
     text = "for x in y: pass" if loop else "def f(): yield from y"
     code = compile(text, "", "exec")
     if not loop:
-        code = next(one for one in code.co_consts if isinstance(one, CodeType))
+        code = next(item for item in code.co_consts if isinstance(item, CodeType))
     asks = ("GET_ITER", "GET_YIELD_FROM_ITER")
-    placed = next(one.positions for one in dis.get_instructions(code) if one.opname in asks)
+    placed = next(item.positions for item in dis.get_instructions(code) if item.opname in asks)
     return placed is None or placed.col_offset != text.rindex("y")
 
 
@@ -354,23 +357,25 @@ def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> 
 def _breaks(loop: Loop) -> frozenset[tuple[int, int]]:
     if loop.orelse:
         return frozenset()
-    found = {(loop.lineno, loop.col_offset)} if isinstance(loop, ast.While) else set()
-    return frozenset(found | {(one.lineno, one.col_offset) for one in _own_breaks(loop)})
+    ends = {(loop.lineno, loop.col_offset)} if isinstance(loop, ast.While) else set()
+    return frozenset(
+        ends | {(statement.lineno, statement.col_offset) for statement in _own_breaks(loop)}
+    )
 
 
 def _own_breaks(loop: Loop) -> list[ast.Break]:
     """Return every `break` that leaves this very loop."""
-    found = []
+    breaks = []
     todo: list[ast.AST] = list(loop.body)
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Break):
-            found.append(node)
+            breaks.append(node)
         elif isinstance(node, Loop):
             todo.extend(node.orelse)  # a break there belongs to the loop around it
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             todo.extend(ast.iter_child_nodes(node))
-    return found
+    return breaks
 
 
 def _talks(body: list[ast.stmt]) -> bool:

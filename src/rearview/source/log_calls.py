@@ -90,18 +90,20 @@ def log_call(node: ast.AST, aliases: Aliases | None = None) -> Call | None:
     if called in LINES and (owner in LOGGERS or owner.lower().endswith(("log", "logger"))):
         return Call((), line=True, node=node)
     if called in TAGGED:
-        given = first if first is not None else _keyword(node, "tag", "key", "name")
+        name_node = first if first is not None else _keyword(node, "tag", "key", "name")
         if called == "add_scalars" and len(node.args) > 1:
             inner = _dict_names(node.args[1])
-            return Call(tuple(f"{a}/{b}" for a in _text(given) for b in inner), False, node)
-        return Call(_text(given), line=False, node=node)
+            return Call(tuple(f"{a}/{b}" for a in _text(name_node) for b in inner), False, node)
+        return Call(_text(name_node), line=False, node=node)
     if called in MANY:
-        given = first if first is not None else _keyword(node, "metrics", "params", "dictionary")
-        return Call(_dict_names(given), line=False, node=node)
+        name_node = (
+            first if first is not None else _keyword(node, "metrics", "params", "dictionary")
+        )
+        return Call(_dict_names(name_node), line=False, node=node)
     if called in SUMMARY and owner == "summary":
         return Call(_text(first), line=False, node=node)
-    if called == "track" and (given := _keyword(node, "name")) is not None:
-        return Call(_text(given), line=False, node=node)
+    if called == "track" and (name_node := _keyword(node, "name")) is not None:
+        return Call(_text(name_node), line=False, node=node)
     if called == "report_scalar" and len(node.args) >= 2:
         pairs = [f"{a}/{b}" for a in _text(first) for b in _text(node.args[1])]
         return Call(tuple(pairs), line=False, node=node)
@@ -168,8 +170,8 @@ def _dict_names(node: ast.expr | None) -> tuple[str, ...]:
 
 def calls_in(node: ast.AST, aliases: Aliases | None = None) -> list[Call]:
     """Return the log calls anywhere below `node`, in the order of the text."""
-    found = [call for sub in ast.walk(node) if (call := log_call(sub, aliases)) is not None]
-    return sorted(found, key=lambda call: (call.node.lineno, call.node.col_offset))
+    calls = [call for sub in ast.walk(node) if (call := log_call(sub, aliases)) is not None]
+    return sorted(calls, key=lambda call: (call.node.lineno, call.node.col_offset))
 
 
 def names_logged(source: Mapping[str, str]) -> dict[str, list[Logged]]:
@@ -181,7 +183,7 @@ def names_logged(source: Mapping[str, str]) -> dict[str, list[Logged]]:
     >>> names_logged({"t.py": "for epoch in range(3):\n    rearview.log(f'norm/{k}', 1)"})
     {'norm/*': [Logged(path='t.py', line=2, loops=('epoch',), function='<module>')]}
     """
-    found: dict[str, list[Logged]] = {}
+    places: dict[str, list[Logged]] = {}
     for path, text in sorted(source.items()):
         if not path.endswith(".py"):
             continue
@@ -192,8 +194,8 @@ def names_logged(source: Mapping[str, str]) -> dict[str, list[Logged]]:
         aliases = Aliases(tree)
         for call, function, loops in _placed(tree, MODULE, "", (), aliases):
             for name in call.names:
-                found.setdefault(name, []).append(Logged(path, call.node.lineno, loops, function))
-    return found
+                places.setdefault(name, []).append(Logged(path, call.node.lineno, loops, function))
+    return places
 
 
 def _placed(

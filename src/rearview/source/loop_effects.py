@@ -111,13 +111,13 @@ def changeset(
 
 
 def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
-    found: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     for stmt in body:
-        found.append(stmt)
+        statements.append(stmt)
         if not isinstance(stmt, (*FUNCTIONS, ast.ClassDef)):
             for block in blocks(stmt):
-                found.extend(_statements(block))
-    return found
+                statements.extend(_statements(block))
+    return statements
 
 
 def _rule(stmt: ast.stmt, changed: Mapping[str, None], code: set[str]) -> LoopEffect | None:
@@ -173,13 +173,13 @@ def _owner(call: ast.Call, code: set[str]) -> str | None:
     return None if text.split(".")[0] in code else text
 
 
-def augment(found: Changeset, facts: LibraryFacts) -> Changeset:
+def augment(changeset: Changeset, facts: LibraryFacts) -> Changeset:
     """Return the changeset with what the library changes behind the text's back.
 
     An optimizer updates its models; a scheduler sets the rates of its optimizers.
     """
-    names = dict.fromkeys(found.names)
-    inferred = dict(found.inferred)
+    names = dict.fromkeys(changeset.names)
+    inferred = dict(changeset.inferred)
     queue = list(names)
     while queue:
         name = queue.pop(0)
@@ -190,7 +190,7 @@ def augment(found: Changeset, facts: LibraryFacts) -> Changeset:
                 names[other] = None
                 inferred[other] = why
                 queue.append(other)
-    return replace(found, names=tuple(names), inferred=inferred)
+    return replace(changeset, names=tuple(names), inferred=inferred)
 
 
 def effects(text: str, path: str = "") -> dict[LoopId, Changeset]:
@@ -208,25 +208,27 @@ def effects(text: str, path: str = "") -> dict[LoopId, Changeset]:
         if isinstance(node, ast.Import)
         for alias in node.names
     }
-    found: dict[LoopId, Changeset] = {}
+    changesets: dict[LoopId, Changeset] = {}
     for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, FUNCTIONS))]:
         for loop in _own_loops(scope):
             before, after = _around(scope, loop)
-            found[ids[loop.lineno]] = changeset(loop, before=before, after=after, code=code)
-    return dict(sorted(found.items(), key=lambda item: (item[0].function != MODULE, str(item[0]))))
+            changesets[ids[loop.lineno]] = changeset(loop, before=before, after=after, code=code)
+    return dict(
+        sorted(changesets.items(), key=lambda item: (item[0].function != MODULE, str(item[0])))
+    )
 
 
 def _own_loops(scope: ast.AST) -> list[Loop]:
-    found: list[Loop] = []
+    loops: list[Loop] = []
     stack = [stmt for block in blocks(scope) for stmt in block]
     while stack:
         node = stack.pop()
         if isinstance(node, FUNCTIONS):
             continue
         if isinstance(node, LOOPS):
-            found.append(node)
+            loops.append(node)
         stack.extend(stmt for block in blocks(node) for stmt in block)
-    return found
+    return loops
 
 
 def _around(scope: ast.AST, loop: Loop) -> tuple[set[str], set[str]]:
@@ -253,22 +255,22 @@ def _around(scope: ast.AST, loop: Loop) -> tuple[set[str], set[str]]:
     return before, after
 
 
-def explain(found: Changeset) -> tuple[str, ...]:
+def explain(changeset: Changeset) -> tuple[str, ...]:
     """Return what a loop changes in sentences, most telling first.
 
     >>> explain(Changeset(("net",), ("x",), inferred={"net": "`opt` updates it"}))
     ('Changes `net`: `opt` updates it.', '`x` lives only inside the loop.')
     """
     said: list[str] = []
-    for name in found.names:
-        reasons = [RULES[c.rule] for c in found.changes if name in c.names and c.rule]
-        lines = sorted({c.line for c in found.changes if name in c.names})
+    for name in changeset.names:
+        reasons = [RULES[c.rule] for c in changeset.changes if name in c.names and c.rule]
+        lines = sorted({c.line for c in changeset.changes if name in c.names})
         where = f" (line {', '.join(map(str, lines))})" if lines else ""
-        why = found.inferred.get(name) or (reasons[0] if reasons else RULES[0])
+        why = changeset.inferred.get(name) or (reasons[0] if reasons else RULES[0])
         said.append(f"Changes `{name}`: {why}{where}.")
-    if found.scoped:
-        listed = ", ".join(f"`{name}`" for name in found.scoped)
-        verb = "lives" if len(found.scoped) == 1 else "live"
+    if changeset.scoped:
+        listed = ", ".join(f"`{name}`" for name in changeset.scoped)
+        verb = "lives" if len(changeset.scoped) == 1 else "live"
         said.append(f"{listed} {verb} only inside the loop.")
-    said.extend(f"Line {c.line} may change more: {RULES[c.rule]}." for c in found.unsure)
+    said.extend(f"Line {c.line} may change more: {RULES[c.rule]}." for c in changeset.unsure)
     return tuple(said)

@@ -1,7 +1,8 @@
 """The loops of a program: their names and ids, and which of them may be running around a function.
 
 `loop_ids` names each loop of one text; `recorded_loop_ids` finds the same loops in an edited text.
-`paths` follows calls by name and says through which loops a function may be entered.
+`paths` follows calls by name and says through which loops a function may be entered. `assigned_names` are
+the plain variables that the body of a loop assigns: the candidates for captured columns.
 """
 
 from __future__ import annotations
@@ -263,7 +264,9 @@ def paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> Chains:
         }
         grown = bool(callees)
         unknown |= callees
-    return {key: tuple(sorted(found)) for key, found in stacks.items() if key not in unknown}
+    return {
+        key: tuple(sorted(loop_stacks)) for key, loop_stacks in stacks.items() if key not in unknown
+    }
 
 
 _Function = tuple[str, str]
@@ -447,3 +450,70 @@ class _CallCollector:
                     yield from self.calls(ast.Module(block, []), function, prefix, inside)
             else:
                 yield from self.calls(child, function, prefix, around)
+
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def assigned_names(loop: Loop) -> tuple[str, ...]:
+    r"""Return the variables that a loop's body assigns outside loops inside it, in order.
+
+    Names that begin with an underscore, and targets of loops, are left out.
+
+    >>> text = "for e in r:\n  if e:\n    loss = 1\n  a, (b, _c) = f()\n  for i in a:\n    i += 1; x = 2"
+    >>> assigned_names(ast.parse(text).body[0])
+    ('loss', 'a', 'b')
+    """
+    names: dict[str, None] = {}
+    for node in _statements(loop):
+        for target in _targets(node):
+            for part in ast.walk(target):
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    names.setdefault(part.id)
+    targets = _loop_targets(loop)
+    return tuple(name for name in names if not name.startswith("_") and name not in targets)
+
+
+def loops_inside(loop: Loop) -> list[Loop]:
+    """Return the loops in a loop's body, at any depth, that belong to the same function."""
+    return [node for node in _inside(loop, into_loops=True) if isinstance(node, Loop)]
+
+
+def _statements(loop: Loop) -> Iterator[ast.AST]:
+    for node in _inside(loop, into_loops=False):
+        if not isinstance(node, Loop):
+            yield node
+
+
+def _inside(loop: Loop, *, into_loops: bool) -> Iterator[ast.AST]:
+    """Yield the nodes of a loop's body in the order of the text, without entering other scopes."""
+    todo: list[ast.AST] = list(reversed(loop.body))
+    if isinstance(loop, ast.While):
+        todo.append(loop.test)
+    while todo:
+        node = todo.pop()
+        yield node
+        if isinstance(node, Loop) and not into_loops:
+            todo.extend(reversed(node.orelse))
+        elif not isinstance(node, (*_SCOPES, *_COMPREHENSIONS)):
+            todo.extend(reversed(list(ast.iter_child_nodes(node))))
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
+        return [node.target]
+    return []
+
+
+def _loop_targets(loop: Loop) -> set[str]:
+    loops = [loop, *loops_inside(loop)]
+    return {
+        part.id
+        for each in loops
+        if not isinstance(each, ast.While)
+        for part in ast.walk(each.target)
+        if isinstance(part, ast.Name)
+    }

@@ -216,13 +216,13 @@ class FileNames:
             return dict(new)
         then = {now: path for path, now in self.now.items()}
         renamed = {now: path for path, now in self.changed.items()}
-        found: dict[str, str] = {}
+        files_then: dict[str, str] = {}
         for path, text in new.items():
             if path in then:
-                found[then[path]] = imports_as_then(text, path, renamed)
+                files_then[then[path]] = imports_as_then(text, path, renamed)
             elif path not in old:  # else the name was another file's then
-                found[path] = text
-        return found
+                files_then[path] = text
+        return files_then
 
     def as_now(self, old: Files) -> dict[str, str]:
         """Return the path now of every file of the older version; no two are the same."""
@@ -249,9 +249,9 @@ def renames(old: Files, new: Files) -> FileNames:
     if not gone or not fresh:
         return FileNames(now)
     fits = _fits({path: old[path] for path in gone}, {path: new[path] for path in fresh})
-    found, doubtful = _paired(fits)
-    _by_folder(found, doubtful)
-    return FileNames({**now, **found}, doubtful)
+    paired, doubtful = _paired(fits)
+    _by_folder(paired, doubtful)
+    return FileNames({**now, **paired}, doubtful)
 
 
 _Fits = dict[tuple[str, str], float]
@@ -276,46 +276,46 @@ def _fits(gone: Files, fresh: Files) -> _Fits:
 
 def _paired(fits: _Fits) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
     """Return the pairs, best first, and what is as good for one as for another."""
-    found: dict[str, str] = {}
+    paired: dict[str, str] = {}
     doubtful: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     for (then, now), value in sorted(fits.items(), key=lambda item: (-item[1], item[0])):
-        if then in found or now in taken or then in doubtful:
+        if then in paired or now in taken or then in doubtful:
             continue
         close = [
             pair
             for pair, other in fits.items()
-            if pair[0] not in found and pair[1] not in taken and other > value - CLOSE
+            if pair[0] not in paired and pair[1] not in taken and other > value - CLOSE
         ]
         rivals = [pair for pair in close if (pair[0] == then) != (pair[1] == now)]
         if not rivals:
-            found[then] = now
+            paired[then] = now
             taken.add(now)
             continue
         for each in {then, *(a for a, _ in rivals)}:
             doubtful[each] = tuple(sorted(b for a, b in close if a == each))
-    return found, doubtful
+    return paired, doubtful
 
 
-def _by_folder(found: dict[str, str], doubtful: dict[str, tuple[str, ...]]) -> None:
+def _by_folder(paired: dict[str, str], doubtful: dict[str, tuple[str, ...]]) -> None:
     """Settle what a folder that was moved as a whole settles: its files went the same way."""
-    ways = {(_folder_of(then), _folder_of(now)) for then, now in found.items()}
+    ways = {(_folder_of(then), _folder_of(now)) for then, now in paired.items()}
     for then, several in list(doubtful.items()):
         free = [
             now
             for now in several
             if (_folder_of(then), _folder_of(now)) in ways
             and _ending(then, now)
-            and now not in found.values()
+            and now not in paired.values()
         ]
         if len(free) == 1:
-            found[then] = free[0]
+            paired[then] = free[0]
             del doubtful[then]
 
 
-def _ending(one: str, two: str) -> int:
+def _ending(first: str, second: str) -> int:
     """Return how many parts two paths end with alike."""
-    pairs = zip(reversed(one.split("/")), reversed(two.split("/")), strict=False)
+    pairs = zip(reversed(first.split("/")), reversed(second.split("/")), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
@@ -327,10 +327,10 @@ def _lines(text: str) -> Counter[str]:
     return Counter(line for each in split(text) if (line := each.strip()))
 
 
-def _alike(one: Counter[str], two: Counter[str]) -> bool:
+def _alike(first: Counter[str], second: Counter[str]) -> bool:
     """Return True if half of two texts, taken together, is in both."""
-    whole = _size(one.items()) + _size(two.items())
-    return 2 * _size((one & two).items()) >= ALIKE * whole
+    whole = _size(first.items()) + _size(second.items())
+    return 2 * _size((first & second).items()) >= ALIKE * whole
 
 
 def _kept(old: Counter[str], new: Counter[str]) -> float:

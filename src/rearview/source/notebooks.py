@@ -163,8 +163,8 @@ def _parses(text: str) -> bool:
 
 
 def _body_magic(source: str) -> str:
-    found = re.match(r"%%(\w+)", source)
-    return found.group(1) if found is not None and found.group(1) in PYTHON_BODIES else ""
+    match = re.match(r"%%(\w+)", source)
+    return match.group(1) if match is not None and match.group(1) in PYTHON_BODIES else ""
 
 
 def source_of(text: str) -> str:
@@ -191,7 +191,7 @@ def in_cells_of(old: str, text: str, path: str = "the notebook") -> str:
     before, lines = _numbered(old), text.split("\n")
     after = _numbered(text)
     pairs = difflib.SequenceMatcher(
-        None, [one for _, one in before], [one for _, one in after], autojunk=False
+        None, [line for _, line in before], [line for _, line in after], autojunk=False
     )
     votes: dict[int, Counter[int]] = {}
     for a, b, size in pairs.get_matching_blocks():
@@ -213,13 +213,13 @@ def in_cells_of(old: str, text: str, path: str = "the notebook") -> str:
 
 def _numbered(text: str) -> list[tuple[int, str]]:
     """Return (cell, line) of the lines of a program text that are not blank or markers."""
-    found, cell = [], 0
+    lines, cell = [], 0
     for line in text.split("\n"):
         if _MARKED.match(line):
             cell += 1
         elif line.strip():
-            found.append((cell, line.strip()))
-    return found
+            lines.append((cell, line.strip()))
+    return lines
 
 
 def with_text(data: bytes, text: str, path: str = "the notebook") -> bytes:
@@ -287,7 +287,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return files with the program text of each Python notebook beside it."""
-    found = dict(files)
+    programs = dict(files)
     for path, data in files.items():
         if is_notebook(path):
             try:
@@ -295,8 +295,8 @@ def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
             except SourceError:
                 continue
             if notebook.language == "python":
-                found[f"{path}.py"] = notebook.text.encode("utf-8", "surrogatepass")
-    return found
+                programs[f"{path}.py"] = notebook.text.encode("utf-8", "surrogatepass")
+    return programs
 
 
 def in_cells(message: str, texts: Mapping[str, str]) -> str:
@@ -306,15 +306,15 @@ def in_cells(message: str, texts: Mapping[str, str]) -> str:
     'at a.ipynb cell 1, line 2 it'
     """
 
-    def named(found: re.Match[str]) -> str:
-        text = texts.get(f"{found.group(1)}.py")
+    def named(match: re.Match[str]) -> str:
+        text = texts.get(f"{match.group(1)}.py")
         if text is None:
-            return found.group()
+            return match.group()
         number = line = 0
-        for at, each in enumerate(text.split("\n")[: int(found.group(2))], 1):
+        for at, each in enumerate(text.split("\n")[: int(match.group(2))], 1):
             marked = _MARKED.match(each)
             if marked:
                 number, line = int(marked.group(1)), at
-        return f"{found.group(1)} cell {number}, line {max(1, int(found.group(2)) - line)}"
+        return f"{match.group(1)} cell {number}, line {max(1, int(match.group(2)) - line)}"
 
     return _PLACE.sub(named, message).replace(PROGRAM, NOTEBOOK)

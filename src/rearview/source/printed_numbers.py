@@ -106,12 +106,12 @@ def numbers_in(line: str) -> dict[str, Number]:
         name = _column(match["name"])
         return {name: _value(match["number"])} if name not in POSITIONS else {}
     split = _split_of(text)
-    found: dict[str, Number] = {}
+    numbers: dict[str, Number] = {}
     for match in _PAIR.finditer(text):
         name = _named(match, split)
-        if name and name not in found and len(found) < MOST:
-            found[name] = _value(match["share"] or match["number"])
-    return found
+        if name and name not in numbers and len(numbers) < MOST:
+            numbers[name] = _value(match["share"] or match["number"])
+    return numbers
 
 
 @dataclass(slots=True)
@@ -129,9 +129,9 @@ class PrintedNumbers:
         >>> table.read("0         0.512       0.431       00:03")
         {'train_loss': 0.512, 'valid_loss': 0.431}
         """
-        found = numbers_in(line)
-        if found:
-            return found
+        numbers = numbers_in(line)
+        if numbers:
+            return numbers
         cells = [cell for cell in _COLUMNS.split(line.strip().strip("|").strip()) if cell]
         if len(cells) < 2 or len(line) > LONGEST:
             if cells and not set(line) <= set("-=+| \t"):

@@ -255,29 +255,29 @@ def _outside(args: ast.arguments) -> Iterator[ast.expr]:
 
 def bound_by(node: ast.AST) -> list[tuple[str, ast.AST]]:
     """Return the names that a statement binds in its own scope, with the node that does it."""
-    found: list[tuple[str, ast.AST]] = []
+    bound: list[tuple[str, ast.AST]] = []
     stack: list[ast.AST] = [node]
     while stack:
         sub = stack.pop()
         if isinstance(sub, (*FUNCTIONS, ast.ClassDef)):
-            found.append((sub.name, sub))
+            bound.append((sub.name, sub))
             continue
         if isinstance(sub, ast.Lambda):
             continue
         if isinstance(sub, COMPREHENSIONS):
-            found.extend(
+            bound.extend(
                 (inner.target.id, inner)
                 for inner in ast.walk(sub)
                 if isinstance(inner, ast.NamedExpr)
             )
             continue
         if isinstance(sub, ast.Name) and not isinstance(sub.ctx, ast.Load):
-            found.append((sub.id, sub))
+            bound.append((sub.id, sub))
         elif isinstance(sub, ast.Import | ast.ImportFrom):
-            found.extend((a.asname or a.name.split(".")[0], sub) for a in sub.names)
+            bound.extend((a.asname or a.name.split(".")[0], sub) for a in sub.names)
         elif isinstance(sub, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and sub.name:
-            found.append((sub.name, sub))
+            bound.append((sub.name, sub))
         elif isinstance(sub, ast.MatchMapping) and sub.rest:
-            found.append((sub.rest, sub))
+            bound.append((sub.rest, sub))
         stack.extend(ast.iter_child_nodes(sub))
-    return sorted(found, key=lambda item: getattr(item[1], "lineno", 0))
+    return sorted(bound, key=lambda item: getattr(item[1], "lineno", 0))

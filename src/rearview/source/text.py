@@ -122,8 +122,8 @@ def encode(text: str, like: bytes) -> bytes:
 def encoding_of(data: bytes) -> str:
     """Return the encoding that source bytes declare, UTF-8 when none or an unknown one."""
     for line in data.split(b"\n", 2)[:2]:
-        if found := _COOKIE.match(line.removeprefix(codecs.BOM_UTF8)):
-            name = found[1].decode("ascii")
+        if match := _COOKIE.match(line.removeprefix(codecs.BOM_UTF8)):
+            name = match[1].decode("ascii")
             try:
                 return codecs.lookup(name).name
             except LookupError:

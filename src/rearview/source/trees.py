@@ -225,37 +225,37 @@ def words(text: str) -> tuple[str, ...]:
     >>> words("f(a, 'x y',)  # why")
     ('f', 'a', "'x", "'y")
     """
-    found: list[str] = []
+    tokens: list[str] = []
     for match in _WORD.finditer(text):
         kind = match.lastgroup
         if kind == "string":
             prefix, _, body = match[0].partition(match[0].strip("bBrRuUfFtT")[:1])
             if "f" in prefix.lower():
-                found.extend(_INSIDE.findall(body)[:60])
+                tokens.extend(_INSIDE.findall(body)[:60])
             else:
-                found.extend(f"'{word}" for word in _INSIDE.findall(body)[:60])
+                tokens.extend(f"'{word}" for word in _INSIDE.findall(body)[:60])
                 if not body.strip("'\""):
-                    found.append("''")
+                    tokens.append("''")
         elif kind != "comment":
-            found.append(match[0])
-    return tuple(found)
+            tokens.append(match[0])
+    return tuple(tokens)
 
 
 def blocks_of(stmt: ast.AST) -> list[tuple[str, ast.AST, list[ast.stmt]]]:
     """Return the blocks of a statement as (role, owning tree, statements), in text order."""
-    found: list[tuple[str, ast.AST, list[ast.stmt]]] = []
+    blocks: list[tuple[str, ast.AST, list[ast.stmt]]] = []
     if isinstance(stmt, _SIMPLE):
-        return found
+        return blocks
     body = getattr(stmt, "body", None)
     if isinstance(body, list) and body:
-        found.append(("body", stmt, body))
-    found.extend(("handler", each, each.body) for each in getattr(stmt, "handlers", ()))
-    found.extend(("case", each, each.body) for each in getattr(stmt, "cases", ()))
+        blocks.append(("body", stmt, body))
+    blocks.extend(("handler", each, each.body) for each in getattr(stmt, "handlers", ()))
+    blocks.extend(("case", each, each.body) for each in getattr(stmt, "cases", ()))
     for role in ("orelse", "finalbody"):
         inner = getattr(stmt, role, None)
         if isinstance(inner, list) and inner:
-            found.append((role, stmt, inner))
-    return found
+            blocks.append((role, stmt, inner))
+    return blocks
 
 
 def first_line(stmt: ast.stmt) -> int:

@@ -28,6 +28,7 @@ from rearview.state.skeleton import (
     Ref,
     Skeleton,
     Span,
+    canonical,
     class_of,
     compared_variables,
     content_as_recorded,
@@ -40,62 +41,11 @@ from rearview.state.skeleton import (
     is_object_id,
     live_class,
     same_values,
+    short,
     span_of,
     without_matched_ids,
     without_operation,
 )
-
-_WIDTH = 80
-
-
-def short(value: Any, anchors: Anchors | None = None) -> str:
-    """Return a short text for a value, at most one line.
-
-    >>> short([1, 2.5, "three"])
-    "[1, 2.5, 'three']"
-    """
-    text = _text(value, anchors, 0)
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
-
-
-def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
-    if isinstance(value, Ref):
-        return f"the object at {anchors.path(value.number)}" if anchors else "an older object"
-    if isinstance(value, BlockNode):
-        return f"{value.block.nbytes} bytes"
-    if isinstance(value, type):
-        return str(getattr(value, "label", "") or value.__qualname__)
-    if isinstance(value, ObjectNode):
-        label = value.label.removeprefix("build ")
-        if label == "address":
-            return f"the address of {_text(value.args[0], anchors, depth + 1)}"
-        parts = [] if depth > 2 else [_text(part, anchors, depth + 1) for part in value.args[:4]]
-        return f"{label}({', '.join(parts)})"
-    if isinstance(value, (list, tuple, set, frozenset)) and depth <= 2:
-        inner = ", ".join(_text(item, anchors, depth + 1) for item in list(value)[:8])
-        around = {list: "[]", tuple: "()"}.get(type(value), "{}")
-        return f"{around[0]}{inner}{', …' if len(value) > 8 else ''}{around[1]}"
-    if isinstance(value, dict):
-        return f"a dict of {len(value)}"
-    return repr(value)
-
-
-def canonical(value: Any, depth: int = 4) -> str:
-    """Return a sort key for elements of a set, which have no order of their own."""
-    if isinstance(value, Ref):
-        return f"anchor {value.number:09}"
-    if isinstance(value, ObjectNode):
-        if not depth:
-            return value.label
-        parts = (value.args, value.state, value.items, value.pairs)
-        return f"{value.label}({canonical(parts, depth - 1)})"
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(canonical(item, depth - 1) for item in value)}]" if depth else "[]"
-    if isinstance(value, dict):
-        return canonical(list(value.items()), depth)
-    if isinstance(value, type):
-        return str(getattr(value, "label", ""))
-    return f"{type(value).__name__} {value!r}"
 
 
 def memory_texts(

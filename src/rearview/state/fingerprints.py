@@ -32,18 +32,18 @@ def fingerprints(variables: Mapping[str, object], seconds: float) -> dict[str, s
     (True, False, {})
     """
     end = perf_counter() + seconds
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name, value in variables.items():
         left = end - perf_counter()
         if left <= 0:
             break
         try:
-            found[name] = _fingerprint(value, left)
+            by_name[name] = _fingerprint(value, left)
         except _Unknown:
             continue
         except Exception:  # noqa: S112 - a class of the user's own that cannot be asked
             continue
-    return found
+    return by_name
 
 
 def _fingerprint(value: object, seconds: float) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from rearview.config import Settings
 from rearview.durable_files import sync_folder
 from rearview.errors import StoreError
-from rearview.source.inspection import reaches_up
 from rearview.store import trust
 from rearview.store.files import GROUP, OWNER, make_folder, make_top, publish
 
@@ -240,6 +239,8 @@ def _repository_imported_from(script: Path, below: Path) -> Path | None:
         text = script.read_text("utf-8")
     except (OSError, ValueError):
         return None
+    from rearview.source.inspection import reaches_up
+
     return top if reaches_up(text) else None
 
 

@@ -15,8 +15,7 @@ from rearview.errors import DamagedError
 from rearview.model import Run
 from rearview.model.environment import Environment
 from rearview.model.lineage import CellLineage
-from rearview.store.files import publish
-from rearview.store.json_lines import append_line, read_lines
+from rearview.store.files import append_line, publish, read_lines
 
 ENVIRONMENT_FILE = "environment.jsonl"
 CELLS_FILE = "cells.jsonl"

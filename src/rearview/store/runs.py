@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rearview.durable_files import add_check
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import (
     EXIT_PAUSED,
@@ -24,11 +25,19 @@ from rearview.model import (
     Status,
     proof_of,
 )
-from rearview.model.checksum import add_check
-from rearview.model.run_facts import read_record
+from rearview.model.run import read_record
 from rearview.model.secrets import redact_value
-from rearview.store.files import make_folder, make_new_folder, open_file, publish
-from rearview.store.json_lines import append_line, encode, fields_of_record, read_facts, read_lines
+from rearview.store.files import (
+    append_line,
+    encode,
+    fields_of_record,
+    make_folder,
+    make_new_folder,
+    open_file,
+    publish,
+    read_facts,
+    read_lines,
+)
 from rearview.store.labels import Labels, labels_of
 from rearview.store.machine import is_alive, process_identity
 from rearview.store.project import Project

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rearview.durable_files import publish
+from rearview.durable_files import add_check, publish
 from rearview.errors import DamagedError, StoreError
-from rearview.model.checksum import add_check
-from rearview.store.json_lines import encode, read_facts
+from rearview.store.files import encode, read_facts
 
 FILE = "identity.json"
 FORMAT = 2

@@ -1,4 +1,4 @@
-"""The data of the page's screens: one run, the versions of the source, and what runs now."""
+"""The data of the page's screens: one run, the versions of the source, the execution tree, and what runs now."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, Status
 from rearview.model.environment import is_restored
 from rearview.model.run import name_of
+from rearview.multiversion.recorded import open_runs
+from rearview.multiversion.replay import ReplayOptions, StudyPlan, plan_study
+from rearview.plan.versions.tree import START, Do
 from rearview.store.tables.connection import quoted
 from rearview.web.index import Index
 from rearview.web.rows import plain
@@ -183,7 +186,7 @@ def versions(
     history: History, index: Index, virtual: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
     """Return the versions of the source in the order of their first run, with their runs."""
-    found = index.ask(
+    answer = index.ask(
         "SELECT version, min(started) AS began, max(started), count(*), arg_max(script, started), "
         "list({run: run, name: name, status: status} ORDER BY started DESC, run DESC)[1:40] "
         "FROM page.runs WHERE version <> '' GROUP BY version ORDER BY began"
@@ -197,7 +200,7 @@ def versions(
             "runs": list(reversed(runs)),
             "script": script,
         }
-        for version, began, last, count, script, runs in found.fetchall()
+        for version, began, last, count, script, runs in answer.fetchall()
     ]
     by_hand = [
         {"version": correction.version, "names": list(correction.statement.logs)}
@@ -267,18 +270,18 @@ def side_by_side(old: str, new: str) -> tuple[list[list[Any]], int, int]:
 
 def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return where the statements that log `names` go in each version, and why."""
-    by_hand = {one.version for one in history.corrections(list(names))}
+    by_hand = {propagated.version for propagated in history.corrections(list(names))}
     return [
         {
-            "version": one.version,
-            "runs": list(one.runs),
-            "diff": one.diff,
-            "confidence": one.confidence,
-            "reasons": list(one.reasons),
-            "refused": one.reason,
-            "by_hand": one.version in by_hand,
+            "version": propagated.version,
+            "runs": list(propagated.runs),
+            "diff": propagated.diff,
+            "confidence": propagated.confidence,
+            "reasons": list(propagated.reasons),
+            "refused": propagated.reason,
+            "by_hand": propagated.version in by_hand,
         }
-        for one in history.propagate(list(names))
+        for propagated in history.propagate(list(names))
     ]
 
 
@@ -365,3 +368,58 @@ def known_run(index: Index, run: str) -> str:
     if run not in index.entries:
         raise UsageError(f"There is no run {run!r}.", slug="no-run")
     return run
+
+
+MOST_VERSIONS = 40
+"""Runs in one tree."""
+MOST_CODE = 1500
+"""Characters of a cell that are shown."""
+
+
+def execution_tree(index: Index, runs: Sequence[str]) -> dict[str, Any]:
+    """Return the tree of some runs, or of the newest; see `rearview tree`."""
+    if runs:
+        # whole runs: the index keeps only what screens of many runs need
+        chosen = [index.whole_run(run) for run in runs[:MOST_VERSIONS] if run in index.entries]
+    else:
+        newest = index.chosen("status <> 'running'", limit=MOST_VERSIONS)
+        chosen = [index.whole_run(run.id) for run in newest if not run.script.startswith("-m ")]
+    opened = open_runs(index.project, chosen)
+    plan = plan_study(opened.study, ReplayOptions(), opened.known, opened.store)
+    return {**_drawn(plan), "runs": {run.name or run.id: run.id for run in chosen}}
+
+
+def _drawn(plan: StudyPlan) -> dict[str, Any]:
+    tree = plan.tree.tree
+    parked = {step.node for step in plan.order.steps if step.do is Do.CHECKPOINT}
+    alone = sum(
+        tree.start + sum(tree.cells[node].seconds for node in path)
+        for path in plan.tree.paths.values()
+    )
+    return {
+        "nodes": [
+            {
+                "parent": None if above == START else above,
+                "number": about.number,
+                "title": about.cell.title,
+                "code": about.cell.text[:MOST_CODE],
+                "seconds": cell.seconds if about.measured else None,
+                "bytes": cell.size if about.measured else None,
+                "versions": list(about.versions),
+                "stored": cell.kept,
+                "kept": node in parked,
+            }
+            for node, (above, cell, about) in enumerate(
+                zip(tree.parent, tree.cells, plan.tree.nodes, strict=True)
+            )
+        ],
+        "ends": [
+            [version.name, end]
+            for version, end in zip(plan.tree.study.versions, tree.versions, strict=True)
+        ],
+        "unavailable": dict(plan.tree.unavailable),
+        "seconds": plan.order.seconds,
+        "alone": alone,
+        "planner": plan.order.by,
+        "gap": plan.order.gap,
+    }

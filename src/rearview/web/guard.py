@@ -114,8 +114,8 @@ class Guard:
         return None
 
     def _knows(self, authorization: str) -> bool:
-        scheme, _, given = authorization.partition(" ")
-        same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self.token.encode())
+        scheme, _, secret = authorization.partition(" ")
+        same = hmac.compare_digest(secret.strip().encode("utf-8", "replace"), self.token.encode())
         return scheme.lower() in {"bearer", "token"} and same
 
     def _ours(self, host: str) -> bool:
@@ -126,9 +126,9 @@ class Guard:
             return True
         bound_here = _address(self.host)
         local = bound_here is not None and bound_here.is_loopback
-        found = _address(name)
-        if found is not None:
-            return found.is_loopback if local else True
+        address = _address(name)
+        if address is not None:
+            return address.is_loopback if local else True
         return not local and name in {self.host.lower(), socket.gethostname().lower()}
 
 

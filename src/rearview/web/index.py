@@ -19,8 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, RunEnd, RunStart, Status
 from rearview.model.proof import TRUSTED, WITHHELD
@@ -40,7 +38,17 @@ from rearview.store.tables.record_files import (
 from rearview.store.tables.schema import load_runs
 from rearview.store.tables.seal import Summary
 from rearview.store.values import convert
-from rearview.web.index_cache import IndexCache, KeptRun, Summaries
+from rearview.web.index_tables import (
+    COLUMNS,
+    GIVEN,
+    INDEXED_RUNS,
+    RUNS,
+    SUMMARIES,
+    Entry,
+    IndexCache,
+    Signature,
+    Summaries,
+)
 
 BATCH = 400
 """Runs whose records are summarized in one query."""
@@ -54,88 +62,11 @@ SETTLED = 2_000_000_000
 """Nanoseconds after which the time of a folder tells for sure whether files were added to it."""
 MOST_COLUMNS = 160
 """Columns of arguments and logged names that `page.runs` holds at once."""
-RUNS = {
-    "run": "VARCHAR",
-    "name": "VARCHAR",
-    "status": "VARCHAR",
-    "started": "DOUBLE",
-    "ended": "DOUBLE",
-    "seconds": "DOUBLE",
-    "script": "VARCHAR",
-    "command": "VARCHAR",
-    "version": "VARCHAR",
-    "host": "VARCHAR",
-    "exit_code": "BIGINT",
-    "parent": "VARCHAR",
-    "tags": "VARCHAR[]",
-    "note": "VARCHAR",
-    "replays": "BIGINT",
-}
-"""Facts of runs that the page can show, filter and sort by: columns of the table `page.runs`."""
-_RUNS = {"id": "INTEGER", **RUNS, "words": "VARCHAR"}
-"""The same with the number of the run, and all of its texts in lower case, for the search."""
-GIVEN = {"id": "INTEGER", "name": "VARCHAR", "number": "DOUBLE", "text": "VARCHAR"}
-"""Columns of the table `page.given`: one row per run and argument."""
-SUMMARIES = {
-    "id": "INTEGER",
-    "name": "VARCHAR",
-    "path": "VARCHAR",
-    "n": "BIGINT",
-    "last": "DOUBLE",
-    "low": "DOUBLE",
-    "high": "DOUBLE",
-    "mean": "DOUBLE",
-    "kind": "VARCHAR",
-    "text": "VARCHAR",
-    "unproved": "BOOLEAN",
-    "asked": "BOOLEAN",
-}
-"""Columns of the table `page.summaries`: one row per run and logged name."""
-_COLUMNS = {
-    table: ", ".join(columns)
-    for table, columns in (("runs", _RUNS), ("given", GIVEN), ("summaries", SUMMARIES))
-}
 _SEARCHED = ("run", "name", "command", "note", "status", "version", "host")
 _NUMBERS = {"float", "int", "long", "bool"}
 
-Signature = tuple[int, ...]
 Column = tuple[str, str, str]
 """Table, name and value of a column of `page.runs`: `("summaries", "loss", "last")`."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """What is known of one run, and the state of its files at that time."""
-
-    id: int
-    signature: Signature
-    about: Run | msgspec.Raw
-    summaries: Summaries | msgspec.Raw = field(default_factory=dict)
-    revision: int = 0
-    """Number of the refresh that read it last."""
-    live: bool = False
-    """It is running, or a file of its records is still written to."""
-
-    @property
-    def run(self) -> Run:
-        """The facts of the run that screens of many runs need."""
-        if isinstance(self.about, msgspec.Raw):
-            self.about = msgspec.msgpack.decode(self.about, type=Run)
-        return self.about
-
-    def sealed(self) -> Summaries:
-        """Return what is known of its sealed files."""
-        if isinstance(self.summaries, msgspec.Raw):
-            self.summaries = msgspec.msgpack.decode(self.summaries, type=Summaries)
-        return self.summaries
-
-    def kept(self) -> KeptRun:
-        """Return it as the cache keeps it."""
-        raw = [
-            one if isinstance(one, msgspec.Raw) else msgspec.Raw(msgspec.msgpack.encode(one))
-            for one in (self.about, self.summaries)
-        ]
-        return KeptRun(self.id, self.signature, *raw)
 
 
 @dataclass
@@ -165,7 +96,7 @@ class Index:
         self._unread: dict[str, Signature] = {}
         self._next = self._made = self._part = 0
         self._columns: dict[Column, str] = {}
-        for table, columns in (("runs", _RUNS), ("given", GIVEN), ("summaries", SUMMARIES)):
+        for table, columns in (("runs", INDEXED_RUNS), ("given", GIVEN), ("summaries", SUMMARIES)):
             shape = ", ".join(f"{name} {kind}" for name, kind in columns.items())
             self.duck.execute(
                 f"CREATE SCHEMA IF NOT EXISTS page; CREATE TABLE page.{table} ({shape})"
@@ -224,7 +155,7 @@ class Index:
 
     def _look(self, certain: Collection[str] = ()) -> dict[str, Signature]:
         """Return the state of the files of every run, by `stat` alone."""
-        found: dict[str, Signature] = {}
+        signatures: dict[str, Signature] = {}
         settled = time.time_ns() - SETTLED
         parts = max(1, -(-len(self.entries) // SLICE))
         self._part = (self._part + 1) % parts
@@ -237,11 +168,11 @@ class Index:
             path = f"{root}/{name}"
             if entry is None:
                 if _stamp(f"{path}/run.json"):
-                    found[name] = _signature(path)
+                    signatures[name] = _signature(path)
                 continue
             known = entry.signature
             if not entry.live and entry.id % parts != self._part and name not in certain:
-                found[name] = known
+                signatures[name] = known
                 continue
             at = _stamp(path)
             if not at:
@@ -250,11 +181,11 @@ class Index:
                 # no file was added since: one that was not there is still not
                 events = _stamp(f"{path}/events.jsonl") if known[1] else 0
                 replays = _stamp(f"{path}/replays.jsonl") if known[2] else 0
-                found[name] = (at, events, replays)
+                signatures[name] = (at, events, replays)
                 continue
             live = sorted(_records(path)) if entry.live else ()
-            found[name] = (*_signature(path), *live)
-        return found
+            signatures[name] = (*_signature(path), *live)
+        return signatures
 
     def _moved(self, entry: Entry) -> bool:
         """Return True if a run that was running is not any more."""
@@ -347,11 +278,11 @@ class Index:
 
     def _known(self, fresh: dict[str, Entry], file: Path) -> Summary | None:
         """Return the summary of a sealed file that has not changed since it was read."""
-        found = fresh[file.parent.name].sealed().get(self._place(file))
-        if found is None:
+        sealed = fresh[file.parent.name].sealed().get(self._place(file))
+        if sealed is None:
             return None
         about = file.stat()
-        return found[2] if tuple(found[:2]) == (about.st_size, about.st_mtime_ns) else None
+        return sealed[2] if tuple(sealed[:2]) == (about.st_size, about.st_mtime_ns) else None
 
     def _read(self, run: str) -> Run:
         try:
@@ -364,35 +295,38 @@ class Index:
         rows: list[dict[str, Any]] = []
         args: list[dict[str, Any]] = []
         for run, entry in fresh.items():
-            one = entry.run
-            took = None if one.ended is None else one.ended - one.started
-            facts = {name: getattr(one, name) for name in RUNS if hasattr(one, name)}
-            facts |= {"id": entry.id, "run": run, "seconds": took, "status": one.status.value}
-            facts |= {"command": " ".join((one.script, *one.argv)), "tags": list(one.tags)}
+            known_run = entry.run
+            took = None if known_run.ended is None else known_run.ended - known_run.started
+            facts = {name: getattr(known_run, name) for name in RUNS if hasattr(known_run, name)}
+            facts |= {"id": entry.id, "run": run, "seconds": took, "status": known_run.status.value}
+            facts |= {
+                "command": " ".join((known_run.script, *known_run.argv)),
+                "tags": list(known_run.tags),
+            }
             facts["replays"] = len(self.run_records.replays.get(run, ()))
             texts = [str(facts[name] or "") for name in _SEARCHED]
-            facts["words"] = "\n".join((*texts, *one.tags)).lower()
+            facts["words"] = "\n".join((*texts, *known_run.tags)).lower()
             rows.append(facts)
-            args += ({"id": entry.id, **arg} for arg in _arguments(one))
+            args += ({"id": entry.id, **arg} for arg in _arguments(known_run))
         return rows, args
 
     def _exchange(
         self, dropped: Sequence[int], rows: Sequence[dict[str, Any]], args: Sequence[dict[str, Any]]
     ) -> None:
         """Put new rows in the place of those of the dropped runs, for all readers at one moment."""
-        self.duck.load("own.more_runs", _RUNS, rows)
+        self.duck.load("own.more_runs", INDEXED_RUNS, rows)
         self.duck.load("own.more_given", GIVEN, args)
         cells, joins = _joined(
             self._columns, {"given": "own.more_given", "summaries": "own.summarized"}
         )
-        names = ", ".join([*_RUNS, *self._columns.values()])
-        base = ", ".join(f"r.{name}" for name in _RUNS)
+        names = ", ".join([*INDEXED_RUNS, *self._columns.values()])
+        base = ", ".join(f"r.{name}" for name in INDEXED_RUNS)
         self.duck.execute("BEGIN TRANSACTION")
         try:
             if dropped:
                 chosen = ", ".join(map(str, dropped))
                 self._count(f"page.summaries WHERE id IN ({chosen})", sign="-")
-                for table in _COLUMNS:
+                for table in COLUMNS:
                     self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({chosen})")
             self._count("own.summarized")
             self.duck.execute(
@@ -417,14 +351,14 @@ class Index:
             f"FROM {rows} GROUP BY name, kind, path"
         )
 
-    def columns(self, wanted: Iterable[Column]) -> dict[Column, str]:
+    def columns(self, requested: Iterable[Column]) -> dict[Column, str]:
         """Return the columns of `page.runs` that hold these values, added now where they are not there."""
-        wanted = list(dict.fromkeys(wanted))
+        requested = list(dict.fromkeys(requested))
         with self._changing:
-            missing = [one for one in wanted if one not in self._columns]
+            missing = [column for column in requested if column not in self._columns]
             if missing:
-                self._add(missing, keep=wanted)
-            return {one: self._columns[one] for one in wanted}
+                self._add(missing, keep=requested)
+            return {column: self._columns[column] for column in requested}
 
     def _add(self, columns: Sequence[Column], keep: Sequence[Column]) -> None:
         """Add columns to `page.runs`; those that are not to be kept make room if there are too many."""
@@ -433,8 +367,8 @@ class Index:
         known = dict(self._columns)
         try:
             if len(known) + len(columns) > MOST_COLUMNS:
-                for one in [one for one in known if one not in keep]:
-                    cursor.execute(f"ALTER TABLE page.runs DROP COLUMN {known.pop(one)}")
+                for dropped in [dropped for dropped in known if dropped not in keep]:
+                    cursor.execute(f"ALTER TABLE page.runs DROP COLUMN {known.pop(dropped)}")
             for table, name, value in columns:
                 self._made += 1
                 column = known[table, name, value] = f"k{self._made}"
@@ -506,25 +440,25 @@ class Index:
     def _save(self) -> None:
         """Write what is known of runs that have ended to the cache."""
         kept = {run: entry.kept() for run, entry in self.entries.items() if not entry.live}
-        self._cache.save(self.duck, _COLUMNS, kept)
+        self._cache.save(self.duck, COLUMNS, kept)
 
     def _load(self) -> None:
         """Take what the cache knows; what is not there or damaged is read again."""
-        found = self._cache.load(self.duck, _COLUMNS)
-        if not found:
+        kept_runs = self._cache.load(self.duck, COLUMNS)
+        if not kept_runs:
             return
-        known = {kept.id for kept in found.values()}
+        known = {kept.id for kept in kept_runs.values()}
         in_tables = {row[0] for row in self.duck.execute("SELECT id FROM page.runs").fetchall()}
         extra = in_tables - known  # such as runs that were live when the cache was written
         if extra:
             chosen = ", ".join(map(str, extra))
-            for table in _COLUMNS:
+            for table in COLUMNS:
                 self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({chosen})")
         self._count("page.summaries")
         self._next = max(in_tables, default=0)
         self.entries = {
             run: Entry(kept.id, kept.signature, kept.run, kept.summaries)
-            for run, kept in found.items()
+            for run, kept in kept_runs.items()
             if kept.id in in_tables
         }
 
@@ -542,8 +476,8 @@ class Index:
 
     def runs(self) -> list[Run]:
         """Return all runs in the order they started; slow for many thousands of them."""
-        found = (entry.run for entry in self.entries.values())
-        return sorted(found, key=lambda run: (run.started, run.id))
+        all_runs = (entry.run for entry in self.entries.values())
+        return sorted(all_runs, key=lambda run: (run.started, run.id))
 
     def whole_run(self, run: str) -> Run:
         """Return all facts of a run, read from its folder."""
@@ -552,10 +486,10 @@ class Index:
     def chosen(self, condition: str, *, limit: int | None = None) -> list[Run]:
         """Return the runs that fit a condition over `page.runs`, in the order they started."""
         last = f" LIMIT {limit}" if limit is not None else ""
-        found = self.ask(
+        answer = self.ask(
             f"SELECT run FROM page.runs WHERE {condition} ORDER BY started DESC, run DESC{last}"
         ).fetchall()
-        return [self.entries[run].run for (run,) in reversed(found) if run in self.entries]
+        return [self.entries[run].run for (run,) in reversed(answer) if run in self.entries]
 
     def ask(self, sql: str, *, patience: float | None = None) -> Any:
         """Run one question on a cursor of its own; it is interrupted if it takes too long."""
@@ -644,8 +578,8 @@ def _stamp(path: str) -> int:
 
 
 def _records(folder: str) -> Iterator[int]:
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        for file in found:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for file in entries:
             if file.name.startswith("records-"):
                 about = file.stat()
                 yield about.st_mtime_ns ^ about.st_size

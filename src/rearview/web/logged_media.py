@@ -41,21 +41,25 @@ class Media:
         source = records(self._index, name, known)
         if source is None:
             return []
-        found = self._index.ask(
+        answer = self._index.ask(
             f"SELECT run, path, indices, labels, kind, text, number, origin FROM ({source}) "
             f"ORDER BY run, indices, process, seq LIMIT {MOST_MEDIA}"
         )
         out = []
-        for run, path, indices, labels, kind, text, number, origin in found.fetchall():
-            one: dict[str, Any] = {"run": run, "point": _point(path, indices, labels), "kind": kind}
-            one["origin"] = origin
+        for run, path, indices, labels, kind, text, number, origin in answer.fetchall():
+            entry: dict[str, Any] = {
+                "run": run,
+                "point": _point(path, indices, labels),
+                "kind": kind,
+            }
+            entry["origin"] = origin
             value = value_in_text(text, self._objects.get) if kind == "object" else None
             if value is not None:
-                one |= {"kind": value.kind, "oid": value.oid, "text": str(value)}
+                entry |= {"kind": value.kind, "oid": value.oid, "text": str(value)}
                 self._keep(value)
             else:
-                one["text"] = text[:4000] if text is not None else str(number)
-            out.append(one)
+                entry["text"] = text[:4000] if text is not None else str(number)
+            out.append(entry)
         return out
 
     def _keep(self, value: StoredValue) -> None:
@@ -67,11 +71,11 @@ class Media:
         """Return a value that some run logged; anything else in the store is refused."""
         value = self._listed.get(oid)
         if value is None:
-            found = self._index.ask(
+            row = self._index.ask(
                 "SELECT text FROM page.summaries WHERE kind = 'object' AND "
                 f"contains(text, {quoted(oid)}) LIMIT 1"
             ).fetchone()
-            value = value_in_text(found[0], self._objects.get) if found else None
+            value = value_in_text(row[0], self._objects.get) if row else None
         if value is None or value.oid != oid or value.kind not in kinds:
             what = " or ".join(kinds)
             raise UsageError(f"No run logged the {what} {oid[:12]!r}.", slug="page-question")
@@ -104,27 +108,27 @@ class Media:
         """Return a logged table, confusion matrix or text as plain data."""
         value = self._value(oid, ["table", "confusion", "text"])
         try:
-            found = value.load()
+            loaded = value.load()
         except OSError as exc:
             raise UsageError(
                 f"The {value.kind} {oid[:12]!r} is gone: {exc}.", slug="page-question"
             ) from exc
-        if isinstance(found, DataTable):
-            rows = list(found.rows)
+        if isinstance(loaded, DataTable):
+            rows = list(loaded.rows)
             return {
                 "kind": "table",
-                "columns": list(found.columns),
+                "columns": list(loaded.columns),
                 "rows": [[plain(cell) for cell in row] for row in rows[:MOST_TABLE]],
                 "total": len(rows),
             }
-        if isinstance(found, ConfusionMatrix):
+        if isinstance(loaded, ConfusionMatrix):
             return {
                 "kind": "confusion",
-                "columns": list(found.labels),
-                "rows": [list(row) for row in found.counts],
-                "total": len(found.counts),
+                "columns": list(loaded.labels),
+                "rows": [list(row) for row in loaded.counts],
+                "total": len(loaded.counts),
             }
-        text = found.text if isinstance(found, Text) else str(found)
+        text = loaded.text if isinstance(loaded, Text) else str(loaded)
         return {"kind": "text", "text": text[:MOST_TEXT], "total": len(text)}
 
     def heat(self, name: str, run: str) -> dict[str, Any]:

@@ -88,10 +88,10 @@ class Prices:
         except RearviewError as exc:
             return {run: {"refused": str(exc)} for run in runs}
         for segment in report.plan.segments:
-            one = out[segment.run]
-            one.pop("nothing", None)
-            one["seconds"] += segment.seconds
-            one["operator"] = segment.operator.value
+            price = out[segment.run]
+            price.pop("nothing", None)
+            price["seconds"] += segment.seconds
+            price["operator"] = segment.operator.value
         for refusal in report.refusals:
             out[refusal.run] = {"refused": refusal.reason}
         return out
@@ -112,44 +112,49 @@ class Prices:
 def described(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
     """Return a plan in plain data: segments with their lanes, numbers, refusals, insertions."""
     segments = report.plan.segments
-    told = report.explained
+    explanation = report.explained
     return {
         "names": request.names,
         "missing": str(report.missing),
         "cells": report.missing.cells,
         "seconds": report.plan.seconds,
-        "low": sum(one.low for one in segments),
-        "high": sum(one.high for one in segments),
-        "runs": len({one.run for one in segments}),
+        "low": sum(segment.low for segment in segments),
+        "high": sum(segment.high for segment in segments),
+        "runs": len({segment.run for segment in segments}),
         "count": len(segments),
         "segments": [
             {
-                "run": one.run,
-                "operator": one.operator.value,
-                "statement_in": one.operator.in_words.partition(":")[0],
-                "loop": name_of(one.loop) if one.loop else "",
-                "first": one.first,
-                "last": one.last,
-                "start": one.start or "",
-                "seconds": one.seconds,
-                "low": one.low,
-                "high": one.high,
-                "restores": [iteration for iteration, _ in one.restores][:200],
-                "nbytes": one.nbytes,
+                "run": segment.run,
+                "operator": segment.operator.value,
+                "statement_in": segment.operator.in_words.partition(":")[0],
+                "loop": name_of(segment.loop) if segment.loop else "",
+                "first": segment.first,
+                "last": segment.last,
+                "start": segment.start or "",
+                "seconds": segment.seconds,
+                "low": segment.low,
+                "high": segment.high,
+                "restores": [iteration for iteration, _ in segment.restores][:200],
+                "nbytes": segment.nbytes,
             }
-            for one in segments[:MOST_SEGMENTS]
+            for segment in segments[:MOST_SEGMENTS]
         ],
         "workers": [
-            {"workers": on.workers, "seconds": on.seconds} for on in (told.workers if told else ())
+            {"workers": on.workers, "seconds": on.seconds}
+            for on in (explanation.workers if explanation else ())
         ],
         "cheaper": [
-            {"saves": one.saves, "text": one.text} for one in (told.cheaper if told else ())
+            {"saves": advice.saves, "text": advice.text}
+            for advice in (explanation.cheaper if explanation else ())
         ],
-        "nbytes_read": told.nbytes_read if told else 0,
-        "nbytes_written": told.nbytes_written if told else 0,
-        "refusals": [{"run": one.run, "reason": one.reason} for one in report.refusals],
+        "nbytes_read": explanation.nbytes_read if explanation else 0,
+        "nbytes_written": explanation.nbytes_written if explanation else 0,
+        "refusals": [{"run": refusal.run, "reason": refusal.reason} for refusal in report.refusals],
         "notes": [*report.changed_inputs, *report.environment_differences, *report.notes],
-        "insertions": [{"runs": list(one.runs), "diff": one.diff} for one in report.insertions],
+        "insertions": [
+            {"runs": list(insertion.runs), "diff": insertion.diff}
+            for insertion in report.insertions
+        ],
         "command": " ".join(command_of(request, shown=True)),
     }
 

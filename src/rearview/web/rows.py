@@ -18,8 +18,10 @@ import msgspec
 from rearview.errors import UsageError
 from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import ident, quoted
-from rearview.store.tables.query import WORD, TableQuery, check_condition
-from rearview.web.index import RUNS, Column, Index
+from rearview.store.tables.query import WORD, TableQuery
+from rearview.store.tables.tables import check_condition
+from rearview.web.index import Column, Index
+from rearview.web.index_tables import RUNS
 
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
 """Which column of `page.stats` a form of a logged name is."""
@@ -77,20 +79,20 @@ class Columns:
             "SELECT name, kind, path, sum(runs)::BIGINT AS n, sum(unproved) > 0, sum(asked) > 0, last(text) FROM page.names "
             "GROUP BY name, kind, path HAVING n > 0 ORDER BY name, n"
         )
-        found = cls()
+        columns = cls()
         for name, numeric, distinct in args.fetchall():
-            found.args[name], found.distinct[name] = bool(numeric), distinct
+            columns.args[name], columns.distinct[name] = bool(numeric), distinct
         for name, kind, path, runs, unproved, asked, text in names.fetchall():
             # what most runs have comes last
-            before = found.names.get(name, {"runs": 0, "unproved": False, "asked": False})
-            found.names[name] = {
+            before = columns.names.get(name, {"runs": 0, "unproved": False, "asked": False})
+            columns.names[name] = {
                 "kind": (_thing(text) if kind == "object" else None) or kind,
                 "path": path,
                 "runs": before["runs"] + runs,
                 "unproved": before["unproved"] or bool(unproved),
                 "asked": before["asked"] or bool(asked),
             }
-        return found
+        return columns
 
     def numeric(self, key: str) -> bool:
         """Return True if the values of a column are numbers."""
@@ -140,8 +142,8 @@ _NUMERIC = {"float", "int", "long", "bool"}
 
 def _thing(text: str | None) -> str | None:
     """Return the kind of a stored value, given its description, which may be cut off."""
-    found = re.search(r'"kind":\s*"(\w+)"', text or "")
-    return found[1] if found else None
+    match = re.search(r'"kind":\s*"(\w+)"', text or "")
+    return match[1] if match else None
 
 
 class Rows:
@@ -162,13 +164,13 @@ class Rows:
         if self._query.group and not self._query.within:
             return self._groups()
         query = self._query
-        source = self._source([one.key for one in query.sort])
+        source = self._source([term.key for term in query.sort])
         limit = max(0, min(query.limit, MOST_ROWS))
-        found = self._index.ask(
+        answer = self._index.ask(
             f"SELECT id FROM ({source}) ORDER BY {self._order()} "
             f"LIMIT {limit} OFFSET {max(0, query.offset)}"
         )
-        runs = [row[0] for row in found.fetchall()]
+        runs = [row[0] for row in answer.fetchall()]
         total = self._index.ask(f"SELECT count(*) FROM ({source})").fetchone()[0]
         ranges = self._ranges(self._source(query.columns))[1] if query.ranges else {}
         rows, facts = self._cells(runs)
@@ -177,8 +179,8 @@ class Rows:
     def _order(self) -> str:
         """Return the SQL of the order of runs: as asked for, then the newest first."""
         order = "".join(
-            f"{self._alias(one.key)} {'DESC' if one.desc else 'ASC'} NULLS LAST, "
-            for one in self._query.sort
+            f"{self._alias(term.key)} {'DESC' if term.desc else 'ASC'} NULLS LAST, "
+            for term in self._query.sort
         )
         return f"{order}started DESC, run DESC"
 
@@ -190,11 +192,11 @@ class Rows:
         places = self._places(keys)
         cells = "".join(f", {places[key]}" for key in keys)
         chosen = ", ".join(map(str, ids))
-        found = self._index.ask(
+        answer = self._index.ask(
             f"SELECT id, run, name, status{cells} FROM page.runs r WHERE id IN ({chosen})"
         ).fetchall()
-        by_id = {row[0]: row[1:] for row in found}
-        rows = [by_id[one] for one in ids if one in by_id]
+        by_id = {row[0]: row[1:] for row in answer}
+        rows = [by_id[row_id] for row_id in ids if row_id in by_id]
         return [[row[0], *map(plain, row[3:])] for row in rows], {
             "called": {row[0]: row[1] for row in rows if row[1]},
             "status": {row[0]: row[2] for row in rows},
@@ -204,24 +206,24 @@ class Rows:
         """Return every run that fits, for a chart over runs; at most `MOST_POINTS`."""
         source = self._source(self._query.columns)
         cells = ", ".join(["run", *(self._alias(key) for key in self._query.columns)])
-        found = self._index.ask(
+        answer = self._index.ask(
             f"SELECT {cells} FROM ({source}) ORDER BY started, run LIMIT {MOST_POINTS}"
         )
-        return {"rows": [[*map(plain, row)] for row in found.fetchall()]}
+        return {"rows": [[*map(plain, row)] for row in answer.fetchall()]}
 
     def chosen(self, limit: int) -> list[str]:
         """Return the ids of the runs that fit, in order."""
         query = self._query
-        source = self._source([one.key for one in query.sort])
-        found = self._index.ask(
+        source = self._source([term.key for term in query.sort])
+        answer = self._index.ask(
             f"SELECT run FROM ({source}) ORDER BY {self._order()} LIMIT {limit}"
         )
-        return [row[0] for row in found.fetchall()]
+        return [row[0] for row in answer.fetchall()]
 
     def _groups(self) -> dict[str, Any]:
         """Return one row per group: its values, how many runs, mean and deviation of each number."""
         query = self._query
-        source = self._source([*query.group, *query.columns, *(one.key for one in query.sort)])
+        source = self._source([*query.group, *query.columns, *(term.key for term in query.sort)])
         by = [self._alias(key) for key in query.group]
         clean, cells = list(by), [*by, "count(*) AS runs"]
         for k, key in enumerate(query.columns):
@@ -236,19 +238,19 @@ class Rows:
                 cells.append(f"NULL AS d{k}, NULL AS l{k}, NULL AS h{k}")
         source = f"SELECT {', '.join(clean)} FROM ({source})"
         order = []
-        for one in query.sort:
-            way = f"{'DESC' if one.desc else 'ASC'} NULLS LAST"
-            if one.key in query.group:
-                order.append(f"{self._alias(one.key)} {way}")
-            elif one.key in query.columns:
-                order.append(f"m{query.columns.index(one.key)} {way}")
+        for term in query.sort:
+            way = f"{'DESC' if term.desc else 'ASC'} NULLS LAST"
+            if term.key in query.group:
+                order.append(f"{self._alias(term.key)} {way}")
+            elif term.key in query.columns:
+                order.append(f"m{query.columns.index(term.key)} {way}")
         order += [f"{alias} ASC NULLS LAST" for alias in by]
         over = ["count(*) OVER ()", "sum(runs) OVER ()"]
         numeric = [k for k, key in enumerate(query.columns) if self._columns.numeric(key)]
         over += [f"min(l{k}) OVER (), max(h{k}) OVER ()" for k in numeric]
         shown = [*by, "runs", *(f"m{k}, d{k}" for k in range(len(query.columns)))]
         limit = max(0, min(query.limit, MOST_ROWS))
-        found = self._index.ask(
+        answer = self._index.ask(
             f"SELECT {', '.join([*shown, *over])} FROM (SELECT {', '.join(cells)} FROM ({source}) "
             f"GROUP BY {', '.join(by)}) ORDER BY {', '.join(order)} "
             f"LIMIT {limit} OFFSET {max(0, query.offset)}"
@@ -263,9 +265,9 @@ class Rows:
                     for k in range(len(query.columns))
                 ],
             }
-            for row in found
+            for row in answer
         ]
-        total, runs, *ends = found[0][end:] if found else (0, 0, *(None for _ in 2 * numeric))
+        total, runs, *ends = answer[0][end:] if answer else (0, 0, *(None for _ in 2 * numeric))
         ranges = {
             query.columns[k]: [ends[2 * place], ends[2 * place + 1]]
             for place, k in enumerate(numeric)
@@ -292,9 +294,9 @@ class Rows:
         """Return the SQL of the runs that fit, with the columns of `keys`."""
         query = self._query
         mentioned = self._mentioned(query.where)
-        wanted = dict.fromkeys([*keys, *query.group, *mentioned.values()])
-        places = self._places(wanted)
-        cells = "".join(f", {places[key]} AS {self._alias(key)}" for key in wanted)
+        shown_keys = dict.fromkeys([*keys, *query.group, *mentioned.values()])
+        places = self._places(shown_keys)
+        cells = "".join(f", {places[key]} AS {self._alias(key)}" for key in shown_keys)
         text = f"SELECT r.id, r.run, r.started{cells} FROM page.runs r"
         conditions = []
         if query.runs is not None:
@@ -307,7 +309,7 @@ class Rows:
         outer = [
             f"{self._alias(key)} IS NOT DISTINCT FROM {_literal(value)}"
             for key, value in query.within.items()
-            if key in wanted
+            if key in shown_keys
         ]
         if outer:
             text = f"SELECT * FROM ({text}) WHERE {' AND '.join(outer)}"
@@ -397,21 +399,21 @@ def point_rows(
 ) -> dict[str, Any]:
     """Return one row per point with the names as columns, empty where a name can still be filled."""
     with index.relations(query.runs[:200]) as chosen:
-        wanted = [(name, loops) for name, loops in virtual if name in query.names]
-        sources = Sources(index.project, index.duck, index.run_records, chosen, wanted)
+        fillable = [(name, loops) for name, loops in virtual if name in query.names]
+        sources = Sources(index.project, index.duck, index.run_records, chosen, fillable)
         table_query = TableQuery(sources, query.names, origins=False)
         if query.where.strip():
             check_condition(index.duck.con, query.where)
         sql = table_query.sql(query.where.strip() or None)
         total = index.ask(f"SELECT count(*) FROM ({sql}\n)").fetchone()[0]
         limit = max(0, min(query.limit, MOST_ROWS))
-        found = index.ask(f"SELECT * FROM ({sql}\n) LIMIT {limit} OFFSET {max(0, query.offset)}")
-        rows = [[*map(plain, row)] for row in found.fetchall()]
+        answer = index.ask(f"SELECT * FROM ({sql}\n) LIMIT {limit} OFFSET {max(0, query.offset)}")
+        rows = [[*map(plain, row)] for row in answer.fetchall()]
     labels = list(table_query.labels)
     return {
         "total": total,
         "columns": labels,
-        "fillable": [label for label in labels if label in {name for name, _ in wanted}],
+        "fillable": [label for label in labels if label in {name for name, _ in fillable}],
         "rows": rows,
     }
 
@@ -424,13 +426,13 @@ def details(index: Index, runs: Sequence[str], names: Sequence[str]) -> dict[str
     if not runs or not names:
         return {}
     some, these = ", ".join(map(quoted, runs)), ", ".join(map(quoted, names))
-    found = index.ask(
+    answer = index.ask(
         "SELECT run, name, n, most, unproved FROM (SELECT r.run, s.*, max(n) OVER (PARTITION BY s.id, "
         "path) AS most FROM page.summaries s JOIN (SELECT id, run FROM page.runs WHERE run IN "
         f"({some})) r USING (id)) WHERE name IN ({these})"
     )
     out: dict[str, Any] = {}
-    for run, name, n, most, unproved in found.fetchall():
+    for run, name, n, most, unproved in answer.fetchall():
         out.setdefault(run, {})[name] = {"n": n, "of": most, "unproved": bool(unproved)}
     return out
 
@@ -439,19 +441,24 @@ def completions(columns: Columns, text: str, limit: int = 12) -> list[dict[str, 
     """Return what the last word of a filter may become: columns, values of texts, SQL words."""
     word = _last_word(text)
     low = word.lower().strip('"')
-    found: list[dict[str, str]] = []
+    completions: list[dict[str, str]] = []
     for label, key in columns.labels.items():
         if low in label.lower():
             bare = re.fullmatch(r"[A-Za-z_]\w*", label) is not None
             insert = label if bare else ident(label)
-            found.append({"insert": insert, "label": label, "what": _what(key, columns)})
-    found.sort(key=lambda one: (not one["label"].lower().startswith(low), len(one["label"])))
-    found += [
+            completions.append({"insert": insert, "label": label, "what": _what(key, columns)})
+    completions.sort(
+        key=lambda completion: (
+            not completion["label"].lower().startswith(low),
+            len(completion["label"]),
+        )
+    )
+    completions += [
         {"insert": sql, "label": sql, "what": "SQL"}
         for sql in ("AND", "OR", "NOT", "IN", "IS NULL", "IS NOT NULL", "LIKE", "BETWEEN")
         if low and sql.lower().startswith(low)
     ]
-    return found[:limit]
+    return completions[:limit]
 
 
 def _last_word(text: str) -> str:
@@ -488,10 +495,10 @@ def csv_lines(index: Index, columns: Columns, query: Query, most: int) -> Iterat
             **{**{f: getattr(query, f) for f in query.__struct_fields__}, "offset": offset}
             | {"limit": MOST_ROWS, "group": []}
         )
-        found = Rows(index, columns, part).answer()["rows"]
-        for row in found:
+        rows = Rows(index, columns, part).answer()["rows"]
+        for row in rows:
             yield line(", ".join(c) if isinstance(c, list) else c for c in row)
-        if len(found) < MOST_ROWS:
+        if len(rows) < MOST_ROWS:
             return
 
 

@@ -131,9 +131,9 @@ class Line:
 
         level = next(
             (
-                one
-                for one in reversed(self.levels)
-                if np.subtract(*_between(one.x, lo, hi)[::-1]) >= pixels * FINE
+                values
+                for values in reversed(self.levels)
+                if np.subtract(*_between(values.x, lo, hi)[::-1]) >= pixels * FINE
             ),
             None,
         )
@@ -146,11 +146,14 @@ class Line:
         bins = np.floor((level.x[a:b] - lo) / width)
         starts = np.flatnonzero(np.r_[True, bins[1:] != bins[:-1]])
         part = Resolution(*(getattr(level, name)[a:b] for name in Resolution.__slots__))
-        found = part.binned(starts, lo + (bins[starts] + 0.5) * width)
-        empty = found.count == 0
+        binned = part.binned(starts, lo + (bins[starts] + 0.5) * width)
+        empty = binned.count == 0
         with np.errstate(invalid="ignore", divide="ignore"):
-            mean = found.total / found.count
-        return [found.x, *(np.where(empty, np.nan, one) for one in (mean, found.low, found.high))]
+            mean = binned.total / binned.count
+        return [
+            binned.x,
+            *(np.where(empty, np.nan, values) for values in (mean, binned.low, binned.high)),
+        ]
 
 
 def _between(x: Array, lo: float, hi: float) -> tuple[int, int]:
@@ -180,13 +183,13 @@ class Series:
         runs = [run for run in dict.fromkeys(chart.runs) if run in self._index.entries]
         lines = self._ready(chart.name, runs, chart.x)
         span = _span(chart, lines)
-        found = (
+        drawn = (
             _grouped(chart, lines, span) if chart.group is not None else _drawn(chart, lines, span)
         )
         head: list[dict[str, Any]] = []
         blocks: list[Any] = []
-        for one, columns in found:
-            head.append({**one, "n": len(columns[0]), "columns": len(columns)})
+        for line, columns in drawn:
+            head.append({**line, "n": len(columns[0]), "columns": len(columns)})
             blocks += [np.ascontiguousarray(column, dtype="<f8") for column in columns]
         about = {"lines": head, "span": span, "points": sum(map(len, lines.values()))}
         text = json.dumps(about, allow_nan=False).encode()
@@ -222,11 +225,11 @@ class Series:
             source = records(self._index, name, runs)
             if source is None:
                 return out
-            found = self._index.ask(_values(source, x, runs), patience=LOADING).fetchnumpy()
-        where = np.asarray(found["k"])
+            answer = self._index.ask(_values(source, x, runs), patience=LOADING).fetchnumpy()
+        where = np.asarray(answer["k"])
         started = np.array([self._index.entries[run].run.started for run in runs])
-        across = _across(found, where, x, started)
-        values = _filled(found["y"])
+        across = _across(answer, where, x, started)
+        values = _filled(answer["y"])
         rises = (where[1:] > where[:-1]) | ((where[1:] == where[:-1]) & (across[1:] >= across[:-1]))
         if not rises.all():
             order = np.lexsort((across, where))
@@ -282,9 +285,9 @@ def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | N
             finite = np.isfinite(y)
             groups.setdefault(int(chart.group[run]), []).append((x[finite], y[finite]))
     out: Drawn = []
-    for k, found in sorted(groups.items()):
-        places, at = np.unique(np.concatenate([x for x, _ in found]), return_inverse=True)
-        y = np.concatenate([y for _, y in found])
+    for k, group in sorted(groups.items()):
+        places, at = np.unique(np.concatenate([x for x, _ in group]), return_inverse=True)
+        y = np.concatenate([y for _, y in group])
         count = np.bincount(at, minlength=len(places))
         mean = np.bincount(at, y, minlength=len(places)) / count
         deviation = np.sqrt(np.bincount(at, (y - mean[at]) ** 2, minlength=len(places)) / count)
@@ -305,7 +308,7 @@ def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
         parts = [
             part
             for part in index.given_out(run)
-            if any(one.name == name for one in part.summary.names)
+            if any(summary.name == name for summary in part.summary.names)
         ]
         if plain(parts):
             simple += parts
@@ -339,27 +342,27 @@ def _values(source: str, x: str, runs: Sequence[str]) -> str:
     )
 
 
-def _across(found: dict[str, Any], where: Array, x: str, started: Array) -> Array:
+def _across(columns: dict[str, Any], where: Array, x: str, started: Array) -> Array:
     """Return the place of each value: in the loop, with inner iterations between outer ones, or in time."""
     import numpy as np
 
     if x == "time":
-        return np.asarray(_filled(found["time"]) - started[where])
+        return np.asarray(_filled(columns["time"]) - started[where])
     if x == "step":
         ends: Array = np.searchsorted(where, np.arange(len(started)))
         return np.arange(len(where), dtype="f8") - ends[where]
-    outer = np.nan_to_num(_filled(found["outer_index"]))
-    label = _filled(found["label"])
+    outer = np.nan_to_num(_filled(columns["outer_index"]))
+    label = _filled(columns["label"])
     base = np.where(np.isnan(label), outer, label)
-    inner = _filled(found["inner_index"])
+    inner = _filled(columns["inner_index"])
     if np.isnan(inner).all():
         return np.asarray(base)
     spans = [
         (
-            _by_run(np.maximum, one, where, len(started))
-            - _by_run(np.minimum, one, where, len(started))
+            _by_run(np.maximum, places, where, len(started))
+            - _by_run(np.minimum, places, where, len(started))
         )
-        for one in (base, outer)
+        for places in (base, outer)
     ]
     with np.errstate(invalid="ignore", divide="ignore"):
         gap = np.where(spans[1] > 0, spans[0] / spans[1], 1.0)

@@ -21,13 +21,13 @@ from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.store.checkpoints.objects import Objects
 from rearview.web import details, rows
+from rearview.web.details import execution_tree
 from rearview.web.guard import App, Guard
 from rearview.web.index import Index
 from rearview.web.live import Live
 from rearview.web.logged_media import Media
 from rearview.web.replays import BackfillRequest, PageBackfills, Prices
 from rearview.web.series import Chart, Series
-from rearview.web.study_tree import execution_tree
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -105,12 +105,12 @@ class Page:
 
     def columns(self) -> rows.Columns:
         """Return the columns of all runs, found anew when something changed."""
-        revision, found = self._columns
+        revision, columns = self._columns
         if revision != self.index.revision:
             revision = self.index.revision
-            found = rows.Columns.of(self.index)
-            self._columns = (revision, found)
-        return found
+            columns = rows.Columns.of(self.index)
+            self._columns = (revision, columns)
+        return columns
 
     def state(self) -> dict[str, Any]:
         """Return what the page needs first."""
@@ -133,8 +133,8 @@ class Page:
 
     def known_columns(self) -> dict[str, Any]:
         """Return which columns there are, the fillable ones among them."""
-        found = self.columns()
-        names = dict(found.names)
+        columns = self.columns()
+        names = dict(columns.names)
         virtual = self.prices.virtual()
         for name, loops in virtual:
             names.setdefault(
@@ -149,8 +149,8 @@ class Page:
             )
         return {
             "args": {
-                name: {"numeric": numeric, "distinct": found.distinct[name]}
-                for name, numeric in found.args.items()
+                name: {"numeric": numeric, "distinct": columns.distinct[name]}
+                for name, numeric in columns.args.items()
             },
             "names": names,
             "virtual": [name for name, _ in virtual],
@@ -158,13 +158,13 @@ class Page:
 
     def table(self, query: rows.Query) -> dict[str, Any]:
         """Return a page of the table of runs, with how full the fillable columns are."""
-        found = rows.Rows(self.index, self.columns(), query).answer()
+        answer = rows.Rows(self.index, self.columns(), query).answer()
         logged = {name for name, _ in self.prices.virtual()}
         names = {key.partition(":")[2] for key in query.columns if not key.startswith("fact:")}
-        if "rows" in found:
-            chosen = [row[0] for row in found["rows"]]
-            found["filled"] = rows.details(self.index, chosen, sorted(names & logged))
-        return {**found, "revision": self.index.revision}
+        if "rows" in answer:
+            chosen = [row[0] for row in answer["rows"]]
+            answer["filled"] = rows.details(self.index, chosen, sorted(names & logged))
+        return {**answer, "revision": self.index.revision}
 
     def app(self) -> App:
         """Return the application, guarded."""
@@ -260,8 +260,8 @@ def _propagate(page: Page, request: Request) -> Any:
 
 
 def _under_way(page: Page, request: Request) -> Any:  # noqa: ARG001
-    found = details.under_way(page.history, page.index)
-    return {**found, "jobs": [job.told() for job in page.jobs.all()]}
+    running = details.under_way(page.history, page.index)
+    return {**running, "jobs": [job.told() for job in page.jobs.all()]}
 
 
 def _job(page: Page, request: Request) -> Any:
@@ -353,9 +353,9 @@ def _stop(page: Page, body: bytes) -> Any:
 def _tag(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
-        found = details.known_run(page.index, run)
+        known = details.known_run(page.index, run)
         change = page.history.untag if label.remove else page.history.tag
-        change(found, label.text or "")
+        change(known, label.text or "")
     page.live.look_now(label.runs)
     return {"runs": label.runs}
 
@@ -388,10 +388,10 @@ def _move(page: Page, body: bytes) -> Any:
 
 
 def _workers(page: Page, body: bytes) -> Any:
-    asked = rows.request(body, Workers)
-    if not 1 <= asked.workers <= 256:
+    change = rows.request(body, Workers)
+    if not 1 <= change.workers <= 256:
         raise UsageError("A backfill has 1 to 256 workers.", slug="page-question")
-    page.history.set_workers(asked.workers, of=asked.backfill)
+    page.history.set_workers(change.workers, of=change.backfill)
     return {}
 
 
@@ -445,10 +445,10 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
     def data(kind: str, handler: Callable[[Page, Request], bytes]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             try:
-                found = await run_in_threadpool(handler, page, request)
+                content = await run_in_threadpool(handler, page, request)
             except RearviewError as exc:
                 return refused(exc)
-            return Response(found, media_type=kind)
+            return Response(content, media_type=kind)
 
         return endpoint
 
@@ -460,16 +460,16 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
 
     async def file(request: Request) -> Response:
         path = request.path_params.get("path", "index.html")
-        found = static.get(path)  # looked up by name among known files: no path reaches the disk
-        if found is None:
+        asset = static.get(path)  # looked up by name among known files: no path reaches the disk
+        if asset is None:
             return Response("There is nothing here.", 404, media_type="text/plain")
-        headers = {"etag": found.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-        if request.headers.get("if-none-match") == found.tag:
+        headers = {"etag": asset.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == asset.tag:
             return Response(status_code=304, headers=headers)
-        body = found.plain
+        body = asset.plain
         if "gzip" in request.headers.get("accept-encoding", ""):
-            body, headers["content-encoding"] = found.gzipped, "gzip"
-        return Response(body, media_type=found.kind, headers=headers)
+            body, headers["content-encoding"] = asset.gzipped, "gzip"
+        return Response(body, media_type=asset.kind, headers=headers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -479,7 +479,7 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
 
     routes = [Route("/", file), Route("/static/{path:path}", file)]
     routes += [Route(path, asks(handler)) for path, handler in GET.items()]
-    routes += [Route(path, changes(one), methods=["POST"]) for path, one in POST.items()]
+    routes += [Route(path, changes(change), methods=["POST"]) for path, change in POST.items()]
     routes += [
         Route("/api/chart", data("application/octet-stream", _chart)),
         Route("/api/image/{oid}", data("image/png", _image)),
@@ -505,16 +505,16 @@ def static_files() -> dict[str, StaticFile]:
     out: dict[str, StaticFile] = {}
 
     def walk(folder: Any, prefix: str) -> None:
-        for one in folder.iterdir():
-            if one.is_dir():
-                walk(one, f"{prefix}{one.name}/")
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                walk(entry, f"{prefix}{entry.name}/")
                 continue
-            kind = TYPES.get(f".{one.name.rpartition('.')[2]}")
+            kind = TYPES.get(f".{entry.name.rpartition('.')[2]}")
             if kind is not None:
-                data = one.read_bytes()
+                data = entry.read_bytes()
                 tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
                 packed = gzip.compress(data, 9, mtime=0)
-                out[f"{prefix}{one.name}"] = StaticFile(data, packed, kind, tag)
+                out[f"{prefix}{entry.name}"] = StaticFile(data, packed, kind, tag)
 
     walk(resources.files("rearview.web") / "static", "")
     return out

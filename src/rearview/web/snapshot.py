@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ import msgspec
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.web import details
-from rearview.web.index import RUNS
+from rearview.web.details import execution_tree
+from rearview.web.index_tables import RUNS
 from rearview.web.rows import plain
 from rearview.web.series import Chart
 from rearview.web.server import Page, static_files
-from rearview.web.study_tree import execution_tree
 
 MOST_RUNS = 5000
 """Newest runs in the table of a snapshot."""
@@ -92,12 +93,12 @@ def _data(page: Page) -> dict[str, Any]:
             run: details.printed_lines(history, run, "")["lines"][:MOST_PRINTED] for run in some
         },
         "versions": versions,
-        "diffs": _diffs(history, [one["runs"][-1]["run"] for one in versions["versions"]]),
+        "diffs": _diffs(history, [version["runs"][-1]["run"] for version in versions["versions"]]),
         "tree": _tree(page),
         "propagated": _propagated(history, [name for name, _ in virtual]),
         "media": media,
-        "images": _images(page, media),
-        "sounds": _sounds(page, media),
+        "images": _data_urls(media, "image", "image/png", page.media.image, MOST_IMAGES),
+        "sounds": _data_urls(media, "audio", "audio/wav", page.media.sound, MOST_SOUNDS),
         "contents": _contents(page, media),
         "heat": {
             f"{name}/{run}": page.media.heat(name, run)
@@ -171,41 +172,32 @@ def _propagated(history: History, names: list[str]) -> dict[str, Any]:
     return out
 
 
-def _images(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+def _data_urls(
+    media: dict[str, list[dict[str, Any]]],
+    kind: str,
+    mime: str,
+    read: Callable[[str], bytes],
+    most: int,
+) -> dict[str, str]:
+    """Return values of a kind as data URLs by their oid, as many as fit into `most` bytes."""
     out: dict[str, str] = {}
-    room = MOST_IMAGES
-    for listed in media.values():
-        for one in listed:
-            if one.get("kind") == "image" and one["oid"] not in out:
-                with contextlib.suppress(RearviewError):
-                    data = page.media.image(one["oid"])
-                    room -= len(data)
-                    if room < 0:
-                        return out
-                    out[one["oid"]] = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    return out
-
-
-def _sounds(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-    out: dict[str, str] = {}
-    room = MOST_SOUNDS
-    for one in itertools.chain.from_iterable(media.values()):
-        if one.get("kind") == "audio" and one["oid"] not in out:
+    for value in itertools.chain.from_iterable(media.values()):
+        if value.get("kind") == kind and value["oid"] not in out:
             with contextlib.suppress(RearviewError):
-                data = page.media.sound(one["oid"])
-                room -= len(data)
-                if room < 0:
+                data = read(value["oid"])
+                most -= len(data)
+                if most < 0:
                     return out
-                out[one["oid"]] = f"data:audio/wav;base64,{base64.b64encode(data).decode()}"
+                out[value["oid"]] = f"data:{mime};base64,{base64.b64encode(data).decode()}"
     return out
 
 
 def _contents(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for one in itertools.chain.from_iterable(media.values()):
-        if one.get("kind") in {"table", "confusion", "text"} and len(out) < MOST_CONTENTS:
+    for value in itertools.chain.from_iterable(media.values()):
+        if value.get("kind") in {"table", "confusion", "text"} and len(out) < MOST_CONTENTS:
             with contextlib.suppress(RearviewError):
-                out[one["oid"]] = page.media.content(one["oid"])
+                out[value["oid"]] = page.media.content(value["oid"])
     return out
 
 
@@ -251,8 +243,8 @@ def _document(data: dict[str, Any]) -> str:
 def _mapped(path: str, text: str) -> str:
     """Return a module whose imports use the names of the import map."""
 
-    def named(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[2]}{_name(path, found[3])}{found[2]}"
+    def named(match: re.Match[str]) -> str:
+        return f"{match[1]}{match[2]}{_name(path, match[3])}{match[2]}"
 
     return _IMPORT.sub(named, text)
 

@@ -73,7 +73,7 @@ def json_text(value: Any, indent: int | None = None) -> str:
     """Return `value` as JSON; floats are written so that they read back as the same float."""
     text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
     # control characters that JSON allows and a terminal obeys; escaped, they read back the same
-    return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.model.run import Origin
+from rearview.model.wording import number_or_text
 from rearview.runtime.capture.logger_calls import LoggerCalls
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.sandbox.entropy import after_import
@@ -72,8 +73,8 @@ def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
 
 def _given(args: tuple[Any, ...], given: dict[str, Any], *names: str) -> list[Any]:
     """Return the arguments of a call of a function of MLflow, whose first is no object."""
-    found = list(args[1 : 1 + len(names)])
-    return found + [given.get(name) for name in names[len(found) :]]
+    positional = list(args[1 : 1 + len(names)])
+    return positional + [given.get(name) for name in names[len(positional) :]]
 
 
 def typed(text: Any) -> Any:
@@ -86,9 +87,4 @@ def typed(text: Any) -> Any:
         return text
     if text in {"True", "False"}:
         return text == "True"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return number_or_text(text)

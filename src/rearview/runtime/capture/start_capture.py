@@ -13,8 +13,7 @@ from rearview.runtime.capture.frameworks import (
     capture_lightning,
     capture_transformers,
 )
-from rearview.runtime.capture.logger_calls import LoggerCalls
-from rearview.runtime.capture.logging_lines import capture_logging
+from rearview.runtime.capture.logger_calls import LoggerCalls, capture_logging
 from rearview.runtime.capture.mlflow import capture_mlflow
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.capture.tensorboard import capture_tensorboard

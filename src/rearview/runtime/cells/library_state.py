@@ -17,6 +17,7 @@ from typing import Any
 from rearview.runtime.cells.result_store import FORMAT
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.state.code_lookup import PatchedBuiltin
+from rearview.state.codecs.rng import read_random_state, write_random_state
 
 
 def digest_of(*parts: object) -> str:
@@ -50,13 +51,8 @@ def base_digest() -> str:
 
 
 def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"random": random.getstate()}
-    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
-    if numpy is not None:
-        states["numpy"] = numpy.get_state()
-    if torch is not None:
-        states["torch"] = torch.get_rng_state().numpy().tobytes()
-    return states
+    """Return the random states of libraries on the CPU, by library."""
+    return {name: state for name, state in read_random_state().items() if name != "devices"}
 
 
 def random_bytes(library: str) -> bytes:
@@ -77,13 +73,7 @@ def _digest(state: Any) -> str:
 
 def set_random(library: str, state: Any) -> None:
     """Set the random state of a library."""
-    if library == "random":
-        random.setstate(state)
-    elif library == "numpy":
-        __import__("numpy").random.set_state(state)
-    else:
-        torch = __import__("torch")
-        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    write_random_state({library: state})
 
 
 class _ImportDraws:
@@ -210,18 +200,18 @@ class RandomUse:
 
 def library_settings() -> dict[str, str]:
     """Return the settings of libraries that are loaded, each as a hash."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     plotting, numpy = sys.modules.get("matplotlib"), sys.modules.get("numpy")
     pandas, torch = sys.modules.get("pandas"), sys.modules.get("torch")
     if plotting is not None and hasattr(plotting, "rcParams"):
         chosen = {k: v for k, v in dict.items(plotting.rcParams) if not k.startswith("backend")}
-        found["matplotlib"] = digest_of(sorted((k, repr(v)) for k, v in chosen.items()))
+        digests["matplotlib"] = digest_of(sorted((k, repr(v)) for k, v in chosen.items()))
     if numpy is not None and hasattr(numpy, "get_printoptions"):
-        found["numpy"] = digest_of(
+        digests["numpy"] = digest_of(
             sorted(numpy.get_printoptions().items()), sorted(numpy.geterr().items())
         )
     if pandas is not None and hasattr(pandas, "options"):
-        found["pandas"] = digest_of(
+        digests["pandas"] = digest_of(
             [
                 (name, repr(pandas.get_option(name)))
                 for name in ("display.max_rows", "display.max_columns", "display.precision",
@@ -230,10 +220,10 @@ def library_settings() -> dict[str, str]:
             ]
         )  # fmt: skip
     if torch is not None and hasattr(torch, "get_default_dtype"):
-        found["torch"] = digest_of(
+        digests["torch"] = digest_of(
             str(torch.get_default_dtype()),
             torch.get_num_threads(),
             torch.is_grad_enabled(),
             torch.are_deterministic_algorithms_enabled(),
         )
-    return found
+    return digests

@@ -19,7 +19,7 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import CodeType, FrameType, ModuleType
@@ -84,23 +84,51 @@ class Randomness:
     read: Callable[[int], bytes]
     words: int = 0
     """Number of draws from Python's own generator by libraries while they were imported."""
+    read_bits: Callable[[int], int] | None = None
 
-    def begin(self) -> None:
-        """Let Python's own generator follow the key, and those of libraries already imported."""
+    def begin(self, seeded: Collection[str] = ()) -> None:
+        """Let Python's own generator follow the key, and those of libraries already imported.
+
+        Generators that the program has `seeded` stay as they are.
+        """
         _use(self.read)
-        random.seed(int.from_bytes(self.stream.read(FIRST), "big"))
-        random.getrandbits(32 * self.words)
+        first = int.from_bytes(self.stream.read(FIRST), "big")
+        if "random" not in seeded:
+            random.seed(first)
+            random.getrandbits(32 * self.words)
         for name, act in self.acts.items():
             module = sys.modules.get(name)
-            if module is not None:
+            if module is not None and name.partition(".")[0] not in seeded:
                 act(module)
 
-    def follow(self, key: bytes) -> None:
-        """Start again with `key`, in a process of the fork server."""
+    def initial(self) -> dict[str, Any]:
+        """Return where the key puts the global generators of loaded libraries, as `read_global` does."""
+        key = self.stream.key
+        own = random.Random(int.from_bytes(Stream(key).read(FIRST), "big"))  # noqa: S311 - as it is
+        own.getrandbits(32 * self.words)
+        states: dict[str, Any] = {"random": own.getstate()}
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None:
+            states["numpy"] = numpy.RandomState(_numpy_seed(key)).get_state(legacy=False)
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "get_rng_state"):
+            generator = torch.Generator().manual_seed(_torch_seed(key))
+            states["torch"] = generator.get_state().numpy().tobytes()
+        return states
+
+    def resume(self) -> None:
+        """Follow the key again in a forked child that continues the program; generators stay as they are."""
+        _use(self.read)
+        numpy = sys.modules.get("numpy.random.bit_generator")
+        if numpy is not None and vars(numpy).get("randbits") == secrets.randbits:
+            vars(numpy)["randbits"] = self.read_bits
+
+    def follow(self, key: bytes, seeded: Collection[str] = ()) -> None:
+        """Start again with `key`, in a process of the fork server; see `begin`."""
         self.stream.turn_to(key)
         for library, own in self.loaded.items():
             own.turn_to(_key_of(key, library), own.drawn)
-        self.begin()
+        self.begin(seeded)
 
 
 def install(key: bytes) -> Randomness:
@@ -137,7 +165,9 @@ def install(key: bytes) -> Randomness:
         "torch": functools.partial(_seed_torch, stream=stream),
         "numpy.random": functools.partial(_seed_numpy, stream=stream, read_bits=read_bits),
     }
-    chance = Randomness(stream, loaded, acts, PatchedBuiltin(read, _real_urandom))
+    chance = Randomness(
+        stream, loaded, acts, PatchedBuiltin(read, _real_urandom), read_bits=read_bits
+    )
     os.register_at_fork(after_in_child=remove)
     watch_trackers()
     chance.begin()
@@ -283,9 +313,17 @@ def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stre
     vars(tempfile)["_name_sequence"] = None
 
 
+def _numpy_seed(key: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(key + b"numpy").digest()[:4], "big")
+
+
+def _torch_seed(key: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(key + b"torch").digest()[:8], "big") >> 1
+
+
 def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int], int]) -> None:
     """Let NumPy's generators follow the key, also if NumPy was imported before Rearview."""
-    module.seed(int.from_bytes(hashlib.sha256(stream.key + b"numpy").digest()[:4], "big"))
+    module.seed(_numpy_seed(stream.key))
     space = vars(getattr(module, "bit_generator", module))
     if space.get("randbits") == secrets.randbits:
         space["randbits"] = read_bits
@@ -364,9 +402,7 @@ def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
         torch.manual_seed(number)
         return number
 
-    torch.manual_seed(
-        int.from_bytes(hashlib.sha256(stream.key + b"torch").digest()[:8], "big") >> 1
-    )
+    torch.manual_seed(_torch_seed(stream.key))
     for module in (torch, getattr(torch, "random", None)):
         if module is not None:
             vars(module)["seed"] = seed

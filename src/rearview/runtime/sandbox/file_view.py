@@ -77,6 +77,11 @@ class FileView:
     """Folders of the scratch tree that are links to folders of the user; they look like folders, and become
     folders of the tree before anything in them is written."""
 
+    asked: set[str] | None = None
+    """Paths that the program has used, as it sees them, while that is noted; None: it is not."""
+    changes: int = 0
+    """How often the program used a path otherwise than to read it."""
+
     def become(self, source: FileView) -> None:
         """Take over the fields of another view."""
         for attribute in fields(self):
@@ -96,6 +101,9 @@ class FileView:
             return path
         full = text if text[0] == os.sep else f"{self.seeming(_getcwd())}{os.sep}{text}"
         plain = os.path.normpath(full) if ".." in text else full
+        if self.asked is not None:
+            self.asked.add(os.path.normpath(full))
+            self.changes += use is not PathUse.READ and use is not PathUse.RUN
         if self.elsewhere and self._is_own(full):
             self._unfold_for(full, use)
             self._make_own(os.path.normpath(full), use)
@@ -176,7 +184,7 @@ class FileView:
         """Return True if a real path is one of the user's files."""
         full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
         if full.startswith(self.scratch + os.sep):
-            return any(full.startswith(one + os.sep) for one in self.folded)
+            return any(full.startswith(folder + os.sep) for folder in self.folded)
         if self.is_inside(full):
             own = not full[len(self.root) :].startswith(f"{os.sep}{FOLDER}")
             return own and not full.startswith(self.installed)
@@ -186,6 +194,7 @@ class FileView:
 
     def remove(self, path: Any, *, folder: bool) -> Any:
         """Return the real path to remove; None if hiding it was enough."""
+        self.changes += 1
         real = self.real(path)
         if self.folded:
             self.unfold(real, itself=True)
@@ -204,11 +213,12 @@ class FileView:
 
     def rename(self, source: Any) -> Any:
         """Return the real path to rename: a copy if it is outside of the project."""
+        self.changes += 1
         real = self.real(source)
         if self.folded:
             self.unfold(real, itself=True)
             while below := next(
-                (one for one in self.folded if one.startswith(_full(real) + os.sep)), ""
+                (folder for folder in self.folded if folder.startswith(_full(real) + os.sep)), ""
             ):
                 self.unfold(below, itself=True)  # the link would lead to where it was
         plain = self._plain(real)
@@ -229,7 +239,7 @@ class FileView:
     def folded_in(self, real: str) -> set[str]:
         """Return the names of the folded folders in a real folder."""
         start = _full(real) + os.sep
-        names = (one[len(start) :] for one in self.folded if one.startswith(start))
+        names = (folder[len(start) :] for folder in self.folded if folder.startswith(start))
         return {name for name in names if os.sep not in name}
 
     def unfold(self, real: Any, *, itself: bool = False) -> None:
@@ -242,9 +252,9 @@ class FileView:
         path = _full(real)
         while around := next(
             (
-                one
-                for one in self.folded
-                if path.startswith(one + os.sep) or (itself and path == one)
+                folder
+                for folder in self.folded
+                if path.startswith(folder + os.sep) or (itself and path == folder)
             ),
             None,
         ):

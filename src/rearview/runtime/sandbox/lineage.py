@@ -76,7 +76,7 @@ class Opened:
     def watch_below(self, root: str) -> None:
         """Watch a folder and all folders below it, except caches and environments."""
         for folder, names, _ in os.walk(root):
-            names[:] = [one for one in names if one not in _SKIPPED and not one.startswith(".")]
+            names[:] = [name for name in names if name not in _SKIPPED and not name.startswith(".")]
             self.watch(folder)
             if self.lost:
                 return
@@ -136,7 +136,9 @@ class Lineage:
     def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Take in that a cell is about to run."""
         self._memory = self._memory or _memory()
-        paths = [str(one) for one in (namespace or {}).values() if isinstance(one, str | Path)]
+        paths = [
+            str(value) for value in (namespace or {}).values() if isinstance(value, str | Path)
+        ]
         for text in (*_texts(source), *paths):
             self._watch_near(text)
         self._opened.drain()

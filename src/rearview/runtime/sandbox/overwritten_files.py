@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.runtime.sandbox.file_patches import exchange
-from rearview.store.files import close_to_others, make_folder
-from rearview.store.json_lines import append_line, read_lines
+from rearview.store.files import append_line, close_to_others, make_folder, read_lines
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
 
 FORMAT = TRACES_FORMAT

@@ -293,9 +293,9 @@ class _Aligner:
         """Record for each statement of two blocks, and of the blocks inside, whether it is paired."""
         olds, news = effective(olds), effective(news)
         pairs = self._settled([(a, b) for a, b, _ in self.pair(olds, news)], news)
-        above = {id(given.stmt) for pair in pairs for given in self._given(*pair)}
+        above = {id(named_value.stmt) for pair in pairs for named_value in self._given(*pair)}
         for pair in pairs:
-            self.result.given.extend((given, parents) for given in self._given(*pair))
+            self.result.given.extend((named_value, parents) for named_value in self._given(*pair))
         place_old = {id(stmt): i for i, stmt in enumerate(olds)}
         place_new = {id(stmt): i for i, stmt in enumerate(news)}
         at_old = at_new = 0

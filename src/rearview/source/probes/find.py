@@ -27,6 +27,7 @@ from rearview.source.loops import (
     recorded_loop_ids,
 )
 from rearview.source.moved_files import FileNames
+from rearview.source.mutations import Levels, ProgramFacts, facts
 from rearview.source.probes.align import Added, StatementComparison, compare
 from rearview.source.probes.bindings import NamedValue, Rebindable, rebindable
 from rearview.source.probes.edits import (
@@ -37,7 +38,6 @@ from rearview.source.probes.edits import (
     reflection_refusal,
     shadow_refusals,
 )
-from rearview.source.probes.live_values import Levels, ProgramFacts, facts
 from rearview.source.probes.loop_carried import START, Need, needs
 from rearview.source.probes.probe import Naming, Position, Probe, ProbeKind, Probes, fits
 from rearview.source.probes.side_effects import Judge, ProbeRefusal

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from rearview.source import mutations
 from rearview.source.log_calls import Aliases, log_call
 from rearview.source.loops import FUNCTIONS
-from rearview.source.mutations import last_name
-from rearview.source.probes.live_values import Level, Levels, ProgramFacts
+from rearview.source.mutations import Level, Levels, ProgramFacts, last_name
 from rearview.source.scopes import Scope, Scopes, bound_by
 
 Functions = Mapping[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]

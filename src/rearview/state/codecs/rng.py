@@ -165,8 +165,9 @@ def read_random_state(*, unused_devices: bool = False) -> dict[str, Any]:
 
 
 def write_random_state(state: dict[str, Any]) -> None:
-    """Set every global random generator that `read_random_state` returned."""
-    random.setstate(state["random"])
+    """Set every global random generator whose state is in `state`, as `read_random_state` returned it."""
+    if "random" in state:
+        random.setstate(state["random"])
     if "numpy" in state:
         import numpy as np
 
@@ -175,7 +176,7 @@ def write_random_state(state: dict[str, Any]) -> None:
         import torch
 
         torch.set_rng_state(_tensor(state["torch"]))
-        for (kind, number), data in state["devices"].items():
+        for (kind, number), data in state.get("devices", {}).items():
             device = torch.get_device_module(kind)
             device.set_rng_state(_tensor(data), *(() if kind == "mps" else (number,)))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rearview.errors import UsageError
 from rearview.model import Checkpoint, Run
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.json_lines import read_lines
+from rearview.store.files import read_lines
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT, Runs
 
 PREFIX = "file:"

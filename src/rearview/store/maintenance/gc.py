@@ -35,6 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model import Checkpoint, Status
@@ -42,8 +43,9 @@ from rearview.store.checkpoints.checkpoints import Checkpoints, earliest_start
 from rearview.store.files import make_folder
 from rearview.store.project import Project
 from rearview.store.runs import Runs
-from rearview.store.tables.connection import quoted
-from rearview.store.tables.tables import Tables
+
+if TYPE_CHECKING:
+    from rearview.store.tables.tables import Tables
 
 GONE = ".gone-"
 """Prefix of the name of a file while it is being removed."""
@@ -396,6 +398,8 @@ def fit_budget(project: Project, budget: int, run: str) -> Freed:
     Other runs that are still recording keep all of theirs: their next saves refer to them.
     """
     recording = [other.id for other in Runs(project).all() if other.status is Status.RUNNING]
+    from rearview.store.tables.tables import Tables
+
     tables = Tables(project)
     try:
         return gc(
@@ -413,6 +417,8 @@ def recorded_objects(tables: Tables, without: Collection[str] = ()) -> list[str]
 
     Records of the runs in `without` do not count.
     """
+    from rearview.store.tables.connection import quoted
+
     tables.refresh()
     exclusion = "".join(f" AND run <> {quoted(run)}" for run in without)
     rows = tables.sql(

@@ -17,8 +17,7 @@ from pathlib import Path
 from rearview.errors import DamagedError, RearviewError, UsageError
 from rearview.model import Status
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import make_folder, write_error
-from rearview.store.json_lines import read_lines
+from rearview.store.files import make_folder, read_lines, write_error
 from rearview.store.labels import labels_of
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.runs import FORMAT, Runs

@@ -3,6 +3,10 @@
 Columns with a `$` in front are internal: the order of runs, the ranks and iterations of loops, and the
 occurrence. `n:` and `o:` before a name are its value and its origin at one depth. A column that holds values of
 several kinds gets one kind that loses none of them.
+
+On request, missing numbers are filled by linear interpolation: if the same run has a value of that name
+before and after it in the same execution of the same loop; the distance is counted in iterations. Nothing is
+extrapolated, and nothing is filled between values that are infinite or not a number.
 """
 
 from __future__ import annotations
@@ -205,11 +209,11 @@ class Catalogue:
 
     def see(self, path: str, labels: Sequence[str] = ()) -> None:
         """Note that a path exists, and the kinds of its loop values."""
-        for one in (*prefixes(path), path):
-            self.rank.setdefault(one, len(self.rank))
+        for level in (*prefixes(path), path):
+            self.rank.setdefault(level, len(self.rank))
         seen = self.labels.setdefault(path, [set() for _ in range(depth(path))])
-        for found, kind in zip(seen, labels, strict=False):
-            found.update({kind} if kind else ())
+        for kinds, kind in zip(seen, labels, strict=False):
+            kinds.update({kind} if kind else ())
 
     def kind(self, name: str, path: str | None = None) -> str:
         """Return the kind of the column of a name."""
@@ -277,12 +281,12 @@ def wide(
         if numbered:
             own = f"FILTER (WHERE replay IS NULL AND name = {quoted(name)})"
             cells += f", min(seq) {own} AS {key('s', name)}"
-    wanted = f" AND name IN ({', '.join(map(quoted, names))})" if names else " AND false"
+    only_names = f" AND name IN ({', '.join(map(quoted, names))})" if names else " AND false"
     group = ", ".join(["run", "occ", *(f"indices[{k}]" for k in n)])
     return (
         f"SELECT run{keys}{labels}, occ, min(seq) FILTER (WHERE replay IS NULL) AS s{cells} "
         f"FROM ({source}) "
-        f"WHERE path = {quoted(path)}{wanted} GROUP BY {group}"
+        f"WHERE path = {quoted(path)}{only_names} GROUP BY {group}"
     )
 
 
@@ -403,3 +407,85 @@ def _last(source: str, path: str, names: Iterable[str], *, origins: Container[st
         for column in (value, key("o", name))[: 1 + (name in origins)]:
             cells += f", arg_max({column}, occ) FILTER (WHERE {value} IS NOT NULL) AS {column}"
     return f"SELECT run{keys}{cells} FROM ({source}) GROUP BY run{keys}"
+
+
+INTERPOLATED = "interpolated"
+"""Name of the column that lists the interpolated values of each row, and origin of such a value."""
+
+
+def fill(name: str) -> str:
+    """Return the column with the interpolated value of a name; null where none was filled."""
+    return key("f", name)
+
+
+def with_interpolated(rows: str, paths: Sequence[str], names: Mapping[str, Iterable[str]]) -> str:
+    """Return `rows` with missing numbers of `names` filled in.
+
+    `rows` is SQL as `pivot.branches` returns it, `paths` the paths of its rows; `names` has the paths at
+    which each name was logged. Each name gets a column more, `fill(name)`.
+    """
+    cells: list[str] = []
+    windows: dict[tuple[str, str], str] = {}
+    fills: list[str] = []
+    for name, logged_at in names.items():
+        here = {q: p for q in paths if (p := _deepest(q, logged_at))}
+        value, place = key("n", name), _case({q: f"$i{depth(p)}" for q, p in here.items()})
+        w = windows.setdefault((_partition(here), place), f"w{len(windows)}")
+        frames = {
+            "p": f"last_value({{}} IGNORE NULLS) OVER {w}_before",
+            "q": f"first_value({{}} IGNORE NULLS) OVER {w}_after",
+        }
+        for letter, frame in frames.items():
+            cells.append(f"{frame.format(value)} AS {key(letter, name)}")
+            known_place = f"CASE WHEN {value} IS NOT NULL THEN {place} END"
+            cells.append(f"{frame.format(known_place)} AS {key(letter + 'x', name)}")
+        before, after = key("p", name), key("q", name)
+        x0, x1 = key("px", name), key("qx", name)
+        share = f"(CAST({place} - {x0} AS DOUBLE) / ({x1} - {x0}))"
+        fills.append(
+            f"CASE WHEN {value} IS NULL AND {x0} < {place} AND {place} < {x1} "
+            f"AND isfinite(CAST({before} AS DOUBLE)) AND isfinite(CAST({after} AS DOUBLE)) "
+            f"THEN {before} * (1 - {share}) + {after} * {share} END AS {fill(name)}"
+        )
+    if not fills:
+        return rows
+    # of several values at one point the last one counts, as where outer values are repeated
+    occurrence = ident("$occ")
+    frames_sql = ", ".join(
+        f"{w}_before AS (PARTITION BY {by} ORDER BY {place}, {occurrence} "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), "
+        f"{w}_after AS (PARTITION BY {by} ORDER BY {place}, {occurrence} DESC "
+        "ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"
+        for (by, place), w in windows.items()
+    )
+    neighbours = f"SELECT *, {', '.join(cells)} FROM ({rows}) WINDOW {frames_sql}"
+    filled = f"SELECT *, {', '.join(fills)} FROM ({neighbours})"
+    replaced = ", ".join(
+        f"coalesce(CAST({key('n', name)} AS DOUBLE), {fill(name)}) AS {key('n', name)}"
+        for name in names
+    )
+    return f"SELECT * REPLACE ({replaced}) FROM ({filled})"
+
+
+def _deepest(path: str, logged_at: Iterable[str]) -> str:
+    """Return the innermost loop around rows of `path` in which a name was logged, or ''."""
+    return max((p for p in logged_at if p and inside(path, p)), key=depth, default="")
+
+
+def _case(columns: Mapping[str, str]) -> str:
+    """Return SQL that picks a column by the path of the row."""
+    if not columns:
+        return "NULL::BIGINT"
+    cases = " ".join(f"WHEN {quoted(path)} THEN {ident(c)}" for path, c in columns.items())
+    return f"CASE {ident('$path')} {cases} END"
+
+
+def _partition(here: Mapping[str, str]) -> str:
+    """Return the columns that are equal in one execution of a loop."""
+    loops = " ".join(f"WHEN {quoted(q)} THEN {quoted(p)}" for q, p in here.items())
+    loop = f"CASE {ident('$path')} {loops} END" if here else "NULL"
+    outer = [
+        _case({q: f"$i{k}" for q, p in here.items() if depth(p) > k})
+        for k in range(1, max(map(depth, here.values()), default=0))
+    ]
+    return ", ".join(["run", loop, *outer])

@@ -1,30 +1,103 @@
-"""One question as SQL: the columns and rows of a table, EXPLAIN and DESCRIBE."""
+"""One question as SQL: the columns, rows and order (`"acc desc, epoch"`) of a table."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from rearview.errors import UsageError
 from rearview.model.proof import TRUSTED
 from rearview.store.tables.catalogue import Sources
-from rearview.store.tables.connection import Duck, ident, key, quoted
-from rearview.store.tables.interpolation import INTERPOLATED, fill, with_interpolated
+from rearview.store.tables.connection import ident, key, quoted
 from rearview.store.tables.pivot import (
+    INTERPOLATED,
     Catalogue,
     RowPaths,
     branches,
     depth,
+    fill,
     hidden,
     inside,
     loop_columns,
     rows_of,
+    with_interpolated,
 )
-from rearview.store.tables.result_table import Table, refused
-from rearview.store.tables.row_order import OrderKey, order_keys, order_sql
+
+_COMMA = re.compile(r""",(?=(?:[^"]*"[^"]*")*[^"]*$)""")
+"""A comma outside of double quotes."""
+_KEY = re.compile(
+    r"""(?P<minus>-?)(?:"(?P<quoted>(?:[^"]|"")+)"|(?P<plain>.+?))(?:\s+(?P<way>asc|desc))?""",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderKey:
+    """A column that rows are ordered by."""
+
+    column: str
+    """As the user wrote it."""
+    descending: bool = False
+
+
+def order_keys(
+    order: str | Iterable[str] | None, is_column: Callable[[str], bool]
+) -> list[OrderKey]:
+    """Return the keys that a text or several texts name, the most important first.
+
+    A column whose name has commas, blanks or a leading minus is written in double quotes, unless the
+    whole text is its name.
+
+    >>> order_keys("acc desc, epoch", lambda name: False)
+    [OrderKey(column='acc', descending=True), OrderKey(column='epoch', descending=False)]
+    >>> order_keys(["-acc", '"val, acc" DESC'], lambda name: False)
+    [OrderKey(column='acc', descending=True), OrderKey(column='val, acc', descending=True)]
+    """
+    keys: list[OrderKey] = []
+    for text in [order] if isinstance(order, str) else (order or ()):
+        if is_column(text):
+            keys.append(OrderKey(text))
+            continue
+        for piece in _COMMA.split(text):
+            match = _KEY.fullmatch(piece.strip())
+            if match is None:
+                raise _unreadable(text)
+            way = (match["way"] or "asc").lower()
+            column = match["quoted"].replace('""', '"') if match["quoted"] else match["plain"]
+            keys.append(OrderKey(column, (way == "desc") != bool(match["minus"])))
+    return keys
+
+
+def _unreadable(text: str) -> UsageError:
+    return UsageError(
+        f"The order {text!r} cannot be read. Write columns separated by commas, each with desc "
+        'behind it if large values come first: "acc desc, epoch".',
+        slug="order",
+    )
+
+
+def order_sql(label: str, kind: str, *, descending: bool) -> list[str]:
+    """Return the SQL terms that order rows by one column; rows without a value come last.
+
+    Not-a-number comes behind all numbers in both directions. A column of several types is ordered
+    by its numbers first, then by text.
+    """
+    way = f"{'DESC' if descending else 'ASC'} NULLS LAST"
+    column = ident(label)
+    if kind == "float":
+        return [f"{column} IS NULL", f"coalesce(isnan({column}), false)", f"{column} {way}"]
+    if kind == "bigint":
+        return [
+            f"TRY_CAST({column} AS HUGEINT) {way}",
+            f"length({column}) {way}",
+            f"{column} {way}",
+        ]
+    if kind == "mixed":
+        return [f"TRY_CAST({column} AS DOUBLE) {way}", f"{column} {way}"]
+    return [f"{column} {way}"]
+
 
 RUN_COLUMNS = (
     *("status", "script", "version", "started", "ended", "exit_code", "host", "parent"),
@@ -485,71 +558,3 @@ def _common(a: str, b: str) -> int:
         (k for k, (x, y) in enumerate(zip(columns_a, columns_b, strict=False)) if x != y),
         min(len(columns_a), len(columns_b)),
     )
-
-
-_SPACE = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
-_EXPLAIN = re.compile(
-    rf"{_SPACE}(EXPLAIN\b{_SPACE}(?:ANALYZE\b|\([^()]*\))?)(.*)", re.IGNORECASE | re.DOTALL
-)
-_PRAGMA = re.compile(rf"{_SPACE}PRAGMA\s+(\w+)\s*(\([^()]*\))?\s*;?\s*", re.IGNORECASE | re.DOTALL)
-_TELLS = frozenset(
-    ("table_info", "storage_info", "database_list", "database_size", "collations", "platform")
-) | {"user_agent", "version"}
-"""Pragmas that only read."""
-_SHOWS = {"show_tables": "SHOW TABLES", "show_tables_expanded": "SHOW ALL TABLES"}
-
-
-def parse_question(query: str) -> tuple[str, str]:
-    """Return the EXPLAIN or DESCRIBE in front of a question, or empty, and the question as a SELECT.
-
-    >>> parse_question("EXPLAIN ANALYZE SELECT 1")
-    ('EXPLAIN ANALYZE', ' SELECT 1')
-    >>> parse_question("PRAGMA table_info('runs')")
-    ('', "SELECT * FROM pragma_table_info('runs')")
-    """
-    explain = _EXPLAIN.fullmatch(query)
-    if explain is not None:
-        return explain[1], explain[2]
-    pragma = _PRAGMA.fullmatch(query)
-    if pragma is not None:
-        name = pragma[1].lower()
-        if name in _SHOWS:
-            return "", _SHOWS[name]
-        if name in _TELLS:
-            return "", f"SELECT * FROM pragma_{name}{pragma[2] or '()'}"
-    return "", query
-
-
-def check_condition(con: Any, where: str) -> None:
-    """Raise if a condition is not valid SQL, with a message about the condition alone."""
-    import duckdb
-
-    reason = "it is more than one"
-    try:
-        for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
-            if len(con.extract_statements(text)) != 1:
-                break
-        else:
-            return
-    except duckdb.Error as exc:
-        reason = str(exc).strip().partition("\n")[0]
-    raise UsageError(
-        f"The condition {where!r} cannot be read: {reason}. Write SQL over names, loops and "
-        "arguments, such as 'acc < 0.9 and epoch > 10'.",
-        slug="sql",
-    )
-
-
-def explain(duck: Duck, how: str, question: str) -> Table:
-    """Return the answer to an EXPLAIN or DESCRIBE of a single SELECT."""
-    import duckdb
-
-    try:
-        # as a subquery it cannot write; DuckDB allows that only at the top level
-        result = duck.con.cursor().execute(f"{how} SELECT * FROM ({question}\n)")
-        columns = ", ".join(ident(column[0]) for column in result.description)
-        rows = result.fetchall()
-    except duckdb.Error as exc:
-        raise refused(exc) from exc
-    cells = ", ".join(f"({', '.join(quoted(str(cell)) for cell in row)})" for row in rows)
-    return Table(duck, f"SELECT * FROM (VALUES {cells}) AS told ({columns})")

@@ -21,14 +21,13 @@ import msgspec
 import xxhash
 
 from rearview.config import Settings
+from rearview.durable_files import add_check, is_intact
 from rearview.errors import DamagedError, RearviewError
 from rearview.model import Run
-from rearview.model.checksum import add_check, is_intact
 from rearview.model.wording import plural
-from rearview.store.files import make_folder, publish
-from rearview.store.json_lines import check_format
+from rearview.store.files import check_format, make_folder, publish
 from rearview.store.machine import is_certainly_dead
-from rearview.store.printed_records import printed_records
+from rearview.store.printed_lines import printed_records
 from rearview.store.project import Project
 from rearview.store.records import has_end
 from rearview.store.runs import Replay, Runs
@@ -40,10 +39,10 @@ from rearview.store.tables.seal import (
     LoadedRecords,
     NameSummary,
     Summary,
+    checked_summary,
     load,
     seal,
 )
-from rearview.store.tables.sealed_records import checked_summary
 
 _TAIL = 256
 """Bytes at the end of a file that hold its last line, if that is the end line."""

@@ -14,7 +14,7 @@ from rearview.model import Origin
 from rearview.store.records import line_of, scan
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.pivot import cell
-from rearview.store.tables.sealed_records import checked_summary, read_summary
+from rearview.store.tables.seal import checked_summary, read_summary
 
 _LONG = 4 << 20
 """Bytes of unsealed lines above which they are sealed before their names are read."""

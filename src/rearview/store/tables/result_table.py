@@ -117,8 +117,8 @@ class Table:
         read = lru_cache(_SAME)(lambda value: value.load())
 
         def load(facts: dict[str, Any]) -> Any:
-            found = self._describe(facts)
-            return read(_LoadOnce(found)) if isinstance(found, StoredValue) else found
+            described = self._describe(facts)
+            return read(_LoadOnce(described)) if isinstance(described, StoredValue) else described
 
         return load
 

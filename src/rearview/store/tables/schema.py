@@ -339,8 +339,8 @@ def markdown() -> str:
     out += ["", *(line for name in PIVOTS if name in EXAMPLES for line in _example(name))]
     out += ["## FlorDB's relational model\n", _PAPER, "| in the paper | here | |\n|---|---|---|"]
     for symbol, (where, note) in PAPER.items():
-        found = ", ".join(f"`{column}`" for column in where.split(", "))
-        out.append(f"| {symbol} | {found} | {note} |")
+        here = ", ".join(f"`{column}`" for column in where.split(", "))
+        out.append(f"| {symbol} | {here} | {note} |")
     out += ["\n## Types\n", _TYPED]
     out += ["## Functions\n", _FUNCTIONS, "| function | returns |\n|---|---|"]
     out += [f"| {name}(value) | {about} |" for name, (_, about) in FUNCTIONS.items()]

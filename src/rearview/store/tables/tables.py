@@ -1,28 +1,25 @@
-"""`Tables`: SQL over the records of all runs, and pivoted tables with a column per name."""
+"""`Tables`: questions in SQL over the records of all runs, pivoted tables, and runs that a condition selects."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rearview.errors import UsageError
 from rearview.model import Checkpoint, Origin
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.project import Project
+from rearview.store.tables import schema
 from rearview.store.tables.catalogue import Sources, Virtual
-from rearview.store.tables.connection import Duck
-from rearview.store.tables.pivot import depth
-from rearview.store.tables.query import (
-    WORD,
-    TableQuery,
-    check_condition,
-    explain,
-    parse_question,
+from rearview.store.tables.connection import Duck, ident, key, quoted
+from rearview.store.tables.pivot import (
+    depth,
 )
+from rearview.store.tables.query import WORD, TableQuery, order_keys, order_sql
 from rearview.store.tables.record_files import RunRecords, gather
 from rearview.store.tables.result_table import Table, refused
-from rearview.store.tables.run_query import known_columns, last_value_sql, matching_sql
 from rearview.store.tables.schema import (
     FileColumns,
     load_checkpoints,
@@ -33,6 +30,96 @@ from rearview.store.tables.schema import (
 )
 from rearview.store.trust import store_id
 from rearview.store.versions.versions import Versions
+
+_FACTS = [column for column in schema.TABLES["runs"][1] if column != "tags"]
+_TAKEN = {*_FACTS, "tags", "tag", "seconds", "run"}
+
+
+def last_value_sql(sources: Sources, name: str) -> tuple[str, str]:
+    """Return SQL of the last value of `name` per run (`run`, `v`), and its kind.
+
+    Last in the order of execution; values of replays that were not exact do not count.
+    """
+    table_query = TableQuery(sources, [name], origins=False)
+    text = table_query.sql(None)
+    at = len(table_query.labels) - (2 if table_query.mark else 1)  # after the run and its loops
+    columns = ", ".join(f"c{k}" for k in range(len(table_query.labels)))
+    numbered = f"SELECT *, row_number() OVER () AS n FROM ({text}) AS q({columns})"
+    last = f"SELECT c0 AS run, arg_max(c{at}, n) AS v FROM ({numbered}) GROUP BY c0"
+    return last, table_query.kinds.get(table_query.labels[at], "")
+
+
+def matching_sql(
+    sources: Sources, where: str | None, order: str | Iterable[str] | None = None
+) -> str:
+    """Return SQL of the runs for which `where` holds, in the order asked for or that they started in.
+
+    Both may mention every column of `runs`, `tag` (each tag of a run in turn), `seconds`, arguments, and
+    the last value of every logged name. If two have the same name, the fact of the run wins; the others
+    are `name_arg` and `name_logged`.
+    """
+    taken = set(_TAKEN)
+    logged = list(_labelled(sources.catalogue.names, taken, "_logged"))
+    args = list(_labelled(sources.args, taken, "_arg"))
+    known = {label.lower(): label for label in (*_TAKEN, *(each for _, each in (*logged, *args)))}
+    keys = order_keys(order, lambda text: text.lower() in known)
+    for each in keys:
+        if each.column.lower() not in known or each.column.lower() == "tag":
+            raise _unknown(each.column, known.values())
+    words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(where or "")}
+    words |= {each.column.lower() for each in keys}
+    kinds: dict[str, str] = {"seconds": "float"}
+    cells = [f"r.{ident(fact)}" for fact in _FACTS]
+    cells += ["r.tags", "r.ended - r.started AS seconds", 'r.ord AS "$ord"']
+    cells += ["unnest(CASE WHEN len(r.tags) = 0 THEN [NULL] ELSE r.tags END) AS tag"]
+    joins = ["own.runs r LEFT JOIN own.args a ON a.run = r.run"]
+    for k, (name, label) in enumerate(logged):
+        if label.lower() in words:
+            text, kinds[label] = last_value_sql(sources, name)
+            joins.append(f"({text}) l{k} ON l{k}.run = r.run")
+            cells.append(f"l{k}.v AS {ident(label)}")
+    for name, label in args:
+        kinds[label] = sources.args[name]
+        cells.append(f"a.{key('a', name)} AS {ident(label)}")
+    rows = f"SELECT {', '.join(cells)} FROM {' LEFT JOIN '.join(joins)}"
+    chosen = f"SELECT * FROM ({rows}) WHERE (\n{where or 'true'}\n)"
+    once = f"SELECT * FROM ({chosen}) QUALIFY row_number() OVER (PARTITION BY run) = 1"
+    terms = [
+        term
+        for each in keys
+        for label in [known[each.column.lower()]]
+        for term in order_sql(
+            "$ord" if label == "run" else label, kinds.get(label, ""), descending=each.descending
+        )
+    ]
+    return f"""SELECT run FROM ({once}) ORDER BY {", ".join([*terms, '"$ord"'])}"""
+
+
+def _unknown(column: str, known: Iterable[str]) -> UsageError:
+    near = difflib.get_close_matches(column, [name for name in known if name != "tag"], n=3)
+    hint = f"The nearest known are {', '.join(near)}" if near else f"Known are {', '.join(_FACTS)}"
+    return UsageError(f"Runs cannot be ordered by {column!r}. {hint}.", slug="order")
+
+
+def known_columns(sources: Sources) -> str:
+    """Return in words what a condition may mention."""
+    taken = set(_TAKEN)
+    logged = [label for _, label in _labelled(sources.catalogue.names, taken, "_logged")]
+    args = [label for _, label in _labelled(sources.args, taken, "_arg")]
+    some = [("arguments", args), ("last values of logged names", logged)]
+    text = "".join(f"; {what}: {', '.join(names[:12])}" for what, names in some if names)
+    return f"facts of runs: tag, {', '.join(_FACTS)}, seconds{text}"
+
+
+def _labelled(names: Iterable[str], taken: set[str], suffix: str) -> Iterator[tuple[str, str]]:
+    """Yield each name with a column name that is not taken yet, whatever the case of letters."""
+    for name in names:
+        label = name
+        while label.lower() in taken:
+            label += suffix
+        taken.add(label.lower())
+        yield name, label
+
 
 _LISTING = frozenset(
     ("tables", "views", "information_schema", "duckdb_tables", "duckdb_views", "duckdb_columns")
@@ -313,3 +400,71 @@ class Tables:
                 )
             selected = [run for run in selected if run.id in requested]
         return Sources(self._project, duck, self._run_records, selected, virtual, withheld=withheld)
+
+
+_SPACE = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+_EXPLAIN = re.compile(
+    rf"{_SPACE}(EXPLAIN\b{_SPACE}(?:ANALYZE\b|\([^()]*\))?)(.*)", re.IGNORECASE | re.DOTALL
+)
+_PRAGMA = re.compile(rf"{_SPACE}PRAGMA\s+(\w+)\s*(\([^()]*\))?\s*;?\s*", re.IGNORECASE | re.DOTALL)
+_TELLS = frozenset(
+    ("table_info", "storage_info", "database_list", "database_size", "collations", "platform")
+) | {"user_agent", "version"}
+"""Pragmas that only read."""
+_SHOWS = {"show_tables": "SHOW TABLES", "show_tables_expanded": "SHOW ALL TABLES"}
+
+
+def parse_question(query: str) -> tuple[str, str]:
+    """Return the EXPLAIN or DESCRIBE in front of a question, or empty, and the question as a SELECT.
+
+    >>> parse_question("EXPLAIN ANALYZE SELECT 1")
+    ('EXPLAIN ANALYZE', ' SELECT 1')
+    >>> parse_question("PRAGMA table_info('runs')")
+    ('', "SELECT * FROM pragma_table_info('runs')")
+    """
+    explain = _EXPLAIN.fullmatch(query)
+    if explain is not None:
+        return explain[1], explain[2]
+    pragma = _PRAGMA.fullmatch(query)
+    if pragma is not None:
+        name = pragma[1].lower()
+        if name in _SHOWS:
+            return "", _SHOWS[name]
+        if name in _TELLS:
+            return "", f"SELECT * FROM pragma_{name}{pragma[2] or '()'}"
+    return "", query
+
+
+def check_condition(con: Any, where: str) -> None:
+    """Raise if a condition is not valid SQL, with a message about the condition alone."""
+    import duckdb
+
+    reason = "it is more than one"
+    try:
+        for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
+            if len(con.extract_statements(text)) != 1:
+                break
+        else:
+            return
+    except duckdb.Error as exc:
+        reason = str(exc).strip().partition("\n")[0]
+    raise UsageError(
+        f"The condition {where!r} cannot be read: {reason}. Write SQL over names, loops and "
+        "arguments, such as 'acc < 0.9 and epoch > 10'.",
+        slug="sql",
+    )
+
+
+def explain(duck: Duck, how: str, question: str) -> Table:
+    """Return the answer to an EXPLAIN or DESCRIBE of a single SELECT."""
+    import duckdb
+
+    try:
+        # as a subquery it cannot write; DuckDB allows that only at the top level
+        result = duck.con.cursor().execute(f"{how} SELECT * FROM ({question}\n)")
+        columns = ", ".join(ident(column[0]) for column in result.description)
+        rows = result.fetchall()
+    except duckdb.Error as exc:
+        raise refused(exc) from exc
+    cells = ", ".join(f"({', '.join(quoted(str(cell)) for cell in row)})" for row in rows)
+    return Table(duck, f"SELECT * FROM (VALUES {cells}) AS told ({columns})")

@@ -276,9 +276,9 @@ class Versions:
         out: dict[str, str] = {}
         for home in self._all():
             for name, message in home.messages("derived/").items():
-                found = _DERIVED.match(message)
-                if found is not None:
-                    out[name.removeprefix("derived/")] = found[1]
+                match = _DERIVED.match(message)
+                if match is not None:
+                    out[name.removeprefix("derived/")] = match[1]
         return out
 
     def damage(self) -> Iterator[Damage]:
