@@ -135,18 +135,20 @@ def names_of(source):
     return names, {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-def affected(cells, at):
+def affected(cells, at, steady):
     """Return the cells that an edit may reach, by names alone: an estimate that is not Rearview's.
 
-    Cells with imports count too: nothing runs in a new process without them.
+    Cells with imports count too: nothing runs in a new process without them. So do cells that measure time or
+    show something else each time they run, and those after them that use their variables.
     """
-    found, dirty = {at}, names_of(cells[at].source)[1]
+    always = {i for i, cell in enumerate(cells) if "%time" in cell.source or not steady[i]}
+    found, dirty = {at, *always}, names_of(cells[at].source)[1]
     found |= {
         i for i in range(at) if re.search(r"^\s*(import|from) ", cells[i].source, re.MULTILINE)
     }
-    for i in range(at + 1, len(cells)):
+    for i in range(min(found), len(cells)):
         names, stored = names_of(cells[i].source)
-        if names & dirty:
+        if i in always or (i > at and names & dirty):
             found.add(i)
             dirty |= stored
     return found
@@ -228,7 +230,7 @@ def study(file):
             ]
             full = [seconds_of(cell) for cell in other[: stop + 1]]
             took = [seconds_of(cell) for cell in mine[: stop + 1]]
-            reach = affected(code_cells(version), at) if at >= 0 else set(range(len(full)))
+            reach = affected(code_cells(version), at, steady) if at >= 0 else set(range(len(full)))
             free = sum(s for i, s in enumerate(full) if i not in reach)
             results.append((kind, wrong, sum(full), sum(took), free, stop + 1))
         return results
