@@ -59,7 +59,7 @@ class Settings:
     huge_pages: bool = True
     """Give recorded programs huge memory pages, if the system has them."""
     shared_start: bool = True
-    """Fork local replays that start with the same imports from one process that has done them."""
+    """Fork local replays that start with the same imports, or the same set-up, from one process that has done them."""
     rerun: bool = True
     """Run again from the start, in one process, where restoring checkpoints would not be noticeably faster."""
     grid: str = "energy-charts:de"

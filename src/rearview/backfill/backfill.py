@@ -38,6 +38,7 @@ from rearview.backfill.reports import (
     Unproved,
 )
 from rearview.backfill.shared_imports import runs_with_earlier_lead
+from rearview.backfill.shared_setup import SharedStages, read_reasons, save_reasons, shared_stages
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.executor import Executor
@@ -309,6 +310,10 @@ class Backfiller:
         rerun = self.settings.rerun and bool(question.names)  # `replay` asks for the checkpoints
         plan = divide(surveyed, workers=workers, budget=question.budget, growth=GROWTH, rerun=rerun)
         again = {segment.run for segment in plan.segments}
+        shared = SharedStages({})
+        if self._may_share_start(question):
+            known = read_reasons(self.project.cache)
+            shared = shared_stages(prepared, plan.segments, known)
         return PlanReport(
             plan,
             refusals,
@@ -329,6 +334,7 @@ class Backfiller:
             ),
             prepared=prepared,
             statements=missing.statements,
+            shared=shared,
         )
 
     def run(
@@ -345,7 +351,8 @@ class Backfiller:
         runs = {segment.run: prepared[segment.run].run for segment in segments}
         executor = self._executor(question, runs.values())
         with StatusFile(self.project, question.names, question.on).open() as status:
-            claims = SegmentClaims(replays, status, prepared, segments, shared)
+            stages = planned.shared.stages
+            claims = SegmentClaims(replays, status, prepared, segments, shared, stages)
             pool = Pool(replays, executor, claims, progress, status)
             try:
                 outcomes = pool.run(segments, runs)
@@ -354,6 +361,8 @@ class Backfiller:
                     raise self._disk_full(exc) from exc
                 raise
         self._learn(claims.planned, outcomes, prepared)
+        if isinstance(executor, Local):
+            save_reasons(self.project.cache, executor.unshared)
         return _PoolResult(outcomes, len(pool.filled_elsewhere))
 
     def report(

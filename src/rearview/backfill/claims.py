@@ -16,7 +16,7 @@ from rearview.backfill.coverage import ALL, Cell, cells_of, filled_cells
 from rearview.backfill.prepare import PreparedRun
 from rearview.backfill.segments import RunRequest, replay_facts, segment_file
 from rearview.backfill.shared_imports import Lead
-from rearview.execute.executor import Task
+from rearview.execute.executor import SetupStage, Task
 from rearview.execute.pool import Claim
 from rearview.execute.replay_jobs import ReplayJobs
 from rearview.execute.status import StatusFile, active_backfills
@@ -40,6 +40,8 @@ class SegmentClaims:
     segments: Sequence[Segment] = ()
     shared_leads: Collection[Lead] = ()
     """Starts that several segments share."""
+    stages: Mapping[str, tuple[SetupStage, ...]] = field(default_factory=dict)
+    """By run: the parts of its set-up that several segments share."""
     planned: dict[str, Segment] = field(default_factory=dict)
     """By replay, the segment if it runs just as it was planned."""
     _held_states: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
@@ -97,7 +99,12 @@ class SegmentClaims:
         facts = {**replay_facts(request, segment), "crew": self.status.id}
         lead = prepared.lead
         imports = lead.imports if lead is not None and lead in self.shared_leads else None
-        return self.replays.prepare(request.run, request.version, file, segment, facts, imports)
+        stages = self.stages.get(segment.run, ()) if imports is not None else ()
+        # a segment that does not divide the main loop does not stop there
+        stages = tuple(one for one in stages if one.start.statements is not None or file.main)
+        return self.replays.prepare(
+            request.run, request.version, file, segment, facts, imports, stages
+        )
 
     def _lost_race(self, request: RunRequest, task: Task, own: Cells) -> bool:
         """Return True if another backfill claimed some of the same cells just before this one."""

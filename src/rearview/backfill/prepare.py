@@ -29,6 +29,7 @@ from rearview.backfill.obstacles import (
 from rearview.backfill.past_statements import StatementSources
 from rearview.backfill.segments import RunRequest, run_facts, with_run_loop_ids
 from rearview.backfill.shared_imports import Lead, lead_of, waited
+from rearview.backfill.shared_setup import SetupText, setup_text
 from rearview.errors import UsageError
 from rearview.model import Run, Status
 from rearview.model.run import columns_of, is_notebook, name_of
@@ -98,6 +99,10 @@ class PreparedRun:
     """Names that have values which nothing recorded can be compared with."""
     lead: Lead | None = None
     """How its replays start, if they can share that with others."""
+    setup: SetupText = field(default_factory=SetupText)
+    """The statements before its main loop, to compare with those of other runs."""
+    setup_seconds: float = 0.0
+    """Seconds of its set-up, without the imports of `lead`."""
     spared: float = 0.0
     """Seconds that `facts` leave out because the start will be shared."""
 
@@ -247,12 +252,16 @@ class RunPreparer:
             *(run, version, probes, logging_probes, names, coverage, missing),
             digests={name: digest_of(name) for name in names},
         )
+        home = run.home(os.path.realpath(self.project.root))
+        lead = lead_of(run, files, home)
         return PreparedRun(
             request,
             facts,
             ended_replays=frozenset(replay.id for replay in replays if replay.ended is not None),
             unproved=unproved,
-            lead=lead_of(run, files, run.home(os.path.realpath(self.project.root))),
+            lead=lead,
+            setup=setup_text(run, files, home) if lead is not None else SetupText(),
+            setup_seconds=facts.setup - (waited(run, lead) if lead is not None else 0.0),
         )
 
     def _probes(self, statements: StatementSources, run: Run, names: tuple[str, ...]) -> Probes:

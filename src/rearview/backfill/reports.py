@@ -10,6 +10,7 @@ from typing import Any
 
 from rearview.backfill.past_statements import StatementSources
 from rearview.backfill.prepare import PreparedRun
+from rearview.backfill.shared_setup import SharedStages
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
 from rearview.model.proof import compared, worst
@@ -158,6 +159,8 @@ class PlanReport:
     """By run, what the plan was made from: used to run it."""
     statements: StatementSources | None = field(default=None, repr=False)
     """Where statements come from, and where they belong in each version."""
+    shared: SharedStages = field(default_factory=lambda: SharedStages({}), repr=False)
+    """The parts of their set-up that segments share, and why others are not shared."""
 
     def _repr_html_(self) -> str:
         """Return what would run as HTML: what a notebook shows."""

@@ -339,6 +339,7 @@ def summary(plan: PlanReport) -> dict[str, Any]:
         "notes": plan.notes,
         "unproved": plan.unproved,
         "insertions": plan.insertions,
+        "shared_setup": list(plan.shared.sentences),
     }
     if plan.explained is not None:
         numbers |= {
@@ -388,6 +389,8 @@ def show_plan(plan: PlanReport) -> None:
         f"{duration(explained.running)} to run"
         + (f" ({duration(explained.wasted)} only to get there)" if explained.wasted > 0.5 else "")
     )
+    for sentence in plan.shared.sentences:
+        output.out(sentence)
     output.out()
     output.table(
         ["workers", "done after", "segments"],

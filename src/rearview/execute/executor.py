@@ -5,10 +5,21 @@ A task is a command line with a segment file, so a person can also start it by h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from rearview.model.plan import SetupStart
+
+
+@dataclass(frozen=True, slots=True)
+class SetupStage:
+    """A part of the set-up that several tasks share: it runs once, and each of them continues from there."""
+
+    key: str
+    """Equal for tasks that share this part and everything before it."""
+    start: SetupStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,11 @@ class Task:
     """Import statements at the head of the program. An executor may execute them once for all tasks that
     begin with the same ones. None: the task shares no start with others.
     """
+    stages: tuple[SetupStage, ...] = ()
+    """Parts of the set-up that other tasks have in common with this one, in order. An executor may run each once,
+    in the process of a task that `shared_setup` returns."""
+    shared_setup: Callable[[], Task] | None = None
+    """Returns a task with a folder of its own that runs the set-up only, for this task and others."""
     beside: Path | None = None
     """Folder in which the program looks for its own modules; None: the working folder."""
 

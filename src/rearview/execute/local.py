@@ -5,7 +5,9 @@ some libraries start one thread for each core they may use. So a process is pinn
 run set its number of threads and loaded no such library.
 
 Segments with the same leading imports are forked from one process that has imported them. That fork
-server is `runtime/fork_server.py`; `ForkServerClient` here starts it and sends it requests.
+server is `runtime/fork_server.py`; `ForkServerClient` here starts it and sends it requests. Segments that
+share more of their set-up are forked from a process that has run it (`runtime/shared_setup.py`), which is
+itself forked from the fork server: `SetupServerClient`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,8 +29,9 @@ from typing import Any
 
 import msgspec
 
-from rearview.execute.executor import Job, Task
+from rearview.execute.executor import Job, SetupStage, Task
 from rearview.model.plan import (
+    UNLIKE,
     VARIABLE,
     Control,
     ForkServerReady,
@@ -217,7 +221,7 @@ class ForkServerSilent(ForkServerGone):
 class ForkServerClient:
     """One running fork server, and the socket on which it takes requests."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None
     channel: socket.socket
     begun: float = field(default_factory=time.monotonic)
     ready: ForkServerReady | None = None
@@ -266,16 +270,33 @@ class ForkServerClient:
 
     def spawn(self, task: Task, environment: dict[str, str], slot: int, waited: float) -> int:
         """Fork a process that runs `task`; return its process id."""
-        request = SpawnRequest(
-            environment=environment,
-            folder=str(task.folder),
-            log=str(task.log),
-            beside=str(task.beside or task.folder),
-            cores=tuple(sorted(cores_for(task, slot))),
-            waited=waited,
+        return self._request(
+            SpawnRequest(
+                environment=environment,
+                folder=str(task.folder),
+                log=str(task.log),
+                beside=str(task.beside or task.folder),
+                cores=tuple(sorted(cores_for(task, slot))),
+                waited=waited,
+            )
         )
+
+    def spawn_setup(self, task: Task, stage: SetupStage, channel: socket.socket) -> int:
+        """Fork a process that runs a part of the set-up and then serves requests on `channel`."""
+        return self._request(
+            SpawnRequest(
+                environment=task.environment,
+                folder=str(task.folder),
+                log=str(task.log),
+                beside=str(task.beside or task.folder),
+                setup=stage.start,
+            ),
+            channel,
+        )
+
+    def _request(self, request: SpawnRequest, passed: socket.socket | None = None) -> int:
         try:
-            self._send(request)
+            self._send(request, passed)
         except (OSError, UnicodeError):  # a variable may not be valid text
             self.close()
             raise ForkServerGone from None
@@ -295,10 +316,16 @@ class ForkServerClient:
         except (OSError, ForkServerGone):
             return None
 
-    def _send(self, request: SpawnRequest | ReapRequest) -> None:
+    def _send(
+        self, request: SpawnRequest | ReapRequest, passed: socket.socket | None = None
+    ) -> None:
         if self.closed:
             raise ForkServerGone
-        self.channel.sendall(msgspec.json.encode(request))
+        data = msgspec.json.encode(request)
+        if passed is None:
+            self.channel.sendall(data)
+        else:
+            socket.send_fds(self.channel, [data], [passed.fileno()])
 
     def _receive(self) -> bytes:
         try:
@@ -314,8 +341,65 @@ class ForkServerClient:
         """Kill the fork server; the processes forked from it continue."""
         self.closed = True
         self.channel.close()
-        self.process.kill()
-        self.process.wait()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class SetupServerClient(ForkServerClient):
+    """A process that runs a part of the set-up once, forked from another fork server when that is ready."""
+
+    process: subprocess.Popen[bytes] | None = None
+    channel: socket.socket = field(default_factory=socket.socket)
+    parent: ForkServerClient = field(kw_only=True)
+    stage: SetupStage = field(kw_only=True)
+    task: Task = field(kw_only=True)
+    """A task with a folder of its own, in which the set-up runs."""
+    pid: int = 0
+    left_out: str = ""
+    """Why less of the set-up is shared than was asked for, or nothing; empty if all of it is."""
+
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Return True if the set-up has run, after at most `seconds`."""
+        if self.closed:
+            raise ForkServerGone
+        if not self.pid:
+            if not self.parent.wait_until_ready(seconds):
+                return False
+            self._begin()
+            seconds = 0.0
+        if self.ready is None:
+            poll = select.poll()
+            poll.register(self.channel, select.POLLIN)
+            if poll.poll(seconds * 1000):
+                self.ready = msgspec.json.decode(self._receive(), type=ForkServerReady)
+                self.left_out = self.ready.left_out
+                if not self.ready.usable:
+                    self.close()
+                    raise ForkServerGone
+        return self.ready is not None
+
+    def _begin(self) -> None:
+        self.channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel.settimeout(_ANSWER_TIMEOUT)
+        with server_end:
+            try:
+                self.pid = self.parent.spawn_setup(self.task, self.stage, server_end)
+            except ForkServerGone:
+                self.close()
+                raise ForkServerGone from None
+
+    def close(self) -> None:
+        """End the process; the segments forked from it continue."""
+        if self.closed:
+            return
+        self.closed = True
+        self.channel.close()  # ends it where it waits for requests
+        if self.pid and self.ready is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)  # it leads a process group of its own
+        shutil.rmtree(self.task.report.parent, ignore_errors=True)
 
 
 @dataclass
@@ -328,6 +412,8 @@ class ForkedJob:
     slot: int
     start_fresh: Callable[[], Job]
     """Starts the task as an ordinary process, if the fork server cannot be used."""
+    next_server: Callable[[Task, ForkServerClient], ForkServerClient] | None = None
+    """Returns the fork server to use if the task cannot continue from a shared set-up."""
     begun: float = field(default_factory=time.monotonic)
     pid: int = 0
     pidfd: int = -1
@@ -348,6 +434,7 @@ class ForkedJob:
             self.code = self.fresh_job.wait(timeout)
         elif self.pid and self.code is None and _has_ended(self.pidfd, timeout):
             self._end()
+            self._try_next()
         return self.code
 
     def stop(self) -> None:
@@ -362,6 +449,12 @@ class ForkedJob:
         elif self.code is None:
             self.code = -signal.SIGKILL  # it was never started
 
+    def _try_next(self) -> None:
+        """Let another fork server start a task that could not continue from a shared set-up."""
+        if self.code == UNLIKE and self.next_server and not self.task.report.exists():
+            self.server = self.next_server(self.task, self.server)
+            self.pid, self.code = 0, None
+
     def _begin(self, seconds: float) -> None:
         """Fork the process, if the fork server is ready within `seconds`."""
         try:
@@ -374,7 +467,10 @@ class ForkedJob:
             # It may be running. Report it as lost: its work is repeated under another name.
             self.code = -signal.SIGKILL
         except ForkServerGone:
-            self.fresh_job = self.start_fresh()
+            if isinstance(self.server, SetupServerClient):
+                self.server = self.server.parent
+            else:
+                self.fresh_job = self.start_fresh()
         except ProcessLookupError:
             self.code = -signal.SIGKILL  # the process has died with its fork server
 
@@ -397,6 +493,10 @@ def _has_ended(pidfd: int, seconds: float | None) -> bool:
 
 MAX_FORK_SERVERS = 4
 """Fork servers that are kept at the same time."""
+MAX_SETUPS = 8
+"""Processes that are kept at the same time after they have run a set-up."""
+MAX_ALIKE = 3
+"""Set-up processes for one part of a set-up: the files that different runs found may differ."""
 
 
 @dataclass
@@ -444,6 +544,11 @@ class Local:
         self.slots = max(1, slots)
         self._jobs: list[Job] = []
         self._fork_servers: dict[ForkServerKey, ForkServerClient] = {}
+        self._setups: list[tuple[tuple[ForkServerKey, str], SetupServerClient]] = []
+        self._unlike: dict[str, list[ForkServerClient]] = {}
+        """By task: set-up processes from which it cannot continue."""
+        self.unshared: dict[str, tuple[str, bool]] = {}
+        """By part of a set-up: why it was not shared to its end, and whether some of it was."""
 
     def resize(self, slots: int) -> None:
         """Use that many slots from now on."""
@@ -458,7 +563,8 @@ class Local:
             job = self._start_fresh(task, slot)
         else:
             start_fresh = partial(self._start_fresh, task, slot)
-            job = ForkedJob(task, server, environment, slot, start_fresh)
+            with_setup = self._setup_server(task, server, environment)
+            job = ForkedJob(task, with_setup, environment, slot, start_fresh, self._next_server)
         self._jobs.append(job)
         return job
 
@@ -503,11 +609,75 @@ class Local:
         )
         return None if client.closed else client
 
+    def _setup_server(
+        self,
+        task: Task,
+        server: ForkServerClient,
+        environment: dict[str, str],
+        unlike: Collection[ForkServerClient] = (),
+    ) -> ForkServerClient:
+        """Return the process that has run as much as possible of the set-up of a task, or will.
+
+        `unlike` are set-up processes from which the task cannot continue.
+        """
+        base = fork_server_key(task, environment)
+        if base is None or task.shared_setup is None or environment is not task.environment:
+            return server  # with accelerators of its own, it has an environment of its own
+        for stage in task.stages:
+            key = base, stage.key
+            alike = [client for other, client in self._setups if other == key]
+            usable = [
+                client
+                for client in alike
+                if not client.closed and client not in unlike and client.parent is server
+            ]
+            if usable:
+                server = usable[0]
+                continue
+            if any(client.closed for client in alike):
+                break  # nothing can be shared from here on
+            if len(alike) >= MAX_ALIKE or not self._make_room():
+                break
+            setup = SetupServerClient(parent=server, stage=stage, task=task.shared_setup())
+            self._setups.append((key, setup))
+            server = setup
+        return server
+
+    def _make_room(self) -> bool:
+        """Return True if another set-up process may be started; end one that is idle if need be."""
+        alive = [client for _, client in self._setups if not client.closed]
+        if len(alive) < MAX_SETUPS:
+            return True
+        parents = {id(client.parent) for client in alive}
+        idle = [one for one in alive if one.ready and not one.children and id(one) not in parents]
+        if idle:
+            self._note_unshared()
+            idle[0].close()
+            self._setups = [each for each in self._setups if each[1] is not idle[0]]
+        return bool(idle)
+
+    def _next_server(self, task: Task, server: ForkServerClient) -> ForkServerClient:
+        """Return the fork server for a task that cannot continue from the set-up process `server`."""
+        unlike = self._unlike.setdefault(task.id, [])
+        unlike.append(server)
+        while isinstance(server, SetupServerClient):
+            server = server.parent
+        return self._setup_server(task, server, task.environment, unlike)
+
+    def _note_unshared(self) -> None:
+        for (_, key), client in self._setups:
+            if client.left_out and client.ready is not None:
+                self.unshared[key] = client.left_out, client.ready.usable
+
     def close(self) -> None:
         """Stop all running tasks and fork servers."""
         for job in self._jobs:
             if job.wait(0) is None:
                 job.stop()
+        self._note_unshared()
+        for _, setup in reversed(self._setups):
+            setup.close()
+        self._setups.clear()
         for server in self._fork_servers.values():
             server.close()
         self._fork_servers.clear()

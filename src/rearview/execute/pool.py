@@ -212,7 +212,8 @@ class Pool:
     def _start(self, number: int, task: Task) -> None:
         segment = self._segments[number]
         slot = next(k for k in range(len(self._running) + 1) if k not in self._running)
-        job = self.executor.start(replace(task, imports=None) if self._unshared else task, slot)
+        task = replace(task, imports=None, stages=()) if self._unshared else task
+        job = self.executor.start(task, slot)
         now = time.monotonic()
         records = self._records_of(number, job.task) if self.progress else None
         eta = Eta(segment.seconds, now)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rearview.execute.executor import Task
+from rearview.execute.executor import SetupStage, Task
 from rearview.execute.local import threads_of, visible_accelerators
 from rearview.execute.scratch_tree import (
     keep_recorded_texts,
@@ -128,11 +130,13 @@ class ReplayJobs:
         segment: Segment,
         extra_facts: Mapping[str, Any] | None = None,
         imports: tuple[str, ...] | None = None,
+        stages: tuple[SetupStage, ...] = (),
     ) -> Task:
         """Return a task that replays one segment of `run` with the source `version`.
 
         `extra_facts` are stored with the replay. Its start is announced first, so that other
-        backfills skip its iterations. `imports` are the leading imports that it may share.
+        backfills skip its iterations. `imports` are the leading imports that it may share, `stages`
+        the parts of its set-up.
         """
         facts: dict[str, Any] = {
             "version": version,
@@ -174,7 +178,7 @@ class ReplayJobs:
             hash_seed=run.facts.hash_seed,
         )
         make_folder(command.folder)
-        return Task(
+        task = Task(
             id=segment_file.replay,
             command=command.command,
             environment=command.environment,
@@ -186,6 +190,48 @@ class ReplayJobs:
             accelerators=visible_accelerators(run.facts.hardware),
             imports=imports,
             beside=command.folder if control.module else (tree / script_of(run, home)).parent,
+        )
+        if not stages:
+            return task
+        shared_setup = partial(self._setup_task, run, version, segment_file, task)
+        return replace(task, stages=stages, shared_setup=shared_setup)
+
+    def _setup_task(self, run: Run, version: str, segment_file: SegmentFile, task: Task) -> Task:
+        """Return a task that runs the set-up of `task` in a folder of its own; it is no replay of a run."""
+        name = f"{task.id}-setup-{secrets.token_hex(2)}"
+        return self._moved_task(run, version, segment_file, task, name)
+
+    def _moved_task(
+        self,
+        run: Run,
+        version: str,
+        segment_file: SegmentFile,
+        task: Task,
+        name: str,
+        **changes: Any,
+    ) -> Task:
+        """Return `task` under another name, in a new tree, with `changes` to its segment file."""
+        folder, old = self.project.replays / name, self.project.replays / task.id
+        tree = folder / "tree"
+        segment_file = msgspec.structs.replace(
+            segment_file,
+            replay=name,
+            tree=str(tree),
+            folded=self._make_tree(run, version, tree),
+            report=str(folder / "report.json"),
+            **changes,
+        )
+        publish(folder / "segment.json", msgspec.json.encode(segment_file), durable=False)
+        control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
+        control = msgspec.structs.replace(control, segment=str(folder / "segment.json"))
+        return replace(
+            task,
+            id=name,
+            folder=_moved(task.folder, old / "tree", tree),
+            environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
+            log=folder / "output.txt",
+            report=folder / "report.json",
+            beside=task.beside and _moved(task.beside, old / "tree", tree),
         )
 
     def _make_tree(self, run: Run, version: str, tree: Path) -> tuple[str, ...]:
@@ -216,34 +262,21 @@ class ReplayJobs:
         """
         old = self.project.replays / task.id
         segment_file = msgspec.json.decode((old / "segment.json").read_bytes(), type=SegmentFile)
-        folder = self.project.replays / f"{task.id}-again"
+        name = f"{task.id}-again"
         first = next(replay for replay in self.runs.replays(run.id) if replay.id == task.id)
         facts = {key: fact for key, fact in first.facts.items() if key in _INHERITED_FACTS}
         facts |= {"version": first.version, "names": list(first.names)}
         facts |= {"redoes": task.id, "because": because}
-        self.runs.start_replay(run.id, folder.name, facts)
-        tree = folder / "tree"  # a new one: the first tree holds what the first replay wrote
-        segment_file = msgspec.structs.replace(
-            segment_file,
-            replay=folder.name,
-            tree=str(tree),
-            folded=self._make_tree(run, first.version, tree),
-            report=str(folder / "report.json"),
-            jump=False,
-            thorough=True,
+        self.runs.start_replay(run.id, name, facts)
+        # a new tree: the first one holds what the first replay wrote
+        moved = self._moved_task(
+            run, first.version, segment_file, task, name, jump=False, thorough=True
         )
-        publish(folder / "segment.json", msgspec.json.encode(segment_file), durable=False)
-        control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
-        control = msgspec.structs.replace(control, segment=str(folder / "segment.json"))
         return replace(
-            task,
-            id=folder.name,
-            folder=_moved(task.folder, old / "tree", tree),
-            environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
-            log=folder / "output.txt",
-            report=folder / "report.json",
+            moved,
             threads=None,  # not pinned, so that its cores are not the reason
             imports=None,  # not forked, so that a shared start is not the reason
+            stages=(),
         )
 
     def abandon(self, run: Run, task: Task, why: str) -> None:

@@ -165,7 +165,23 @@ class ForkServerReady(msgspec.Struct, frozen=True):
     seconds: float
     """Seconds since its start."""
     left_out: str = ""
-    """Why some imports were left out; empty if none were."""
+    """Why some imports, or statements of the set-up, were left out; empty if none were."""
+    usable: bool = True
+    """Whether segments can be forked from it; False: it ends, and `left_out` says why."""
+
+
+UNLIKE = 87
+"""Exit code of a segment that cannot continue from a shared set-up; it has then done nothing and reports nothing."""
+
+
+class SetupStart(msgspec.Struct, frozen=True):
+    """Asks a forked process to run the set-up of several segments once, and then to fork them."""
+
+    statements: int | None
+    """How many top-level statements of the script the segments share; None: everything up to the main loop,
+    for segments of one run."""
+    loops: tuple[str, ...] = ()
+    """Ids of the loops before which the set-up ends, wherever they are entered."""
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
@@ -180,6 +196,8 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     """Cores that it may use; empty: all."""
     waited: float = 0.0
     """Seconds that it waited for the imports."""
+    setup: SetupStart | None = None
+    """Set for a process that forks segments after the set-up; its socket comes with the message."""
 
 
 class ReapRequest(msgspec.Struct, frozen=True, tag=True):

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,11 +38,11 @@ from rearview.runtime.start_replay import ReplayPatches, SharedStart
 from rearview.state.codecs.rng import read_global
 from rearview.store.files import open_file
 
-_CLOCKED = frozenset(
+CLOCKED = frozenset(
     {"dateutil.parser._parser", "numpy.f2py.rules", "lightning_utilities.__about__"}
 )
 """Modules that read the clock when they are imported but keep only the year or a comment."""
-_DRAWING = frozenset(
+DRAWING = frozenset(
     {
         "joblib._multiprocessing_helpers",  # for the name of a lock
         "numpy.random._pickle",  # its global generator, which is seeded again
@@ -95,13 +96,15 @@ def attend(control: Control) -> tuple[Control, SharedStart]:
         again = msgspec.json.encode(msgspec.structs.replace(control, fork_server=less)).decode()
         _start_fresh({**variables, **control.lent, VARIABLE: again})
     seconds = age() - setup.tried
-    request = _serve(setup.channel, ForkServerReady(seconds, setup.left_out))
-    return _become(request, loaded), SharedStart(hooks, max(0.0, seconds - request.waited))
+    request, channel = serve(setup.channel, ForkServerReady(seconds, setup.left_out))
+    spared = max(0.0, seconds - request.waited)
+    shared = SharedStart(hooks, spared, setup=request.setup, channel=channel)
+    return _become(request, loaded), shared
 
 
 def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
     """Execute import statements as long as the process can still be forked."""
-    modules, variables, files = set(sys.modules), dict(os.environ), _open_files()
+    modules, variables, files = set(sys.modules), dict(os.environ), open_files()
     sys.modules["__main__"] = ModuleType("__main__")  # becomes the program's `__main__`
     fit, unfit = 0, ""
     for statement in statements:
@@ -111,7 +114,7 @@ def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
             unfit = f"{type(exc).__name__}: {exc}"
         if variables.keys() - os.environ.keys():
             unfit = unfit or "an environment variable was removed"
-        unfit = unfit or _reason(hooks, _open_files() - files)
+        unfit = unfit or _reason(hooks, open_files() - files)
         if unfit:
             break
         fit += 1
@@ -128,8 +131,8 @@ def _reason(hooks: ReplayPatches, files: set[str]) -> str:
     assert hooks.clock is not None
     assert hooks.randomness is not None
     watched = LOOPS.keys() & sys.modules.keys()
-    clocked = hooks.clock.readers - _CLOCKED
-    drawing = hooks.randomness.loaded.keys() - _DRAWING
+    clocked = hooks.clock.readers - CLOCKED
+    drawing = hooks.randomness.loaded.keys() - DRAWING
     if watched:
         return f"loops of {min(watched)} are watched"
     if clocked:
@@ -142,7 +145,7 @@ def _reason(hooks: ReplayPatches, files: set[str]) -> str:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    threads = _threads() - _THREADS
+    threads = threads_left()
     return f"a thread was left behind: {min(threads)}" if threads else ""
 
 
@@ -161,14 +164,16 @@ def _steady(randomness: Randomness) -> bool:
     return pickle.dumps(before) == pickle.dumps(read_global())
 
 
-def _threads() -> set[str]:
-    """Return the names of the threads of this process, without the first."""
+def threads_left() -> set[str]:
+    """Return the names of the threads that a fork would lose."""
     own = Path("/proc/self/task")
     tasks = [task for task in own.iterdir() if task.name != str(os.getpid())]
-    return {(task / "comm").read_text("utf-8", "replace").strip() for task in tasks}
+    names = {(task / "comm").read_text("utf-8", "replace").strip() for task in tasks}
+    return names - _THREADS
 
 
-def _open_files() -> set[str]:
+def open_files() -> set[str]:
+    """Return the open files of this process: number and path of each."""
     files = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
@@ -176,20 +181,32 @@ def _open_files() -> set[str]:
     return files
 
 
-def _serve(channel: int, ready: ForkServerReady) -> SpawnRequest:
-    """Serve requests until the socket is closed; returns in each child, with its request."""
+def serve(
+    channel: int, ready: ForkServerReady, before_fork: Callable[[], None] = lambda: None
+) -> tuple[SpawnRequest, int]:
+    """Serve requests until the socket is closed; returns in each child, with its request.
+
+    A child that has to serve requests itself gets the number of its own socket too, else -1.
+    """
+    requests = socket.socket(fileno=channel)
     try:
-        os.write(channel, msgspec.json.encode(ready))
-        while data := os.read(channel, _LONGEST):
+        requests.send(msgspec.json.encode(ready))
+        while True:
+            data, passed, _, _ = socket.recv_fds(requests, _LONGEST, 1)
+            if not data:
+                break
             request = msgspec.json.decode(data, type=SpawnRequest | ReapRequest)
             if isinstance(request, SpawnRequest):
+                before_fork()
                 answer = _fork()
                 if answer == 0:
-                    os.close(channel)
-                    return request
+                    requests.close()
+                    return request, passed[0] if passed else -1
+                for own in passed:
+                    os.close(own)
             else:
                 answer = os.waitstatus_to_exitcode(os.waitpid(request.pid, 0)[1])
-            os.write(channel, b"%d" % answer)
+            requests.send(b"%d" % answer)
     except OSError:
         os._exit(1)
     os._exit(0)
@@ -220,6 +237,8 @@ def _become(request: SpawnRequest, loaded: _Loaded) -> Control:
     if request.cores:
         os.sched_setaffinity(0, request.cores)
     if _hidden(request.beside, loaded.names):
+        if request.setup is not None:
+            os._exit(0)  # it shares nothing: its segments start on their own
         _start_fresh(request.environment)
     os.environ.clear()
     os.environ.update(request.environment)

@@ -216,6 +216,15 @@ class Compiler:
 
     def compile(self, data: bytes, path: str) -> CodeType:
         """Return the code of a source file; raises what plain Python would raise."""
+        return self.code(self.instrumented(data, path), path)
+
+    def code(self, tree: ast.Module, path: str, flags: int = 0) -> CodeType:
+        """Return the code of an instrumented tree, compiled with the `flags` of features to come."""
+        code: CodeType = compile(tree, path, "exec", flags, dont_inherit=True)
+        return without_targets(code) if self.watched else code
+
+    def instrumented(self, data: bytes, path: str) -> ast.Module:
+        """Return the syntax tree of a source file with its loops instrumented and its probes guarded."""
         relative = os.path.relpath(os.path.realpath(path), self.session.root)
         data = self.sources.get(relative, data)
         tree = _parse(data, path)
@@ -232,8 +241,7 @@ class Compiler:
             # tracebacks show the source that runs, which differs from the one in the work tree
             lines = importlib.util.decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = (len(data), None, lines, path)
-        code: CodeType = compile(tree, path, "exec", dont_inherit=True)
-        return without_targets(code) if self.watched else code
+        return tree
 
     def _mark_cells(self, tree: ast.Module, relative: str, data: bytes) -> None:
         """Have the cells of a script announced; one without markers is cut only if that was asked for."""

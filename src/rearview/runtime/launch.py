@@ -52,6 +52,7 @@ def main(plain: frozenset[str] | None = None) -> None:
     _give_back(control)
     shared = None
     if control.fork_server is not None:
+        import rearview.runtime.shared_setup  # noqa: F401 - before files and clock are patched
         from rearview.runtime.fork_server import attend
 
         control, shared = attend(control)
@@ -70,7 +71,13 @@ def main(plain: frozenset[str] | None = None) -> None:
     hide_background_threads()
     if kernel is not None:
         sys.exit(_run_notebook(control, session, kernel))
-    code = run(control, session, plain)
+    program_runner: Callable[..., Any] = run_at_bottom
+    if shared is not None and shared.setup is not None:
+        from rearview.runtime.shared_setup import SharedSetup, watch
+
+        watch()
+        program_runner = SharedSetup(shared.setup, shared.channel, shared, session).run
+    code = run(control, session, plain, program_runner)
     if code is not _KILLED:
         sys.exit(code)
 
@@ -125,8 +132,16 @@ def guard_exit(session: Any) -> None:
         vars(home)["_exit"] = standin
 
 
-def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> Any:
-    """Run the user's program; return its exit code, or what it passed to `sys.exit`."""
+def run(
+    control: Control,
+    session: Any,
+    plain: frozenset[str] | None = None,
+    program_runner: Callable[..., Any] = run_at_bottom,
+) -> Any:
+    """Run the user's program; return its exit code, or what it passed to `sys.exit`.
+
+    `program_runner` makes the call that runs it.
+    """
     try:
         try:
             program = prepare(control, session, plain)
@@ -134,7 +149,7 @@ def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> 
             session.code = 2
             refuse(exc)
             return 2
-        run_at_bottom(*program)
+        program_runner(*program)
     except SystemExit as exc:
         session.code = exit_code(exc)
         session.note_failure(exc)

@@ -76,13 +76,18 @@ def silence(folder: Path) -> None:
 
     `folder` receives the files of trackers that cannot work without files.
     """
-    os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-    os.environ["MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"] = "false"
+    point_trackers(folder)
     for name in _WRITERS:
         after_import(name, _silence_writer)
     after_import("mlflow", _silence_mlflow)
     after_import("wandb", lambda module: _silence_wandb(module, folder))
+
+
+def point_trackers(folder: Path) -> None:
+    """Set the environment variables that keep trackers in `folder`."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    os.environ["MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"] = "false"
 
 
 class SilentWriter:

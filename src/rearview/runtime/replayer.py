@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -33,6 +33,16 @@ from rearview.store.values import Put, convert, family
 
 _SELDOM = 8
 """Comparing takes at most one part in this many of the time while the program runs."""
+
+
+class SetupWatcher(Protocol):
+    """Decides how far the set-up of several segments can be shared."""
+
+    def on_log(self, *, fresh: bool) -> None:
+        """Act when the program logs a value; `fresh` if the run has not recorded it."""
+
+    def on_loop(self, site: str, index: int) -> None:
+        """Act before iteration `index` of an outermost loop."""
 
 
 @dataclass
@@ -84,6 +94,8 @@ class Replayer(Session):
     """The last question to `needs`: ids and iterations of loops, the answer, and the loops themselves, so
     that no other gets the id of one."""
     closed: bool = False
+    shared_setup: SetupWatcher | None = None
+    """Set while this process runs the set-up for several segments."""
     events: EventFiles | None = None
     """Writes event files with the values that probes log to TensorBoard; None if there are none."""
 
@@ -97,8 +109,8 @@ class Replayer(Session):
         if entry.site.loose or self.nest is None:
             return index
         outermost = self.nest.entry is entry
-        if outermost and entry.site.id == self.segment.main:
-            self.entered = True
+        if outermost:
+            self.enter_main(entry, index)
         if outermost and index == 0 and not self.report.setup:
             self.report.setup = perf_counter() - self.began
         if outermost and self.segment.until == entry.site.id:
@@ -133,6 +145,13 @@ class Replayer(Session):
         self.moved = True
         self.worked = self.worked or not outermost
         return index
+
+    def enter_main(self, entry: LoopEntry, index: int) -> None:
+        """Note if an outermost loop is the main one; a shared set-up ends before it."""
+        if self.shared_setup is not None:
+            self.shared_setup.on_loop(entry.site.id, index)
+        if entry.site.id == self.segment.main:
+            self.entered = True
 
     def is_beyond_run(self, entry: LoopEntry, index: int) -> bool:
         """Return True if the run was interrupted before it came to iteration `index` of a loop."""
@@ -370,6 +389,11 @@ class Replayer(Session):
         """Check recorded values, and record new ones."""
         if self.pid != os.getpid():
             return
+        if self.shared_setup is not None:
+            known = not self.probing and all(
+                (*self.where(), name) in self.recorded for name in items
+            )
+            self.shared_setup.on_log(fresh=not known)
         self.mark_logging()
         point = self.point()
         where = (point.loops, point.indices)

@@ -22,7 +22,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.model import Control, SegmentFile
-from rearview.model.plan import TEXTS
+from rearview.model.plan import TEXTS, SetupStart
 from rearview.runtime import importer, probe_guard
 from rearview.runtime.capture.event_files import EventFiles
 from rearview.runtime.checkpoint_index import CheckpointIndex
@@ -136,10 +136,52 @@ class SharedStart:
     hooks: ReplayPatches
     seconds: float
     """Seconds that it would have taken to start without the fork server."""
+    setup: SetupStart | None = None
+    """Set if this process runs the set-up for several segments and forks them."""
+    channel: int = -1
+    """Its socket, if it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInputs:
+    """What a replay takes from the run, apart from its session."""
+
+    key: bytes
+    """The key that random numbers follow."""
+    folder: Path
+    clock_rule: int
 
 
 def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     """Return the session that replays the segment of `control`."""
+    session, inputs = replayer(control)
+    use_session(session)
+    os.register_at_fork(after_in_child=session.forked)
+    hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
+    session.report.spared = shared.seconds if shared else 0.0
+    assert session.view is not None
+    session.declared |= hooks.direct_to(
+        session.view, inputs.key, inputs.folder / clock.FILE, inputs.clock_rule
+    )
+    if hooks.clock is not None:
+        hooks.clock.in_loop = lambda: bool(session.stack)
+    view = session.view = session.compiler.view = hooks.view
+    importer.install(session.compiler)
+    join_children(parent_of(session), view)
+    environment.look_like(inputs.folder)
+    probe_guard.install(session)
+    probe_guard.silence(Path(session.segment.tree).parent)
+    return session
+
+
+def parent_of(session: Replayer) -> ParentReplay:
+    """Return what the child processes of a replay belong to."""
+    segment = session.segment
+    return ParentReplay(str(session.project.root), session.run, segment.replay, segment.names)
+
+
+def replayer(control: Control) -> tuple[Replayer, RunInputs]:
+    """Return the session that replays the segment of `control`, before anything is patched."""
     assert control.segment is not None
     segment = msgspec.json.decode(Path(control.segment).read_bytes(), type=SegmentFile)
     project = Project.open(Path(control.root))
@@ -184,24 +226,9 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     if run.facts.cells:
         script = os.path.join(run.cwd, run.facts.target or "")  # noqa: PTH118 - as text
         session.compiler.cells = os.path.relpath(os.path.realpath(script), home)
-    use_session(session)
-    os.register_at_fork(after_in_child=session.forked)
-    hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
-    session.report.spared = shared.seconds if shared else 0.0
-    key = bytes.fromhex(run.facts.entropy)
-    session.declared |= hooks.direct_to(view, key, folder / clock.FILE, run.facts.clock)
-    if hooks.clock is not None:
-        hooks.clock.in_loop = lambda: bool(session.stack)
-    view = session.view = session.compiler.view = hooks.view
-    importer.install(session.compiler)
-    parent = ParentReplay(str(project.root), run.id, segment.replay, segment.names)
-    join_children(parent, view)
-    environment.look_like(folder)
-    probe_guard.install(session)
-    probe_guard.silence(Path(segment.tree).parent)
     if segment.replay:
         session.events = EventFiles(project.store, run.id, segment.replay)
-    return session
+    return session, RunInputs(bytes.fromhex(run.facts.entropy), folder, run.facts.clock)
 
 
 def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[str]) -> FileView:

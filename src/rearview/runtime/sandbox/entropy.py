@@ -7,19 +7,22 @@ entropy of the operating system back, so that siblings never draw the same "rand
 from __future__ import annotations
 
 import _frozen_importlib as _bootstrap
+import ast
 import functools
 import hashlib
 import importlib.util
+import itertools
+import linecache
 import os
 import random
 import re
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from rearview.state.code_lookup import PatchedBuiltin
@@ -28,6 +31,8 @@ ROOT = "$chance"
 """Root of the state under which the position in the random stream is stored."""
 FIRST = 32
 """Bytes that are drawn before the program starts, to seed Python's own generator."""
+overwritten: list[int] = []
+"""If not empty: how many bytes were drawn for generators that were seeded at once with something else."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 
@@ -79,23 +84,51 @@ class Randomness:
     read: Callable[[int], bytes]
     words: int = 0
     """Number of draws from Python's own generator by libraries while they were imported."""
+    read_bits: Callable[[int], int] | None = None
 
-    def begin(self) -> None:
-        """Let Python's own generator follow the key, and those of libraries already imported."""
+    def begin(self, seeded: Collection[str] = ()) -> None:
+        """Let Python's own generator follow the key, and those of libraries already imported.
+
+        Generators that the program has `seeded` stay as they are.
+        """
         _use(self.read)
-        random.seed(int.from_bytes(self.stream.read(FIRST), "big"))
-        random.getrandbits(32 * self.words)
+        first = int.from_bytes(self.stream.read(FIRST), "big")
+        if "random" not in seeded:
+            random.seed(first)
+            random.getrandbits(32 * self.words)
         for name, act in self.acts.items():
             module = sys.modules.get(name)
-            if module is not None:
+            if module is not None and name.partition(".")[0] not in seeded:
                 act(module)
 
-    def follow(self, key: bytes) -> None:
-        """Start again with `key`, in a process of the fork server."""
+    def initial(self) -> dict[str, Any]:
+        """Return where the key puts the global generators of loaded libraries, as `read_global` does."""
+        key = self.stream.key
+        own = random.Random(int.from_bytes(Stream(key).read(FIRST), "big"))  # noqa: S311 - as it is
+        own.getrandbits(32 * self.words)
+        states: dict[str, Any] = {"random": own.getstate()}
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None:
+            states["numpy"] = numpy.RandomState(_numpy_seed(key)).get_state(legacy=False)
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "get_rng_state"):
+            generator = torch.Generator().manual_seed(_torch_seed(key))
+            states["torch"] = generator.get_state().numpy().tobytes()
+        return states
+
+    def resume(self) -> None:
+        """Follow the key again in a forked child that continues the program; generators stay as they are."""
+        _use(self.read)
+        numpy = sys.modules.get("numpy.random.bit_generator")
+        if numpy is not None and vars(numpy).get("randbits") == secrets.randbits:
+            vars(numpy)["randbits"] = self.read_bits
+
+    def follow(self, key: bytes, seeded: Collection[str] = ()) -> None:
+        """Start again with `key`, in a process of the fork server; see `begin`."""
         self.stream.turn_to(key)
         for library, own in self.loaded.items():
             own.turn_to(_key_of(key, library), own.drawn)
-        self.begin()
+        self.begin(seeded)
 
 
 def install(key: bytes) -> Randomness:
@@ -123,6 +156,8 @@ def install(key: bytes) -> Randomness:
         if _of_us(str(asking.f_globals.get("__name__", ""))) is not False:
             return secrets.randbits(bits)
         size = (bits + 7) // 8
+        if overwritten and _is_seeded_at_once(asking):
+            overwritten[0] += size
         return int.from_bytes(stream.read(size), "big") >> (size * 8 - bits)
 
     acts = {
@@ -130,7 +165,9 @@ def install(key: bytes) -> Randomness:
         "torch": functools.partial(_seed_torch, stream=stream),
         "numpy.random": functools.partial(_seed_numpy, stream=stream, read_bits=read_bits),
     }
-    chance = Randomness(stream, loaded, acts, PatchedBuiltin(read, _real_urandom))
+    chance = Randomness(
+        stream, loaded, acts, PatchedBuiltin(read, _real_urandom), read_bits=read_bits
+    )
     os.register_at_fork(after_in_child=remove)
     watch_trackers()
     chance.begin()
@@ -276,12 +313,82 @@ def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stre
     vars(tempfile)["_name_sequence"] = None
 
 
+def _numpy_seed(key: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(key + b"numpy").digest()[:4], "big")
+
+
+def _torch_seed(key: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(key + b"torch").digest()[:8], "big") >> 1
+
+
 def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int], int]) -> None:
     """Let NumPy's generators follow the key, also if NumPy was imported before Rearview."""
-    module.seed(int.from_bytes(hashlib.sha256(stream.key + b"numpy").digest()[:4], "big"))
+    module.seed(_numpy_seed(stream.key))
     space = vars(getattr(module, "bit_generator", module))
     if space.get("randbits") == secrets.randbits:
         space["randbits"] = read_bits
+
+
+def bytes_used(place: Sequence[Any]) -> int:
+    """Return how many bytes of the stream at `place` the program may have used."""
+    count, unread = place or (0, b"")
+    drawn = int(count) * hashlib.sha256().digest_size - len(unread)
+    return drawn - (overwritten[0] if overwritten else 0)
+
+
+def _is_seeded_at_once(frame: FrameType) -> bool:
+    """Return True if `frame` calls `numpy.random.RandomState` with a seed.
+
+    NumPy seeds such a generator from the system first, and then with the seed: the bytes have no effect.
+    """
+    call = _call_at(frame.f_code, frame.f_lasti)
+    if call is None:
+        return False
+    function, seed = call
+    value: Any = frame.f_globals
+    for i, name in enumerate(function):
+        if i == 0:
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
+        else:
+            value = vars(value).get(name) if isinstance(value, ModuleType) else None
+    if value is None or value is not getattr(sys.modules.get("numpy.random"), "RandomState", None):
+        return False
+    return not seed or frame.f_locals.get(seed, frame.f_globals.get(seed)) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _call_at(code: CodeType, at: int) -> tuple[tuple[str, ...], str] | None:
+    """Return the dotted name that an instruction calls, and the variable that is its only argument.
+
+    The variable is empty if the argument is a number or a calculation. None: it is another kind of call.
+    """
+    line, end, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None))
+    if line is None or end is None or column is None or end_column is None:
+        return None
+    lines = [linecache.getline(code.co_filename, n).encode() for n in range(line, end + 1)]
+    if not all(lines):
+        return None
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][column:]
+    try:
+        call = ast.parse(b"".join(lines), mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    if not isinstance(call, ast.Call) or len(call.args) + len(call.keywords) != 1:
+        return None
+    names: list[str] = []
+    function = call.func
+    while isinstance(function, ast.Attribute):
+        names.append(function.attr)
+        function = function.value
+    if not isinstance(function, ast.Name):
+        return None
+    dotted = (function.id, *reversed(names))
+    seed = [*call.args, *(keyword.value for keyword in call.keywords)][0]
+    if isinstance(seed, ast.Name):
+        return dotted, seed.id
+    number = isinstance(seed, ast.Constant) and type(seed.value) is int
+    return (dotted, "") if number or isinstance(seed, ast.BinOp) else None
 
 
 def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
@@ -295,9 +402,7 @@ def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
         torch.manual_seed(number)
         return number
 
-    torch.manual_seed(
-        int.from_bytes(hashlib.sha256(stream.key + b"torch").digest()[:8], "big") >> 1
-    )
+    torch.manual_seed(_torch_seed(stream.key))
     for module in (torch, getattr(torch, "random", None)):
         if module is not None:
             vars(module)["seed"] = seed

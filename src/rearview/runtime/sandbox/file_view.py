@@ -77,6 +77,11 @@ class FileView:
     """Folders of the scratch tree that are links to folders of the user; they look like folders, and become
     folders of the tree before anything in them is written."""
 
+    asked: set[str] | None = None
+    """Paths that the program has used, as it sees them, while that is noted; None: it is not."""
+    changes: int = 0
+    """How often the program used a path otherwise than to read it."""
+
     def become(self, source: FileView) -> None:
         """Take over the fields of another view."""
         for attribute in fields(self):
@@ -96,6 +101,9 @@ class FileView:
             return path
         full = text if text[0] == os.sep else f"{self.seeming(_getcwd())}{os.sep}{text}"
         plain = os.path.normpath(full) if ".." in text else full
+        if self.asked is not None:
+            self.asked.add(os.path.normpath(full))
+            self.changes += use is not PathUse.READ and use is not PathUse.RUN
         if self.elsewhere and self._is_own(full):
             self._unfold_for(full, use)
             self._make_own(os.path.normpath(full), use)
@@ -186,6 +194,7 @@ class FileView:
 
     def remove(self, path: Any, *, folder: bool) -> Any:
         """Return the real path to remove; None if hiding it was enough."""
+        self.changes += 1
         real = self.real(path)
         if self.folded:
             self.unfold(real, itself=True)
@@ -204,6 +213,7 @@ class FileView:
 
     def rename(self, source: Any) -> Any:
         """Return the real path to rename: a copy if it is outside of the project."""
+        self.changes += 1
         real = self.real(source)
         if self.folded:
             self.unfold(real, itself=True)
