@@ -26,9 +26,9 @@ import time
 import warnings
 from pathlib import Path
 
-import nbclient
 import nbformat
 import papermill
+from dateutil.parser import parse as parse_time
 from papermill.engines import papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
@@ -40,18 +40,11 @@ ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
 def plain(book, folder):
-    """Execute a notebook as `jupyter execute` does; return it, and the seconds of each cell."""
+    """Execute a notebook by papermill's own engine, in a fresh kernel; cells that fail are passed over."""
     book = copy.deepcopy(book)
-    client = nbclient.NotebookClient(
-        book,
-        kernel_name="python3",
-        timeout=LIMIT,
-        resources={"metadata": {"path": str(folder)}},
-        record_timing=True,
-        allow_errors=True,
-    )
-    client.execute()
-    return book
+    for cell in code_cells(book):
+        cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "raises-exception"]
+    return with_engine(book, folder, "plain", engine="nbclient")
 
 
 def without_failures(book, folder):
@@ -159,12 +152,17 @@ def affected(cells, at):
     return found
 
 
-def with_engine(book, folder, name):
+def with_engine(book, folder, name, engine="rearview"):
+    """Execute a notebook by papermill; its cells then have their seconds in their metadata."""
     source, out = folder / "source.ipynb", folder / f"{name}.ipynb"
     nbformat.write(book, source)
     with contextlib.suppress(PapermillExecutionError):
         papermill.execute_notebook(
-            *(str(source), str(out)), engine_name="rearview", progress_bar=False, cwd=str(folder)
+            *(str(source), str(out)),
+            engine_name=engine,
+            progress_bar=False,
+            cwd=str(folder),
+            execution_timeout=LIMIT,
         )
     done = nbformat.read(out, as_version=4)
     # papermill puts a cell before one that failed
@@ -175,18 +173,12 @@ def with_engine(book, folder, name):
 
 
 def seconds_of(cell):
-    about = cell.metadata.get("papermill", {})
-    if about.get("duration") is not None:
-        return float(about["duration"])
+    """Return the seconds between the kernel's message that it begins a cell and its answer."""
     times = cell.metadata.get("execution", {})
-    try:
-        from dateutil.parser import parse
-
-        return (
-            parse(times["shell.execute_reply"]) - parse(times["iopub.execute_input"])
-        ).total_seconds()
-    except KeyError:
+    begun, ended = times.get("iopub.execute_input"), times.get("shell.execute_reply")
+    if begun is None or ended is None:
         return 0.0
+    return (parse_time(ended) - parse_time(begun)).total_seconds()
 
 
 def study(file):

@@ -95,6 +95,13 @@ FAMILIES = {
 }
 
 
+def write_notebook(file, cells):
+    book = new_notebook(cells=[new_code_cell(text) for text in cells])
+    kernel = {"name": "python3", "display_name": "Python", "language": "python"}
+    book.metadata["kernelspec"] = kernel
+    nbformat.write(book, file)
+
+
 def one_by_one(files):
     begin = time.perf_counter()
     for file in files:
@@ -123,15 +130,8 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             files = []
             for i, cells in enumerate(FAMILIES[name]):
-                book = new_notebook(cells=[new_code_cell(text) for text in cells])
-                book.metadata["kernelspec"] = {
-                    "name": "python3",
-                    "display_name": "Python",
-                    "language": "python",
-                }
-                file = Path(folder) / f"v{i}.ipynb"
-                nbformat.write(book, file)
-                files.append(file)
+                files.append(Path(folder) / f"v{i}.ipynb")
+                write_notebook(files[-1], cells)
             alone = one_by_one(files)
             known = Measurements()
             first, report = as_tree(files, known)

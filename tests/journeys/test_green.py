@@ -58,14 +58,19 @@ def truth(tmp_path_factory):
     return out
 
 
-def soon(*lights, each, before=0):
-    """A grid whose light changes every few seconds; after the last, nothing is known."""
-    now = int(time.time()) - before
-    grid = Grid(now)
-    grid.times = [now + each * n for n in range(len(lights))]
-    grid.lights = list(lights)
-    grid.shares = [{0: 10.0, 1: 50.0, 2: 90.0}[light] for light in lights]
-    return grid
+class Soon(Grid):
+    """A grid whose light changes every few seconds from the first question on; then nothing is known."""
+
+    def __init__(self, *lights, each):
+        super().__init__(time.time())
+        self.each = each
+        self.lights = list(lights)
+        self.shares = [{0: 10.0, 1: 50.0, 2: 90.0}[light] for light in lights]
+
+    def answer(self, path, query, headers):
+        if not self.asked:
+            self.times = [int(time.time()) + self.each * n for n in range(len(self.lights))]
+        return super().answer(path, query, headers)
 
 
 def statuses(folder):
@@ -74,7 +79,7 @@ def statuses(folder):
 
 
 def test_a_green_run_waits_pauses_resumes_and_ends_with_the_same_result(job, truth):
-    with serving(soon(0, 2, 0, each=3)) as url:
+    with serving(Soon(0, 2, 0, each=3)) as url:
         code, out, err = done(job, url, "run", "--green", "job.py")
         assert (code, out) == (0, truth), err
         said = [line.removeprefix("rearview: ").split(":")[0] for line in err.splitlines()]
@@ -98,7 +103,7 @@ def test_for_batch_systems_it_leaves_with_85_instead_of_waiting(job, truth):
     assert (code, out) == (85, "")
     assert "not now" in err
     assert statuses(job) == []
-    with serving(soon(2, 0, each=2)) as url:
+    with serving(Soon(2, 0, each=2)) as url:
         code, out, err = done(job, url, *words)
     assert (code, out) == (85, ""), err
     assert statuses(job) == ["paused"]
@@ -185,7 +190,7 @@ def test_killed_outright_it_takes_the_program_along_and_loses_nothing(job, truth
 def test_without_checkpoints_by_itself_a_pause_still_saves(job, truth):
     words = ("run", "--green", "--exit-when-paused", "--epsilon", "0", "job.py")
     for each in (2, 5, 12):  # a machine that is busy may not even have begun when the light changes
-        with serving(soon(2, 0, each=each)) as url:
+        with serving(Soon(2, 0, each=each)) as url:
             env = {**os.environ, **ENV, "REARVIEW_GRID": f"energy-charts:de@{url}"}
             env["REARVIEW_EVERY"] = "0"
             done = subprocess.run(

@@ -225,3 +225,26 @@ def test_names_and_effects_of_a_cell(source, names, calls):
     found = analyse(source)
     assert found.names == names
     assert found.calls == calls
+
+
+def test_a_seeded_generator_and_clock_readings_of_an_import_do_not_keep_a_cell_from_being_reused(
+    tmp_path,
+):
+    pytest.importorskip("sklearn")
+    cells = [
+        "import numpy as np",
+        "rng = np.random.RandomState(13)\nX = rng.rand(40, 2)\nprint(X.sum())",
+        (
+            "from sklearn.cluster import KMeans\nimport numpy.f2py.rules\n"
+            "labels = KMeans(2, n_init=1, random_state=0).fit(X).labels_\nprint(labels)"
+        ),
+        "seed = None\nfree = np.random.RandomState(seed)",
+        "also = np.random.RandomState()",
+        "many = [np.random.RandomState(s) for s in (None, 1)]",
+    ]
+    first, ran = execute(tmp_path, *cells)
+    assert "the clock" not in ran[3]
+    again, ran = execute(tmp_path, *cells)
+    assert again == first
+    assert set(ran) == {4, 5, 6}
+    assert all("it draws randomness of the system" in ran[number] for number in (4, 5, 6))

@@ -255,11 +255,11 @@ def codes_of(value: Any) -> Iterator[types.CodeType]:
     functions: list[Any] = [value]
     cls = value if isinstance(value, type) else type(value)
     if cls.__module__ == "__main__":
-        functions += [one for base in cls.__mro__[:-1] for one in vars(base).values()]
+        functions += [function for base in cls.__mro__[:-1] for function in vars(base).values()]
     while functions:
-        one = functions.pop()
-        one = getattr(one, "__wrapped__", getattr(one, "__func__", one))
-        code = getattr(one, "__code__", None)
+        function = functions.pop()
+        function = getattr(function, "__wrapped__", getattr(function, "__func__", function))
+        code = getattr(function, "__code__", None)
         todo = [code] if isinstance(code, types.CodeType) else []
         while todo:
             code = todo.pop()
@@ -282,19 +282,19 @@ def together(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
         todo = [value]
         mine: set[int] = set()
         while todo:
-            one = todo.pop()
-            if isinstance(one, (*_ATOMS, *BY_REFERENCE)) or id(one) in mine:
+            obj = todo.pop()
+            if isinstance(obj, (*_ATOMS, *BY_REFERENCE)) or id(obj) in mine:
                 continue
-            mine.add(id(one))
+            mine.add(id(obj))
             count += 1
             if count > MOST_OBJECTS:
                 return [tuple(sorted(variables))]
-            first = owner.setdefault(id(one), name)
+            first = owner.setdefault(id(obj), name)
             if top(first) != top(name):
                 parent[top(name)] = top(first)
-            todo += gc.get_referents(one)
-            todo += _hidden_referents(one)
-            address = _memory_address(one)
+            todo += gc.get_referents(obj)
+            todo += _hidden_referents(obj)
+            address = _memory_address(obj)
             if address:
                 first = owner.setdefault(-address, name)
                 if top(first) != top(name):

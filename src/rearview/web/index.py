@@ -19,8 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, RunEnd, RunStart, Status
 from rearview.model.proof import TRUSTED, WITHHELD
@@ -40,7 +38,17 @@ from rearview.store.tables.record_files import (
 from rearview.store.tables.schema import load_runs
 from rearview.store.tables.seal import Summary
 from rearview.store.values import convert
-from rearview.web.index_cache import IndexCache, KeptRun, Summaries
+from rearview.web.index_tables import (
+    COLUMNS,
+    GIVEN,
+    INDEXED_RUNS,
+    RUNS,
+    SUMMARIES,
+    Entry,
+    IndexCache,
+    Signature,
+    Summaries,
+)
 
 BATCH = 400
 """Runs whose records are summarized in one query."""
@@ -54,88 +62,11 @@ SETTLED = 2_000_000_000
 """Nanoseconds after which the time of a folder tells for sure whether files were added to it."""
 MOST_COLUMNS = 160
 """Columns of arguments and logged names that `page.runs` holds at once."""
-RUNS = {
-    "run": "VARCHAR",
-    "name": "VARCHAR",
-    "status": "VARCHAR",
-    "started": "DOUBLE",
-    "ended": "DOUBLE",
-    "seconds": "DOUBLE",
-    "script": "VARCHAR",
-    "command": "VARCHAR",
-    "version": "VARCHAR",
-    "host": "VARCHAR",
-    "exit_code": "BIGINT",
-    "parent": "VARCHAR",
-    "tags": "VARCHAR[]",
-    "note": "VARCHAR",
-    "replays": "BIGINT",
-}
-"""Facts of runs that the page can show, filter and sort by: columns of the table `page.runs`."""
-_RUNS = {"id": "INTEGER", **RUNS, "words": "VARCHAR"}
-"""The same with the number of the run, and all of its texts in lower case, for the search."""
-GIVEN = {"id": "INTEGER", "name": "VARCHAR", "number": "DOUBLE", "text": "VARCHAR"}
-"""Columns of the table `page.given`: one row per run and argument."""
-SUMMARIES = {
-    "id": "INTEGER",
-    "name": "VARCHAR",
-    "path": "VARCHAR",
-    "n": "BIGINT",
-    "last": "DOUBLE",
-    "low": "DOUBLE",
-    "high": "DOUBLE",
-    "mean": "DOUBLE",
-    "kind": "VARCHAR",
-    "text": "VARCHAR",
-    "unproved": "BOOLEAN",
-    "asked": "BOOLEAN",
-}
-"""Columns of the table `page.summaries`: one row per run and logged name."""
-_COLUMNS = {
-    table: ", ".join(columns)
-    for table, columns in (("runs", _RUNS), ("given", GIVEN), ("summaries", SUMMARIES))
-}
 _SEARCHED = ("run", "name", "command", "note", "status", "version", "host")
 _NUMBERS = {"float", "int", "long", "bool"}
 
-Signature = tuple[int, ...]
 Column = tuple[str, str, str]
 """Table, name and value of a column of `page.runs`: `("summaries", "loss", "last")`."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """What is known of one run, and the state of its files at that time."""
-
-    id: int
-    signature: Signature
-    about: Run | msgspec.Raw
-    summaries: Summaries | msgspec.Raw = field(default_factory=dict)
-    revision: int = 0
-    """Number of the refresh that read it last."""
-    live: bool = False
-    """It is running, or a file of its records is still written to."""
-
-    @property
-    def run(self) -> Run:
-        """The facts of the run that screens of many runs need."""
-        if isinstance(self.about, msgspec.Raw):
-            self.about = msgspec.msgpack.decode(self.about, type=Run)
-        return self.about
-
-    def sealed(self) -> Summaries:
-        """Return what is known of its sealed files."""
-        if isinstance(self.summaries, msgspec.Raw):
-            self.summaries = msgspec.msgpack.decode(self.summaries, type=Summaries)
-        return self.summaries
-
-    def kept(self) -> KeptRun:
-        """Return it as the cache keeps it."""
-        raw = [
-            part if isinstance(part, msgspec.Raw) else msgspec.Raw(msgspec.msgpack.encode(part))
-            for part in (self.about, self.summaries)
-        ]
-        return KeptRun(self.id, self.signature, *raw)
 
 
 @dataclass
@@ -165,7 +96,7 @@ class Index:
         self._unread: dict[str, Signature] = {}
         self._next = self._made = self._part = 0
         self._columns: dict[Column, str] = {}
-        for table, columns in (("runs", _RUNS), ("given", GIVEN), ("summaries", SUMMARIES)):
+        for table, columns in (("runs", INDEXED_RUNS), ("given", GIVEN), ("summaries", SUMMARIES)):
             shape = ", ".join(f"{name} {kind}" for name, kind in columns.items())
             self.duck.execute(
                 f"CREATE SCHEMA IF NOT EXISTS page; CREATE TABLE page.{table} ({shape})"
@@ -383,19 +314,19 @@ class Index:
         self, dropped: Sequence[int], rows: Sequence[dict[str, Any]], args: Sequence[dict[str, Any]]
     ) -> None:
         """Put new rows in the place of those of the dropped runs, for all readers at one moment."""
-        self.duck.load("own.more_runs", _RUNS, rows)
+        self.duck.load("own.more_runs", INDEXED_RUNS, rows)
         self.duck.load("own.more_given", GIVEN, args)
         cells, joins = _joined(
             self._columns, {"given": "own.more_given", "summaries": "own.summarized"}
         )
-        names = ", ".join([*_RUNS, *self._columns.values()])
-        base = ", ".join(f"r.{name}" for name in _RUNS)
+        names = ", ".join([*INDEXED_RUNS, *self._columns.values()])
+        base = ", ".join(f"r.{name}" for name in INDEXED_RUNS)
         self.duck.execute("BEGIN TRANSACTION")
         try:
             if dropped:
                 chosen = ", ".join(map(str, dropped))
                 self._count(f"page.summaries WHERE id IN ({chosen})", sign="-")
-                for table in _COLUMNS:
+                for table in COLUMNS:
                     self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({chosen})")
             self._count("own.summarized")
             self.duck.execute(
@@ -509,11 +440,11 @@ class Index:
     def _save(self) -> None:
         """Write what is known of runs that have ended to the cache."""
         kept = {run: entry.kept() for run, entry in self.entries.items() if not entry.live}
-        self._cache.save(self.duck, _COLUMNS, kept)
+        self._cache.save(self.duck, COLUMNS, kept)
 
     def _load(self) -> None:
         """Take what the cache knows; what is not there or damaged is read again."""
-        kept_runs = self._cache.load(self.duck, _COLUMNS)
+        kept_runs = self._cache.load(self.duck, COLUMNS)
         if not kept_runs:
             return
         known = {kept.id for kept in kept_runs.values()}
@@ -521,7 +452,7 @@ class Index:
         extra = in_tables - known  # such as runs that were live when the cache was written
         if extra:
             chosen = ", ".join(map(str, extra))
-            for table in _COLUMNS:
+            for table in COLUMNS:
                 self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({chosen})")
         self._count("page.summaries")
         self._next = max(in_tables, default=0)

@@ -20,7 +20,8 @@ from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import ident, quoted
 from rearview.store.tables.query import WORD, TableQuery
 from rearview.store.tables.tables import check_condition
-from rearview.web.index import RUNS, Column, Index
+from rearview.web.index import Column, Index
+from rearview.web.index_tables import RUNS
 
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
 """Which column of `page.stats` a form of a logged name is."""

@@ -23,7 +23,7 @@ from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.web import details
 from rearview.web.details import execution_tree
-from rearview.web.index import RUNS
+from rearview.web.index_tables import RUNS
 from rearview.web.rows import plain
 from rearview.web.series import Chart
 from rearview.web.server import Page, static_files

@@ -87,21 +87,21 @@ def order(
     per_part: list[tuple[int, list[int], dict[str, list[ReplayStep]], float]] = []
     for base, nodes, part in tree.parts():
         if planner == "auto":
-            found, least = _auto(part, levels, patience, going)
+            sequences, least = _auto(part, levels, patience, going)
             if base != START:
                 # computing past a slow checkpoint could be cheaper: the proof allows for it
                 least -= max(0.0, part.start - tree.cells[base].seconds) * len(part.leaves)
         else:
-            found, least = {planner: _published(part, levels, planner)}, _least(part)
+            sequences, least = {planner: _published(part, levels, planner)}, _least(part)
         bound += max(0.0, least)
-        per_part.append((base, nodes, found, least))
-    names = list(dict.fromkeys(name for _, _, found, _ in per_part for name in found))
+        per_part.append((base, nodes, sequences, least))
+    names = list(dict.fromkeys(name for _, _, sequences, _ in per_part for name in sequences))
     for name in names:
-        if all(name in found for _, _, found, _ in per_part):
+        if all(name in sequences for _, _, sequences, _ in per_part):
             candidates[name] = [
                 _renamed(step, base, nodes)
-                for base, nodes, found, _ in per_part
-                for step in _emptied(found[name])
+                for base, nodes, sequences, _ in per_part
+                for step in _emptied(sequences[name])
             ]
     tried = {
         name: schedule(tree, steps, levels, workers) if workers > 1 else check(tree, steps, levels)
@@ -191,26 +191,26 @@ def _auto(
     tree: Tree, levels: Sequence[CacheLevel], patience: int, going: Callable[[], bool]
 ) -> tuple[dict[str, list[ReplayStep]], float]:
     """Return the steps of every planner for a tree without existing checkpoints, and the bound."""
-    found: dict[str, list[ReplayStep]] = {"none": sequential(tree)}
+    sequences: dict[str, list[ReplayStep]] = {"none": sequential(tree)}
     for i, level in enumerate(levels):
         if level.room <= 0:
             continue
         suffix = "" if i == 0 else f" ({level.name})"
-        found[f"PRP-v1{suffix}"] = prp(tree, levels, level=i)
-        found[f"PRP-v2{suffix}"] = prp(tree, levels, per_byte=True, level=i)
-        found[f"LFU{suffix}"] = lfu(tree, levels, level=i)
+        sequences[f"PRP-v1{suffix}"] = prp(tree, levels, level=i)
+        sequences[f"PRP-v2{suffix}"] = prp(tree, levels, per_byte=True, level=i)
+        sequences[f"LFU{suffix}"] = lfu(tree, levels, level=i)
         with suppress(PlanError):  # too high a tree: the dynamic program covers what it would find
-            found[f"PC{suffix}"] = parent_choice(tree, levels, level=i)
-    found["dynamic program"] = dynamic(tree, levels)
+            sequences[f"PC{suffix}"] = parent_choice(tree, levels, level=i)
+    sequences["dynamic program"] = dynamic(tree, levels)
     if len(tree.leaves) <= WIDEST:
         steps = beam(tree, levels, going=going)
         if steps is not None:
-            found["beam"] = steps
-    costs = {name: check(tree, steps, levels) for name, steps in found.items()}
+            sequences["beam"] = steps
+    costs = {name: check(tree, steps, levels) for name, steps in sequences.items()}
     by = min(costs, key=lambda name: (costs[name], name != "dynamic program"))
     better, bound = search(tree, levels, below=costs[by], patience=patience, going=going)
-    found["search"] = better if better is not None else found[by]
-    return found, bound
+    sequences["search"] = better if better is not None else sequences[by]
+    return sequences, bound
 
 
 def dynamic(tree: Tree, room: float | Levels, *, states: int = STATES) -> list[ReplayStep]:
@@ -255,9 +255,9 @@ def dynamic(tree: Tree, room: float | Levels, *, states: int = STATES) -> list[R
                 with_ = [costs[child, node, at, rest] for child in below]
                 kept = once + tree.save(node, level) - tree.load(node, level)
                 kept += sum(map(min, zip(with_, without, strict=True)))
-                wanted = tuple(c for c, a, b in zip(below, with_, without, strict=True) if a < b)
-                if wanted and kept < costs[key]:
-                    costs[key], choices[key] = kept, (wanted, at)
+                chosen = tuple(c for c, a, b in zip(below, with_, without, strict=True) if a < b)
+                if chosen and kept < costs[key]:
+                    costs[key], choices[key] = kept, (chosen, at)
 
     def choose(node: int, kept: Kept) -> tuple[tuple[int, ...], int]:
         free = left

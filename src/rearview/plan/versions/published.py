@@ -56,18 +56,18 @@ def walk(tree: Tree, choose: Choice) -> list[ReplayStep]:
         if not pending:
             path_base = near
         below = tree.children[node]
-        wanted, level = choose(node, kept) if below else ((), 0)
-        wanted = [child for child in wanted if child in below]
+        chosen, level = choose(node, kept) if below else ((), 0)
+        chosen = [child for child in chosen if child in below]
         if not below:
             finish(node)
-        elif not wanted:
+        elif not chosen:
             stack.extend((child, kept) for child in reversed(below))
         else:
             pending.append((node, level))
-            rest = [child for child in below if child not in wanted]
+            rest = [child for child in below if child not in chosen]
             stack.extend((child, kept) for child in reversed(rest))
             stack.append((node, level, None))
-            stack.extend((child, (*kept, (node, level))) for child in reversed(wanted))
+            stack.extend((child, (*kept, (node, level))) for child in reversed(chosen))
     steps.steps.extend(ReplayStep(Do.EVICT, node, level=level) for node, level in evict)
     return steps.steps
 
@@ -189,10 +189,10 @@ def parent_choice(
             costs[node, kept] = sum(costs[child, kept] for child in below)
             choices[node, kept] = ()
             continue
-        wanted = tuple(c for c in below if costs[c, more] <= costs[c, kept])
-        choices[node, kept] = wanted
+        chosen = tuple(c for c in below if costs[c, more] <= costs[c, kept])
+        choices[node, kept] = chosen
         costs[node, kept] = sum(min(costs[c, more], costs[c, kept]) for c in below)
-        if wanted:
+        if chosen:
             # the listing leaves out what it takes to compute the node that is kept
             once = tree.load(near, place) + tree.between(near, node)
             costs[node, kept] += once + tree.save(node, place) - tree.load(node, place)

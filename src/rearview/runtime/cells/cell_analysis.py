@@ -109,9 +109,9 @@ def analyse(source: str) -> CellAnalysis:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
     shown = any(name in SHOWN or _NUMBERED.match(name) for name in loads)
-    asked = attributes & FILE_QUESTIONS or names & (FILE_QUESTIONS - {"stat", "access"})
-    if not refused and asked:
-        refused = f"it asks the file system ({min(asked)})"
+    questions = attributes & FILE_QUESTIONS or names & (FILE_QUESTIONS - {"stat", "access"})
+    if not refused and questions:
+        refused = f"it asks the file system ({min(questions)})"
     return CellAnalysis(
         code_hash(source),
         frozenset(_names_at_once(top, definitions)),
@@ -129,20 +129,20 @@ def analyse(source: str) -> CellAnalysis:
 
 def _names_at_once(body: Iterable[ast.stmt], definitions: Iterable[Definition]) -> set[str]:
     """Return the names that are looked up when a cell runs, also in functions that it defines and names."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in body:
         if not _defined_name(node):
-            found |= _names(node)[0]
+            names |= _names(node)[0]
     for definition in definitions:
-        found |= definition.at_once
+        names |= definition.at_once
     waiting = list(definitions)
     while True:
-        called = [each for each in waiting if each.name in found]
+        called = [each for each in waiting if each.name in names]
         if not called:
-            return found
+            return names
         waiting = [each for each in waiting if each not in called]
         for each in called:
-            found |= each.names
+            names |= each.names
 
 
 def _magics(source: str) -> set[str]:
@@ -214,18 +214,18 @@ def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
 def _only_lines(text: str, kept: Iterable[ast.stmt]) -> str:
     """Return the text of some statements, each on its own line; the other lines are blank."""
     lines = text.split("\n")
-    found = [""] * len(lines)
+    kept_lines = [""] * len(lines)
     for node in kept:
         decorators: list[ast.expr] = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(each.lineno for each in decorators)])
         end = node.end_lineno or node.lineno
-        if first == end and found[first - 1]:
-            found[first - 1] += "; " + (ast.get_source_segment(text, node) or "")
+        if first == end and kept_lines[first - 1]:
+            kept_lines[first - 1] += "; " + (ast.get_source_segment(text, node) or "")
         elif first == end:
-            found[first - 1] = ast.get_source_segment(text, node) or ""
+            kept_lines[first - 1] = ast.get_source_segment(text, node) or ""
         else:
-            found[first - 1 : end] = lines[first - 1 : end]
-    return "\n".join(found).rstrip()
+            kept_lines[first - 1 : end] = lines[first - 1 : end]
+    return "\n".join(kept_lines).rstrip()
 
 
 def _effect_calls(body: Iterable[ast.stmt], *, deep: bool = False) -> Iterator[str]:

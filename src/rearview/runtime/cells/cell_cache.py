@@ -92,6 +92,9 @@ class CellCache:
         for library, state in entry.random.items():
             if self._random.states.get(library) != state:
                 return f"it draws random numbers of {library}, whose state is not what it was"
+        before = entry.random_before_imports
+        if before and not self._random.own and self._random.states.get("random") != before:
+            return "its imports draw random numbers of random, whose state is not what it was"
         for path, content in {**entry.files, **entry.written, **entry.modules}.items():
             if self._lineage.content(path) != content:
                 return f"{path} is not what it was"
@@ -120,7 +123,14 @@ class CellCache:
         for definition in analysis.definitions:
             self.state.define(definition)
             self.state.absent.add(definition.name)
+        before = entry.random_before_imports
         for library, state in entry.random_after.items():
+            if library == "random":
+                if before and self._random.states.get(library) != before:
+                    # the imports draw from the generator of this process when they are run
+                    self._random.states[library] = secrets.token_hex(16)
+                    continue
+                self._random.own = False
             self._random.due[library] = state
             self._random.states[library] = state
         self._take_settings(entry, analysis)
@@ -224,6 +234,7 @@ class CellCache:
             inputs=inputs,
             settings=settings,
             random=used,
+            random_before_imports=self._random.by_imports,
             files=files,
             folders={path: listing(path) for path in self._lineage.listed},
             environment={name: digest_of(os.environ.get(name)) for name in self._environment},

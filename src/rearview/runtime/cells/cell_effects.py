@@ -12,6 +12,7 @@ from rearview.model.lineage import CellLineage
 from rearview.runtime.cells.cell_analysis import FILE_QUESTIONS, CellAnalysis
 from rearview.runtime.cells.library_state import digest_of
 from rearview.runtime.cells.notebook_state import NotebookState
+from rearview.runtime.sandbox import entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.lineage import Lineage
 from rearview.state.fingerprints import fingerprints
@@ -38,6 +39,8 @@ QUIET_MODULES = frozenset(
     }
 )
 """Libraries whose functions, called for their effect, change their arguments and nothing else."""
+HARDWARE_QUESTIONS = frozenset({"lscpu", "uname", "sysctl"})
+"""Programs that only describe the machine, which all results depend on anyway: joblib counts cores by one."""
 SETTERS = (
     *("set", "use", "config", "register", "enable", "disable", "style", "init", "install", "reset"),
     *("filter", "simplefilter", "option", "theme", "patch"),
@@ -63,14 +66,15 @@ class CellEffects:
         self._clock_readers: set[str] = set()
         if clock is not None:
             clock.listeners[:] = [self._clock_readers.add]
-        self._drawn: list[Any] = []
+        self._drawn = 0
+        entropy.overwritten[:] = [0]
         self._module_data: dict[str, str] = {}
         self._threads: set[int | None] = set()
 
     def begin(self) -> None:
         """Take note of the process before a cell is run."""
         self._clock_readers.clear()
-        self._drawn = list(self._chance)
+        self._drawn = entropy.bytes_used(self._chance)
         self._module_data = self._project_data()
         self._threads = {thread.ident for thread in threading.enumerate()}
 
@@ -100,10 +104,12 @@ class CellEffects:
         )
         if readers:
             return f"it reads the clock ({'the cell' if readers[0] == '__main__' else readers[0]})"
-        if self._chance != self._drawn:
+        if self._drawn != entropy.bytes_used(self._chance):
             return "it draws randomness of the system"
-        if "process" in kinds:
-            return f"it starts a process ({' '.join(kinds['process'][1:])[:60]})"
+        started = [event for event in done.events if event[0] == "process"]
+        unknown = [event for event in started if event[1] not in HARDWARE_QUESTIONS]
+        if unknown:
+            return f"it starts a process ({' '.join(unknown[0][1:])[:60]})"
         if "socket" in kinds:
             return f"it opens a connection ({kinds['socket'][1]})"
         new = [t for t in threading.enumerate() if t.ident not in self._threads and not t.daemon]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import pickle
 import platform
+import random
 import sys
 import types
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from rearview.runtime.cells.result_store import FORMAT
@@ -59,17 +62,71 @@ def random_bytes(library: str) -> bytes:
 
 def random_digests() -> dict[str, str]:
     """Return the random states by library, each as the digest under which it is stored."""
+    return {library: _digest(state) for library, state in _random_states().items()}
+
+
+def _digest(state: Any) -> str:
     import xxhash
 
-    return {
-        library: str(xxhash.xxh3_128(pickle.dumps(state, protocol=5)).hexdigest())
-        for library, state in _random_states().items()
-    }
+    return str(xxhash.xxh3_128(pickle.dumps(state, protocol=5)).hexdigest())
 
 
 def set_random(library: str, state: Any) -> None:
     """Set the random state of a library."""
     write_random_state({library: state})
+
+
+class _ImportDraws:
+    """Notices what installed libraries draw from Python's own generator while they are imported.
+
+    Such a draw, of `rich` for instance, has no effect on the results of a cell.
+    """
+
+    def __init__(self) -> None:
+        self.draws: dict[str, str] = {}
+        """Digest of the generator after an import, by that before it."""
+        self._loading = False
+        finder: Any = self
+        sys.meta_path.insert(0, finder)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """Return the spec of an installed module that no other import asks for, so that its end is seen."""
+        del path, target
+        if self._loading:
+            return None
+        self._loading = True
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError, AttributeError):
+            return None  # the import system says why
+        finally:
+            self._loading = False
+        loader = spec.loader if spec is not None else None
+        if spec is None or type(loader) is not SourceFileLoader:
+            return None
+        if "-packages" not in (spec.origin or ""):
+            return None
+        execute = loader.exec_module
+
+        def load(module: types.ModuleType) -> None:
+            before = random.getstate()
+            self._loading = True
+            try:
+                execute(module)
+            finally:
+                self._loading = False
+                if random.getstate() != before:
+                    self.draws[_digest(before)] = random_digests()["random"]
+
+        loader.exec_module = load  # type: ignore[method-assign]
+        return spec
+
+    def lead(self, before: str | None, after: str) -> bool:
+        """Return True if imports alone led from one state to the other."""
+        seen = 0
+        while before in self.draws and seen <= len(self.draws):
+            before, seen = self.draws[before], seen + 1
+        return seen > 0 and before == after
 
 
 class RandomUse:
@@ -82,12 +139,18 @@ class RandomUse:
         """States that skipped cells left: set before the next cell is run."""
         self._before: dict[str, str] = {}
         self._seeded: set[str] = set()
+        self.own = True
+        """Whether Python's generator is as the process began with it, but for draws of imports."""
+        self.by_imports = ""
+        """Digest of Python's generator before the cell, if only imports drew from it."""
+        self._imports = _ImportDraws()
         for name in ("random", "numpy.random", "torch"):
             after_import(name, self._watch_seed)
 
     def begin(self) -> None:
         """Take note of the states before a cell is run."""
         self._seeded.clear()
+        self._imports.draws = {}
         self._before = random_digests()
         self.states |= {k: self.states.get(k, v) for k, v in self._before.items()}
 
@@ -98,10 +161,18 @@ class RandomUse:
         """
         used: dict[str, str] = {}
         after: dict[str, str] = {}
+        self.by_imports = ""
         for library, digest in random_digests().items():
             before = self._before.get(library)
             if digest == before:
                 continue
+            if library == "random" and self._imports.lead(before, digest):
+                self.by_imports = before or ""
+                after[library] = put(random_bytes(library))
+                self.states[library] = after[library]
+                continue
+            if library == "random":
+                self.own = False
             if before is not None and library not in self._seeded:
                 used[library] = before
             if before is not None or library in self._seeded:
@@ -129,18 +200,18 @@ class RandomUse:
 
 def library_settings() -> dict[str, str]:
     """Return the settings of libraries that are loaded, each as a hash."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     plotting, numpy = sys.modules.get("matplotlib"), sys.modules.get("numpy")
     pandas, torch = sys.modules.get("pandas"), sys.modules.get("torch")
     if plotting is not None and hasattr(plotting, "rcParams"):
         chosen = {k: v for k, v in dict.items(plotting.rcParams) if not k.startswith("backend")}
-        found["matplotlib"] = digest_of(sorted((k, repr(v)) for k, v in chosen.items()))
+        digests["matplotlib"] = digest_of(sorted((k, repr(v)) for k, v in chosen.items()))
     if numpy is not None and hasattr(numpy, "get_printoptions"):
-        found["numpy"] = digest_of(
+        digests["numpy"] = digest_of(
             sorted(numpy.get_printoptions().items()), sorted(numpy.geterr().items())
         )
     if pandas is not None and hasattr(pandas, "options"):
-        found["pandas"] = digest_of(
+        digests["pandas"] = digest_of(
             [
                 (name, repr(pandas.get_option(name)))
                 for name in ("display.max_rows", "display.max_columns", "display.precision",
@@ -149,10 +220,10 @@ def library_settings() -> dict[str, str]:
             ]
         )  # fmt: skip
     if torch is not None and hasattr(torch, "get_default_dtype"):
-        found["torch"] = digest_of(
+        digests["torch"] = digest_of(
             str(torch.get_default_dtype()),
             torch.get_num_threads(),
             torch.is_grad_enabled(),
             torch.are_deterministic_algorithms_enabled(),
         )
-    return found
+    return digests

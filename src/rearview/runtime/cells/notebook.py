@@ -114,9 +114,9 @@ def _kernel_class() -> Any:
             if self.cells is None or cell is None:
                 return await run(code, silent, store_history, *args, **kwargs)
             if self.cells.reuse is not None:
-                given = await self.cells.reuse.before(cell, run)
-                if given is not None:
-                    return given
+                reused = await self.cells.reuse.before(cell, run)
+                if reused is not None:
+                    return reused
             self.cells.begin(cell)
             reply: Mapping[str, Any] = {"status": "error", "ename": ""}
             try:

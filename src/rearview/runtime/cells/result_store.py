@@ -51,6 +51,8 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     settings: str
     random: dict[str, str] = {}
     """Random states that it drew from, by library."""
+    random_before_imports: str = ""
+    """State of Python's generator from which only its imports drew."""
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
     environment: dict[str, str] = {}
@@ -79,16 +81,16 @@ class ResultStore:
 
     def entries(self, code: str) -> list[CellEntry]:
         """Return the executions of a cell, newest first; damaged ones are left out."""
-        found: list[tuple[float, CellEntry]] = []
+        dated: list[tuple[float, CellEntry]] = []
         for file in (self._entries / code).glob("*.json"):
             try:
                 entry = msgspec.json.decode(file.read_bytes(), type=CellEntry)
                 if entry.format == FORMAT:
-                    found.append((file.stat().st_mtime, entry))
+                    dated.append((file.stat().st_mtime, entry))
             except (OSError, msgspec.MsgspecError):
                 continue
-        found.sort(key=lambda each: each[0], reverse=True)
-        return [entry for _, entry in found]
+        dated.sort(key=lambda each: each[0], reverse=True)
+        return [entry for _, entry in dated]
 
     def add(self, code: str, entry: CellEntry) -> None:
         """Keep an execution; the oldest ones of the same code are removed."""

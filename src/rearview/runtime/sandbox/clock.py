@@ -89,7 +89,7 @@ class Clock:
         self.readers: set[str] = set()
         """In a replay: modules that read the clock more often than was recorded."""
         self.listeners: list[Callable[[str], None]] = []
-        """Called with the module that reads the clock; at most one."""
+        """Called with the module that reads the clock, unless it is being imported; at most one."""
         self.in_loop: Callable[[], bool] = lambda: False
         """Whether a loop of the program is running."""
 
@@ -158,7 +158,7 @@ class Clock:
                 return real()
             if asked_by_tracker(caller) or (self._rule > 1 and self._is_apart(caller)):
                 return real()
-            if self.listeners:
+            if self.listeners and not library_being_loaded(caller):
                 self.listeners[0](_asking(caller))
             at = place[0] * 8
             place[0] += 1

@@ -7,19 +7,22 @@ entropy of the operating system back, so that siblings never draw the same "rand
 from __future__ import annotations
 
 import _frozen_importlib as _bootstrap
+import ast
 import functools
 import hashlib
 import importlib.util
+import itertools
+import linecache
 import os
 import random
 import re
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from rearview.state.code_lookup import PatchedBuiltin
@@ -28,6 +31,8 @@ ROOT = "$chance"
 """Root of the state under which the position in the random stream is stored."""
 FIRST = 32
 """Bytes that are drawn before the program starts, to seed Python's own generator."""
+overwritten: list[int] = []
+"""If not empty: how many bytes were drawn for generators that were seeded at once with something else."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 
@@ -151,6 +156,8 @@ def install(key: bytes) -> Randomness:
         if _of_us(str(asking.f_globals.get("__name__", ""))) is not False:
             return secrets.randbits(bits)
         size = (bits + 7) // 8
+        if overwritten and _is_seeded_at_once(asking):
+            overwritten[0] += size
         return int.from_bytes(stream.read(size), "big") >> (size * 8 - bits)
 
     acts = {
@@ -320,6 +327,68 @@ def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int]
     space = vars(getattr(module, "bit_generator", module))
     if space.get("randbits") == secrets.randbits:
         space["randbits"] = read_bits
+
+
+def bytes_used(place: Sequence[Any]) -> int:
+    """Return how many bytes of the stream at `place` the program may have used."""
+    count, unread = place or (0, b"")
+    drawn = int(count) * hashlib.sha256().digest_size - len(unread)
+    return drawn - (overwritten[0] if overwritten else 0)
+
+
+def _is_seeded_at_once(frame: FrameType) -> bool:
+    """Return True if `frame` calls `numpy.random.RandomState` with a seed.
+
+    NumPy seeds such a generator from the system first, and then with the seed: the bytes have no effect.
+    """
+    call = _call_at(frame.f_code, frame.f_lasti)
+    if call is None:
+        return False
+    function, seed = call
+    value: Any = frame.f_globals
+    for i, name in enumerate(function):
+        if i == 0:
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
+        else:
+            value = vars(value).get(name) if isinstance(value, ModuleType) else None
+    if value is None or value is not getattr(sys.modules.get("numpy.random"), "RandomState", None):
+        return False
+    return not seed or frame.f_locals.get(seed, frame.f_globals.get(seed)) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _call_at(code: CodeType, at: int) -> tuple[tuple[str, ...], str] | None:
+    """Return the dotted name that an instruction calls, and the variable that is its only argument.
+
+    The variable is empty if the argument is a number or a calculation. None: it is another kind of call.
+    """
+    line, end, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None))
+    if line is None or end is None or column is None or end_column is None:
+        return None
+    lines = [linecache.getline(code.co_filename, n).encode() for n in range(line, end + 1)]
+    if not all(lines):
+        return None
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][column:]
+    try:
+        call = ast.parse(b"".join(lines), mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    if not isinstance(call, ast.Call) or len(call.args) + len(call.keywords) != 1:
+        return None
+    names: list[str] = []
+    function = call.func
+    while isinstance(function, ast.Attribute):
+        names.append(function.attr)
+        function = function.value
+    if not isinstance(function, ast.Name):
+        return None
+    dotted = (function.id, *reversed(names))
+    seed = [*call.args, *(keyword.value for keyword in call.keywords)][0]
+    if isinstance(seed, ast.Name):
+        return dotted, seed.id
+    number = isinstance(seed, ast.Constant) and type(seed.value) is int
+    return (dotted, "") if number or isinstance(seed, ast.BinOp) else None
 
 
 def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:

@@ -6,199 +6,18 @@ and classes are paired first, so that the rest is many small problems. `probes.a
 question: docs/decisions/two-matchings.md.
 """
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from rearview.source.propagate.common_subsequence import align
+from rearview.source.propagate.similarity import KEYWORDS, lead, likeness, value_of
 from rearview.source.trees import StatementNode, StatementTree
 
-MAX_TABLE = 250_000  # beyond this product of lengths only items that occur once are aligned
-
-
-def align(
-    ones: Sequence[int], twos: Sequence[int], weights: Sequence[int] | None = None
-) -> list[tuple[int, int]]:
-    """Return the pairs of positions that have the same items, in order.
-
-    Items that occur once on both sides are paired first (patience); where these cross, the heavier run by
-    `weights` of the first sequence wins. Between them, the longest common subsequence decides.
-
-    >>> align([1, 2, 3, 2], [2, 3, 1, 2])
-    [(1, 0), (2, 1), (3, 3)]
-    """
-    found: list[tuple[int, int]] = []
-    work = [(0, len(ones), 0, len(twos))]
-    while work:
-        i, k, j, m = work.pop()
-        while i < k and j < m and ones[i] == twos[j]:
-            found.append((i, j))
-            i, j = i + 1, j + 1
-        while i < k and j < m and ones[k - 1] == twos[m - 1]:
-            k, m = k - 1, m - 1
-            found.append((k, m))
-        if i == k or j == m:
-            continue
-        anchors = _unique(ones, twos, (i, k), (j, m), weights)
-        if not anchors:
-            if (k - i) * (m - j) <= MAX_TABLE:
-                found.extend(_longest(ones, twos, (i, k), (j, m)))
-            continue
-        found.extend(anchors)
-        edges = [(i - 1, j - 1), *anchors, (k, m)]
-        work.extend((a + 1, b, c + 1, d) for (a, c), (b, d) in pairwise(edges))
-    return sorted(found)
-
-
-def _unique(
-    ones: Sequence[int],
-    twos: Sequence[int],
-    here: tuple[int, int],
-    there: tuple[int, int],
-    weights: Sequence[int] | None,
-) -> list[tuple[int, int]]:
-    (i, k), (j, m) = here, there
-    once, also = Counter(ones[i:k]), Counter(twos[j:m])
-    place = {twos[at]: at for at in range(j, m) if also[twos[at]] == 1}
-    pairs = [
-        (at, place[ones[at]]) for at in range(i, k) if once[ones[at]] == 1 and ones[at] in place
-    ]
-    # the heaviest run of pairs whose second positions rise: the runs kept end later the heavier
-    # they are; a run that ends later and is not heavier is of no use
-    ends: list[int] = []
-    totals: list[int] = []
-    last: list[int] = []
-    before = [-1] * len(pairs)
-    for at, (first, second) in enumerate(pairs):
-        spot = bisect_left(ends, second)
-        before[at] = last[spot - 1] if spot else -1
-        total = (totals[spot - 1] if spot else 0) + (weights[first] if weights else 1)
-        stop = spot
-        while stop < len(ends) and totals[stop] <= total:
-            stop += 1
-        ends[spot:stop] = [second]
-        totals[spot:stop] = [total]
-        last[spot:stop] = [at]
-    chain: list[tuple[int, int]] = []
-    at = last[-1] if last else -1
-    while at >= 0:
-        chain.append(pairs[at])
-        at = before[at]
-    return chain[::-1]
-
-
-def _longest(
-    ones: Sequence[int], twos: Sequence[int], here: tuple[int, int], there: tuple[int, int]
-) -> list[tuple[int, int]]:
-    (i, k), (j, m) = here, there
-    width = m - j
-    table = [[0] * (width + 1)]
-    for at in range(k - 1, i - 1, -1):
-        below = table[-1]
-        row = [0] * (width + 1)
-        item = ones[at]
-        for col in range(width - 1, -1, -1):
-            if item == twos[j + col]:
-                row[col] = below[col + 1] + 1
-            else:
-                row[col] = max(row[col + 1], below[col])
-        table.append(row)
-    table.reverse()
-    pairs: list[tuple[int, int]] = []
-    at, col = 0, 0
-    while at < k - i and col < width:
-        if ones[i + at] == twos[j + col] and table[at][col] == table[at + 1][col + 1] + 1:
-            pairs.append((i + at, j + col))
-            at, col = at + 1, col + 1
-        elif table[at + 1][col] >= table[at][col + 1]:
-            at += 1
-        else:
-            col += 1
-    return pairs
-
-
-_SIMPLE = {"Assign", "Expr", "AugAssign"}
-_REWRITTEN = {"If", "For", "While", "With", "Try", "Assert"}
-_KEYWORDS = {"if", "for", "while", "with", "try", "in", "as", "assert", "raise", "not", ":"}
-_SETS = {"=", "+=", "-=", "*=", "/="}
-
-
-def likeness(one: StatementNode, two: StatementNode) -> float:
-    """Return how similar two statements are, from 0 to 1, by the words they share.
-
-    The variables a statement sets, and the function it calls, count more than the rest.
-    """
-    if one.kind == two.kind:
-        value = _dice(one.words, two.words)
-        first = lead(one)
-        if first and first == lead(two):
-            value = max(value, 0.35 + 0.65 * value)
-        return value
-    if {one.kind, two.kind} <= _SIMPLE:
-        return 0.9 * _dice(_tail(one), _tail(two))
-    if {one.kind, two.kind} <= {"Return", *_SIMPLE}:  # what is computed, returned or not
-        short = min(len(one.words), len(two.words)) < 4
-        return 0.0 if short else 0.9 * _dice(_tail(one), _tail(two))
-    if one.is_block or two.is_block or one.is_scope or two.is_scope:
-        return 0.0
-    if {one.kind, two.kind} & _REWRITTEN:
-        # a loop or a check that was written with another keyword says most of the same words
-        ones, twos = whole_words(one), whole_words(two)
-        if max(len(ones), len(twos)) <= 120:
-            value = _dice(ones, twos)
-            return 0.85 * value if value >= 0.7 else 0.0
-    return 0.0
-
-
-def whole_words(node: StatementNode) -> list[str]:
-    """Return the words of a statement and of all statements inside it, without keywords."""
-    return [word for each in node.walk() for word in each.words if word not in _KEYWORDS]
-
-
-def value_of(node: StatementNode) -> tuple[str, ...]:
-    """Return what a simple assignment computes; empty if the value is trivial."""
-    if node.kind != "Assign" or not lead(node):
-        return ()
-    value = node.words[len(lead(node)) + 1 :]
-    return value if len(value) >= 5 else ()
-
-
-def lead(node: StatementNode) -> tuple[str, ...]:
-    """Return what a simple statement sets, or the dotted name it calls; empty if neither."""
-    words = node.words
-    if node.kind in {"Assign", "AugAssign"}:
-        for at, word in enumerate(words[:12]):
-            if word in _SETS:
-                return words[:at]
-        return ()
-    if node.kind == "Expr":
-        at = 1
-        while at + 1 < len(words) and words[at] == ".":
-            at += 2
-        return words[:at] if at > 1 else ()
-    return ()
-
-
-def _tail(node: StatementNode) -> tuple[str, ...]:
-    return node.words[len(lead(node)) + 1 :] if node.kind != "Expr" else node.words
-
-
-def _dice(one: Sequence[str], two: Sequence[str]) -> float:
-    if one == two:
-        return 1.0
-    if not one or not two:
-        return 0.0
-    count = Counter(one)
-    shared = 0
-    for word in two:
-        if count.get(word, 0) > 0:
-            count[word] -= 1
-            shared += 1
-    return 2 * shared / (len(one) + len(two))
-
-
 LIKE = 0.5  # two statements less alike than this are two statements
+EMPTIED = 5  # a function of so few statements is paired by its name, whatever is in it
+MANY = 10  # so many equal statements identify a function that was mostly rewritten
 MAX_GAP = 40_000  # beyond this product of lengths a gap is aligned by identical statements only
 
 
@@ -253,7 +72,7 @@ def match(new: StatementTree, old: StatementTree) -> Matching:
 
 class _Matcher:
     def __init__(self, new: StatementTree, old: StatementTree) -> None:
-        self.found = Matching(new, old)
+        self.matching = Matching(new, old)
         self.ids: dict[object, int] = {}
         self.head: dict[StatementNode, int] = {}  # the statement alone
         self.whole: dict[StatementNode, int] = {}  # the statement with all below it
@@ -273,13 +92,13 @@ class _Matcher:
         return self.ids.setdefault(key, len(self.ids))
 
     def run(self) -> Matching:
-        found = self.found
-        found.pair(found.new.root, found.old.root)
+        matching = self.matching
+        matching.pair(matching.new.root, matching.old.root)
         self.identical_subtrees()
         self.scopes()
         gaps = [
             gap
-            for new, old in sorted(found.there.items(), key=lambda pair: pair[0].order)
+            for new, old in sorted(matching.there.items(), key=lambda pair: pair[0].order)
             if new.is_scope and not self.same_below(new)
             for gap in self.inside(new, old)
         ]
@@ -293,68 +112,85 @@ class _Matcher:
         self.rest()
         self.same_in_scope(_sets)
         self.beside_partners()
-        return found
+        return matching
 
     def same_below(self, new: StatementNode) -> bool:
-        return bool(new.children) and all(each in self.found.there for each in new.children)
+        return bool(new.children) and all(each in self.matching.there for each in new.children)
 
     def pair_subtrees(self, new: StatementNode, old: StatementNode) -> None:
-        for one, two in zip(new.walk(), old.walk(), strict=True):
-            self.found.pair(one, two)
+        for new_node, old_node in zip(new.walk(), old.walk(), strict=True):
+            self.matching.pair(new_node, old_node)
 
     def identical_subtrees(self) -> None:
         """Pair whole functions and classes that are equal and occur once on each side."""
-        there = self.by_whole(self.found.new.nodes)
-        back = self.by_whole(self.found.old.nodes)
-        for key, ones in there.items():
-            twos = back.get(key, [])
-            if len(ones) == len(twos) == 1 and ones[0] not in self.found.there:
-                self.pair_subtrees(ones[0], twos[0])
+        there = self.by_whole(self.matching.new.nodes)
+        back = self.by_whole(self.matching.old.nodes)
+        for key, news in there.items():
+            olds = back.get(key, [])
+            if len(news) == len(olds) == 1 and news[0] not in self.matching.there:
+                self.pair_subtrees(news[0], olds[0])
 
     def by_whole(self, nodes: Iterable[StatementNode]) -> dict[int, list[StatementNode]]:
-        found: dict[int, list[StatementNode]] = defaultdict(list)
+        by_number: dict[int, list[StatementNode]] = defaultdict(list)
         for node in nodes:
             if node.is_scope and not node.is_block:
-                found[self.whole[node]].append(node)
-        return found
+                by_number[self.whole[node]].append(node)
+        return by_number
 
     def scopes(self) -> None:
         """Pair functions and classes: by full name, by contents, by their own name."""
-        found = self.found
-        news = {name: node for name, node in _named(found.new) if node not in found.there}
-        olds = {name: node for name, node in _named(found.old) if node not in found.back}
+        matching = self.matching
+        news = {name: node for name, node in _named(matching.new) if node not in matching.there}
+        olds = {name: node for name, node in _named(matching.old) if node not in matching.back}
         for name in [name for name in news if name in olds]:
-            if news[name].kind == olds[name].kind:
-                found.pair(news.pop(name), olds.pop(name))
+            same_kind = news[name].kind == olds[name].kind
+            if same_kind and not self.emptied(news[name], olds[name]):
+                matching.pair(news.pop(name), olds.pop(name))
         for kind in ("ClassDef", "FunctionDef"):
             self.scopes_by_contents(
                 [node for node in news.values() if node.kind == kind],
                 [node for node in olds.values() if node.kind == kind],
             )
-            self.scopes_by_own_name()
+            self.scopes_by_own_name(emptied=kind == "FunctionDef")
 
-    def scopes_by_own_name(self) -> None:
-        """Pair functions and classes of paired scopes that have the same name."""
-        found = self.found
+    def emptied(self, new: StatementNode, old: StatementNode) -> bool:
+        """Return True if the contents of one of two functions are mostly not in the other one.
+
+        The body may have gone into another function, of which one is now a wrapper.
+        """
+        if new.kind != "FunctionDef" or max(self.count[new], self.count[old]) <= EMPTIED:
+            return False
+        new_contents, old_contents = Counter(self.contents(new)), Counter(self.contents(old))
+        return 2 * (new_contents & old_contents).total() < 0.1 * (
+            new_contents.total() + old_contents.total()
+        )
+
+    def scopes_by_own_name(self, *, emptied: bool) -> None:
+        """Pair functions and classes of paired scopes that have the same name.
+
+        Functions whose contents went elsewhere are paired only if `emptied`, when nothing better is left.
+        """
+        matching = self.matching
         theirs: dict[tuple[StatementNode, str, str], list[StatementNode]] = defaultdict(list)
-        for old in found.old.nodes:
-            if old.is_scope and not old.is_block and old not in found.back:
+        for old in matching.old.nodes:
+            if old.is_scope and not old.is_block and old not in matching.back:
                 theirs[old.scope(), _name(old), old.kind].append(old)
         if not theirs:
             return
-        for new in found.new.nodes:
-            if not new.is_scope or new.is_block or new in found.there:
+        for new in matching.new.nodes:
+            if not new.is_scope or new.is_block or new in matching.there:
                 continue
-            around = found.there.get(new.scope())
+            around = matching.there.get(new.scope())
             same = theirs.get((around, _name(new), new.kind), []) if around is not None else []
-            if len(same) == 1 and same[0] not in found.back:
-                found.pair(new, same[0])
+            if len(same) == 1 and same[0] not in matching.back:
+                if emptied or not self.emptied(new, same[0]):
+                    matching.pair(new, same[0])
 
     def scopes_by_contents(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
         """Pair functions, or classes, that contain the same statements."""
-        found = self.found
-        news = [node for node in news if node not in found.there]
-        olds = [node for node in olds if node not in found.back]
+        matching = self.matching
+        news = [node for node in news if node not in matching.there]
+        olds = [node for node in olds if node not in matching.back]
         votes: list[tuple[float, int, StatementNode, StatementNode]] = []
         where: dict[int, list[StatementNode]] = defaultdict(list)
         held = {node: Counter(self.contents(node)) for node in (*news, *olds)}
@@ -370,67 +206,68 @@ class _Matcher:
             for old, count in shared.items():
                 total = held[new].total() + held[old].total()
                 alike = 2 * count / total + (0.3 if _name(old) == _name(new) else 0.0)
-                if alike >= 0.4 and (count > 1 or alike > 0.8):
+                many = count >= MANY and alike >= 0.15  # rewritten, and no other is as close
+                if many or (alike >= 0.4 and (count > 1 or alike > 0.8)):
                     votes.append((-alike, abs(new.order - old.order), new, old))
         votes.sort(key=lambda vote: (vote[0], vote[1], vote[2].order, vote[3].order))
         for _, _, new, old in votes:
-            if new not in found.there and old not in found.back:
-                found.pair(new, old)
+            if new not in matching.there and old not in matching.back:
+                matching.pair(new, old)
 
     def contents(self, scope: StatementNode) -> list[int]:
         return [self.head[node] for node in scope.walk() if not node.is_block and node is not scope]
 
     def items(self, scope: StatementNode) -> list[StatementNode]:
         """Return the statements of a scope in text order, without those of scopes inside it."""
-        found: list[StatementNode] = []
+        statements: list[StatementNode] = []
         stack = list(reversed(scope.children))
         while stack:
             node = stack.pop()
             if not node.is_block:
-                found.append(node)
+                statements.append(node)
                 if node.is_scope:
                     continue
             stack.extend(reversed(node.children))
-        return found
+        return statements
 
     def inside(
         self, new: StatementNode, old: StatementNode
     ) -> list[tuple[list[StatementNode], list[StatementNode]]]:
         """Pair the equal statements of two paired scopes, in order; return the gaps between the pairs."""
-        ones, twos = self.items(new), self.items(old)
+        news, olds = self.items(new), self.items(old)
         pairs = align(
-            [self.key(node) for node in ones],
-            [self.key(node) for node in twos],
-            [1 + min(len(node.words), 9) + 4 * bool(node.children) for node in ones],
+            [self.key(node) for node in news],
+            [self.key(node) for node in olds],
+            [1 + min(len(node.words), 9) + 4 * bool(node.children) for node in news],
         )
-        for one, two in pairs:
-            self.offer(ones[one], twos[two])
-        edges = [(-1, -1), *pairs, (len(ones), len(twos))]
-        return [(ones[i + 1 : k], twos[j + 1 : m]) for (i, j), (k, m) in pairwise(edges)]
+        for new_at, old_at in pairs:
+            self.offer(news[new_at], olds[old_at])
+        edges = [(-1, -1), *pairs, (len(news), len(olds))]
+        return [(news[i + 1 : k], olds[j + 1 : m]) for (i, j), (k, m) in pairwise(edges)]
 
     def key(self, node: StatementNode) -> int:
         # a paired function counts as one thing however much its header changed
-        partner = self.found.there.get(node)
+        partner = self.matching.there.get(node)
         if node.is_scope and partner is not None:
             return self.number(("pair", id(partner)))
-        if node.is_scope and node in self.found.back:
+        if node.is_scope and node in self.matching.back:
             return self.number(("pair", id(node)))
         return self.head[node]
 
     def offer(self, new: StatementNode, old: StatementNode) -> None:
         if new.is_scope or old.is_scope:
             return  # paired, or left alone, as a whole
-        if new not in self.found.there and old not in self.found.back:
-            self.found.pair(new, old)
+        if new not in self.matching.there and old not in self.matching.back:
+            self.matching.pair(new, old)
 
     def alike(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
         """Pair, in order, the statements of a gap so that the sum of their likeness is largest."""
-        news = [node for node in news if node not in self.found.there and not node.is_scope]
-        olds = [node for node in olds if node not in self.found.back and not node.is_scope]
+        news = [node for node in news if node not in self.matching.there and not node.is_scope]
+        olds = [node for node in olds if node not in self.matching.back and not node.is_scope]
         if not news or not olds or len(news) * len(olds) > MAX_GAP:
             return
         best = [[0.0] * (len(olds) + 1) for _ in range(len(news) + 1)]
-        gain = [[self.gain(one, two) for two in olds] for one in news]
+        gain = [[self.gain(new, old) for old in olds] for new in news]
         for i in range(len(news) - 1, -1, -1):
             row, below, gains = best[i], best[i + 1], gain[i]
             for j in range(len(olds) - 1, -1, -1):
@@ -441,32 +278,32 @@ class _Matcher:
         i = j = 0
         while i < len(news) and j < len(olds):
             if gain[i][j] and best[i][j] == best[i + 1][j + 1] + gain[i][j]:
-                self.found.pair(news[i], olds[j])
+                self.matching.pair(news[i], olds[j])
                 i, j = i + 1, j + 1
             elif best[i][j] == best[i + 1][j]:
                 i += 1
             else:
                 j += 1
 
-    def gain(self, one: StatementNode, two: StatementNode) -> float:
-        value = likeness(one, two)
+    def gain(self, new: StatementNode, old: StatementNode) -> float:
+        value = likeness(new, old)
         if value < LIKE:
             return 0.0
         if (
-            one.children
-            and two.children
-            and one.kind == two.kind
-            and self.head[one] != self.head[two]
+            new.children
+            and old.children
+            and new.kind == old.kind
+            and self.head[new] != self.head[old]
         ):
             # two headers that differ are of one statement only if what is below is alike, too
-            value = 0.45 * value + 0.55 * self.shared_below(one, two)
+            value = 0.45 * value + 0.55 * self.shared_below(new, old)
         return value if value >= LIKE else 0.0
 
-    def shared_below(self, one: StatementNode, two: StatementNode) -> float:
+    def shared_below(self, new: StatementNode, old: StatementNode) -> float:
         """Return how many of the words below two statements are the same, from 0 to 1."""
-        ones, twos = self.below(one), self.below(two)
-        shared = (ones & twos).total()
-        return 2 * shared / max(1, ones.total() + twos.total())
+        new_words, old_words = self.below(new), self.below(old)
+        shared = (new_words & old_words).total()
+        return 2 * shared / max(1, new_words.total() + old_words.total())
 
     def below(self, node: StatementNode) -> Counter[str]:
         if node not in self.words_below:
@@ -479,40 +316,40 @@ class _Matcher:
         for least in (2, 1):
             there: dict[int, list[StatementNode]] = defaultdict(list)
             back: dict[int, list[StatementNode]] = defaultdict(list)
-            for node in self.found.new.statements():
-                if node not in self.found.there and self.size[node] >= least:
+            for node in self.matching.new.statements():
+                if node not in self.matching.there and self.size[node] >= least:
                     there[self.whole[node]].append(node)
-            for node in self.found.old.statements():
-                if node not in self.found.back and self.size[node] >= least:
+            for node in self.matching.old.statements():
+                if node not in self.matching.back and self.size[node] >= least:
                     back[self.whole[node]].append(node)
-            for key, ones in there.items():
-                twos = back.get(key, [])
-                telling = least > 1 or len(ones[0].words) >= 5
-                if len(ones) == len(twos) == 1 and telling and self.free(ones[0], twos[0]):
-                    self.pair_subtrees(ones[0], twos[0])
+            for key, news in there.items():
+                olds = back.get(key, [])
+                telling = least > 1 or len(news[0].words) >= 5
+                if len(news) == len(olds) == 1 and telling and self.free(news[0], olds[0]):
+                    self.pair_subtrees(news[0], olds[0])
 
     def next_to_pairs(self) -> None:
         """Pair equal statements next to a pair: a whole run of statements has moved."""
-        found = self.found
-        for step, nodes in ((1, found.new.nodes), (-1, reversed(found.new.nodes))):
+        matching = self.matching
+        for step, nodes in ((1, matching.new.nodes), (-1, reversed(matching.new.nodes))):
             for new in nodes:
-                if new.is_block or new in found.there or new.is_scope:
+                if new.is_block or new in matching.there or new.is_scope:
                     continue
                 beside = _next(new, -step)
-                partner = found.there.get(beside) if beside is not None else None
+                partner = matching.there.get(beside) if beside is not None else None
                 old = _next(partner, step) if partner is not None else None
                 if old is not None and self.whole[new] == self.whole[old] and self.free(new, old):
                     self.pair_subtrees(new, old)
 
     def same_in_scope(self, key: Callable[[StatementNode], Hashable | None]) -> None:
         """Pair statements of paired scopes that have the same key, if the key occurs once on each side."""
-        found = self.found
-        for new_scope, old_scope in [(n, o) for n, o in found.there.items() if n.is_scope]:
+        matching = self.matching
+        for new_scope, old_scope in [(n, o) for n, o in matching.there.items() if n.is_scope]:
             there: dict[Hashable, list[StatementNode]] = defaultdict(list)
             back: dict[Hashable, list[StatementNode]] = defaultdict(list)
             for scope, done, keyed in (
-                (new_scope, found.there, there),
-                (old_scope, found.back, back),
+                (new_scope, matching.there, there),
+                (old_scope, matching.back, back),
             ):
                 for node in self.items(scope):
                     if node not in done and not node.is_scope and (own := key(node)):
@@ -520,29 +357,30 @@ class _Matcher:
             for own, ones in there.items():
                 twos = back.get(own, [])
                 if len(ones) == len(twos) == 1 and not (ones[0].children or twos[0].children):
-                    found.pair(ones[0], twos[0])
+                    matching.pair(ones[0], twos[0])
 
     def telling(self, node: StatementNode) -> Hashable | None:
         """Return a key that identifies a simple statement within its function; None if it is too short."""
-        return (self.whole[node], "same") if len(node.words) >= 2 else None
+        least = 4 if node.kind == "Return" else 2  # `return 0` is in many blocks
+        return (self.whole[node], "same") if len(node.words) >= least else None
 
     def free(self, new: StatementNode, old: StatementNode) -> bool:
-        return not any(each in self.found.there for each in new.walk()) and not any(
-            each in self.found.back for each in old.walk()
+        return not any(each in self.matching.there for each in new.walk()) and not any(
+            each in self.matching.back for each in old.walk()
         )
 
     def containers(self) -> None:
         """Pair compound statements by their contents, from the bottom."""
-        found = self.found
-        for new in reversed(found.new.nodes):
+        matching = self.matching
+        for new in reversed(matching.new.nodes):
             if new.is_block or not new.children or new.is_scope:
                 continue
-            partner = found.there.get(new)
+            partner = matching.there.get(new)
             if partner is not None and self.whole[partner] == self.whole[new]:
                 continue
             shared: Counter[StatementNode] = Counter()
             for node in new.walk():
-                partner = found.there.get(node) if not node.is_block else None
+                partner = matching.there.get(node) if not node.is_block else None
                 if partner is None or node is new:
                     continue
                 for around in partner.above():
@@ -552,40 +390,62 @@ class _Matcher:
                         shared[around] += 1
             if not shared:
                 continue
-            current = found.there.get(new)
+            current = matching.there.get(new)
             ranked = sorted(shared, key=lambda old: (-self.held(new, old, shared), old.order))
             best = ranked[0]
             score = self.held(new, best, shared)
             if current is None:
-                if score >= 0.35 and best not in found.back:
-                    found.pair(new, best)
+                if score >= 0.35 and best not in matching.back:
+                    matching.pair(new, best)
+                elif score >= 0.35 and self.head[new] == self.head[best]:
+                    self.claim(new, best, shared[best])
             elif best is not current and score > 0.5 and self.held(new, current, shared) == 0:
-                rival = found.back.get(best)
+                rival = matching.back.get(best)
                 if rival is None:
-                    found.pair(new, best)
+                    matching.pair(new, best)
+
+    def claim(self, new: StatementNode, old: StatementNode, shared: int) -> None:
+        """Pair two equal headers if the old one's partner has fewer of its statements."""
+        matching = self.matching
+        rival = matching.back[old]
+        inside = set(old.walk())
+        held = [n for n in rival.walk() if n is not rival and matching.there.get(n) in inside]
+        if self.head[rival] != self.head[old] or len(held) >= shared:
+            return
+        matching.pair(new, old)
+        free: dict[int, list[StatementNode]] = defaultdict(list)
+        for node in new.walk():
+            if not node.is_block and node not in matching.there:
+                free[self.whole[node]].append(node)
+        for node in held:
+            equal = free.get(self.whole[node], [])
+            if len(equal) == 1 and not node.is_block:
+                partner = matching.there[node]
+                if self.whole[partner] == self.whole[node] and not node.children:
+                    matching.pair(equal[0], partner)
 
     def held(self, new: StatementNode, old: StatementNode, shared: Counter[StatementNode]) -> float:
         return 2 * shared[old] / max(1, self.count[new] + self.count[old] - 2)
 
     def rest(self) -> None:
         """Align the remaining statements inside paired compound statements."""
-        for new in self.found.new.nodes:
+        for new in self.matching.new.nodes:
             if not new.is_block:
                 continue
-            old = self.found.block(new)
+            old = self.matching.block(new)
             if old is not None:
-                self.found.pair(new, old)
+                self.matching.pair(new, old)
             else:
                 old = self.stood_in(new)
             if old is None:
                 continue
-            news = [each for each in new.children if each not in self.found.there]
+            news = [each for each in new.children if each not in self.matching.there]
             if not news:
                 continue
             edges_old = -1
             pending: list[StatementNode] = []
             for each in [*new.children, None]:
-                partner = self.found.there.get(each) if each is not None else None
+                partner = self.matching.there.get(each) if each is not None else None
                 if each is not None and (partner is None or partner.parent is not old):
                     pending.append(each)
                     continue
@@ -598,48 +458,59 @@ class _Matcher:
 
     def only_container(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
         """Pair the compound statements of a gap that has one on each side, if their heads are similar."""
-        ones = [each for each in news if each.children and each not in self.found.there]
-        twos = [each for each in olds if each.children and each not in self.found.back]
-        if len(ones) != 1 or len(twos) != 1 or ones[0].is_scope or twos[0].is_scope:
+        new_containers = [
+            each for each in news if each.children and each not in self.matching.there
+        ]
+        old_containers = [each for each in olds if each.children and each not in self.matching.back]
+        if (
+            len(new_containers) != 1
+            or len(old_containers) != 1
+            or new_containers[0].is_scope
+            or old_containers[0].is_scope
+        ):
             return
-        one, two = ones[0], twos[0]
-        if one.kind != two.kind:
+        new, old = new_containers[0], old_containers[0]
+        if new.kind != old.kind:
             return
-        heads = [{word for word in each.words if word not in _KEYWORDS} for each in (one, two)]
+        heads = [{word for word in each.words if word not in KEYWORDS} for each in (new, old)]
         shared = len(heads[0] & heads[1])
         if 2 * shared > min(map(len, heads)) or heads[0] == heads[1]:
-            self.found.pair(one, two)
+            self.matching.pair(new, old)
 
     def beside_partners(self) -> None:
         """Pair a statement that occurs several times with the one next to its neighbour's partner."""
-        found = self.found
-        for new in found.new.nodes:
-            old = found.there.get(new)
+        matching = self.matching
+        for new in matching.new.nodes:
+            old = matching.there.get(new)
             if old is None or new.children or new.is_block or self.beside(new, old):
                 continue
             for step in (-1, 1):
                 next_new = _next(new, step)
-                partner = found.there.get(next_new) if next_new is not None else None
+                partner = matching.there.get(next_new) if next_new is not None else None
                 better = _next(partner, -step) if partner is not None else None
                 if better is None or self.head[better] != self.head[new] or better.children:
                     continue
-                rival = found.back.get(better)
+                rival = matching.back.get(better)
                 if rival is None:
-                    found.pair(new, better)
+                    matching.pair(new, better)
                     break
                 gain = self.beside(new, better) - self.beside(rival, better)
                 if gain + self.beside(rival, old) > 0:
-                    found.pair(new, better)
+                    matching.pair(new, better)
                     if self.head[rival] == self.head[old]:
-                        found.pair(rival, old)
+                        matching.pair(rival, old)
                     break
 
     def beside(self, new: StatementNode, old: StatementNode) -> int:
         """Return how many neighbours of a statement are paired with the same neighbour of another."""
         count = 0
         for step in (-1, 1):
-            one, two = _next(new, step), _next(old, step)
-            count += one is not None and two is not None and self.found.there.get(one) is two
+            new_neighbour, old_neighbour = _next(new, step), _next(old, step)
+            count += (
+                new_neighbour is not None
+                and old_neighbour is not None
+                and self.matching.there.get(new_neighbour) is old_neighbour
+            )
         return count
 
     def stood_in(self, new: StatementNode) -> StatementNode | None:
@@ -647,7 +518,7 @@ class _Matcher:
         homes = Counter(
             partner.parent
             for each in new.children
-            if (partner := self.found.there.get(each)) is not None
+            if (partner := self.matching.there.get(each)) is not None
         )
         best = homes.most_common(1)
         if not best or best[0][1] < 2 or best[0][1] * 2 < homes.total():
@@ -672,12 +543,12 @@ def _name(node: StatementNode) -> str:
 
 
 def _named(tree: StatementTree) -> list[tuple[str, StatementNode]]:
-    found: list[tuple[str, StatementNode]] = []
+    named_scopes: list[tuple[str, StatementNode]] = []
     seen: Counter[str] = Counter()
     for node in tree.nodes:
         if node.is_scope and not node.is_block:
             around = [_name(each) for each in node.above() if each.is_scope and not each.is_block]
             name = ".".join([*reversed(around), _name(node)])
             seen[name] += 1
-            found.append((f"{name}#{seen[name]}", node))
-    return found
+            named_scopes.append((f"{name}#{seen[name]}", node))
+    return named_scopes

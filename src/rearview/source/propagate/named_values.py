@@ -44,13 +44,15 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
         return f"the new text cannot be read: {here}"
     if isinstance(there, str):
         return f"the old text cannot be read: {there}"
-    one, first = grow(here), naming.names[0]
-    binds = _at(one, naming.line)
-    reads = binds if naming.into is None else _at(one, naming.into)
+    new_tree, first = grow(here), naming.names[0]
+    binds = _at(new_tree, naming.line)
+    reads = binds if naming.into is None else _at(new_tree, naming.into)
     if binds is None or reads is None:
         return f"line {naming.line} of the new text holds no statement"
-    two = grow(there)
-    partner = _partner(here, binds, reads, naming.names, two) or match(one, two).there.get(reads)
+    old_tree = grow(there)
+    partner = _partner(here, binds, reads, naming.names, old_tree) or match(
+        new_tree, old_tree
+    ).there.get(reads)
     if partner is None or there.repaired:
         return f"the statement whose value is `{first}` cannot be found there"
     try:
@@ -127,13 +129,13 @@ def _named(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit
         yield _Edit(start, start, text)
     for path, node in _walk(new):
         if isinstance(node, ast.NamedExpr) and node.target.id in left:
-            found = _follow(old, path)
-            if isinstance(found, ast.NamedExpr) and found.target.id == node.target.id:
+            old_value = _follow(old, path)
+            if isinstance(old_value, ast.NamedExpr) and old_value.target.id == node.target.id:
                 continue
-            if type(old) is not type(new) or not _alike(node.value, found):
+            if type(old) is not type(new) or not _alike(node.value, old_value):
                 raise _NotThereError(f"what `{node.target.id}` names is computed otherwise there")
-            assert found is not None
-            start, end = _span(found)
+            assert old_value is not None
+            start, end = _span(old_value)
             yield _Edit(start, start, f"({node.target.id} := ")
             yield _Edit(end, end, ")")
 
@@ -145,10 +147,10 @@ def _lifted(
     value = getattr(binds, "value", None)
     for path, node in _walk(reads):
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-            found = _follow(old, path)
-            if type(reads) is not type(old) or not _alike(value, found) or found is None:
+            part = _follow(old, path)
+            if type(reads) is not type(old) or not _alike(value, part) or part is None:
                 raise _NotThereError(f"what `{name}` names is computed otherwise there")
-            (row, begin), (last, stop) = _span(found)
+            (row, begin), (last, stop) = _span(part)
             if row != last:
                 raise _NotThereError(f"what `{name}` names takes several lines there")
             text = there.code_lines[row - 1].encode()[begin:stop].decode()
@@ -172,14 +174,14 @@ def _walk(stmt: ast.AST, path: Path = ()) -> Iterator[tuple[Path, ast.AST]]:
 
 
 def _follow(stmt: ast.AST, path: Path) -> ast.expr | None:
-    found: object = stmt
+    node: object = stmt
     for field, at in path:
-        value = getattr(found, field, None)
+        value = getattr(node, field, None)
         items = value if isinstance(value, list) else [value]
         if at >= len(items):
             return None
-        found = items[at]
-    return found if isinstance(found, ast.expr) else None
+        node = items[at]
+    return node if isinstance(node, ast.expr) else None
 
 
 def _alike(new: ast.AST | None, old: ast.AST | None) -> bool:

@@ -31,11 +31,11 @@ class VariableNames:
 class Votes:
     """How often a name of the new text is at the position of another name in the old text."""
 
-    def __init__(self, found: Matching) -> None:
-        self.found = found
+    def __init__(self, matching: Matching) -> None:
+        self.matching = matching
         self.table: dict[str, Counter[str]] = defaultdict(Counter)
         self.kept: Counter[str] = Counter()
-        for new, old in found.there.items():
+        for new, old in matching.there.items():
             if new.is_block:
                 continue
             if new.words == old.words:
@@ -43,38 +43,42 @@ class Votes:
                 continue
             if _trivial(new) and not similar(new.words[0], old.words[0]):
                 continue  # one `x = []` is as good as another
-            for one, two in aligned(new.words, old.words):
-                if one == two:
-                    self.kept[one] += 1
-                elif _NAME.match(one) and _NAME.match(two):
-                    self.table[one][two] += 1
+            for new_word, old_word in aligned(new.words, old.words):
+                if new_word == old_word:
+                    self.kept[new_word] += 1
+                elif _NAME.match(new_word) and _NAME.match(old_word):
+                    self.table[new_word][old_word] += 1
 
     def best(self, name: str) -> list[tuple[str, int]]:
         """Return the candidates for the old name of a variable, the one with most votes first."""
         return self.table[name].most_common(4)
 
 
-def aligned(ones: tuple[str, ...], twos: tuple[str, ...]) -> list[tuple[str, str]]:
+def aligned(new_words: tuple[str, ...], old_words: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return pairs of words at the same position of two statements.
 
     >>> aligned(("a", "=", "f", "b"), ("c", "=", "f", "b"))
     [('a', 'c'), ('=', '='), ('f', 'f'), ('b', 'b')]
     """
-    if len(ones) == len(twos):
-        differ = sum(one != two for one, two in zip(ones, twos, strict=True))
-        if differ * 2 <= len(ones):
-            return list(zip(ones, twos, strict=True))
-    if len(ones) * len(twos) > 40_000:
+    if len(new_words) == len(old_words):
+        differ = sum(
+            new_word != old_word for new_word, old_word in zip(new_words, old_words, strict=True)
+        )
+        if differ * 2 <= len(new_words):
+            return list(zip(new_words, old_words, strict=True))
+    if len(new_words) * len(old_words) > 40_000:
         return []
-    found: list[tuple[str, str]] = []
-    for kind, i, k, j, m in SequenceMatcher(None, ones, twos, autojunk=False).get_opcodes():
+    pairs: list[tuple[str, str]] = []
+    for kind, i, k, j, m in SequenceMatcher(
+        None, new_words, old_words, autojunk=False
+    ).get_opcodes():
         if kind == "equal" or (kind == "replace" and k - i == m - j):
-            found.extend(zip(ones[i:k], twos[j:m], strict=True))
-    return found
+            pairs.extend(zip(new_words[i:k], old_words[j:m], strict=True))
+    return pairs
 
 
 def resolve(
-    found: Matching,
+    matching: Matching,
     votes: Votes,
     used: Uses,
     here: tuple[StatementNode, int],
@@ -84,7 +88,7 @@ def resolve(
 
     `here` and `there` are (block, index) in the new and the old tree.
     """
-    resolver = _Resolver(found, votes, used, here, there)
+    resolver = _Resolver(matching, votes, used, here, there)
     renamed: dict[str, str] = {}
     missing: list[str] = []
     certainty = 1.0
@@ -104,21 +108,21 @@ class _Resolver:
 
     def __init__(
         self,
-        found: Matching,
+        matching: Matching,
         votes: Votes,
         used: Uses,
         here: tuple[StatementNode, int],
         there: tuple[StatementNode, int],
     ) -> None:
-        self.found = found
+        self.matching = matching
         self.votes = votes
         self.used = used
         self.here = here
         self.seen = visible(*there)
         self.at_home = visible(*here)
-        self.modules = imported_names(found.old)
-        self.new_modules = imported_names(found.new)
-        self.free = free_names(found.old)
+        self.modules = imported_names(matching.old)
+        self.new_modules = imported_names(matching.new)
+        self.free = free_names(matching.old)
 
     def called(self, name: str, taken: set[str]) -> tuple[str | None, float]:
         """Return (the old name of a variable or None, confidence)."""
@@ -128,7 +132,7 @@ class _Resolver:
             lost = name not in BUILTINS and name not in seen and "*" not in self.at_home
             return name, 0.9 if lost else 1.0
         home = definition(*self.here, name)
-        partner = self.found.there.get(home) if home is not None else None
+        partner = self.matching.there.get(home) if home is not None else None
         target = _target(home, partner, name)
         if target == "*":  # the same module, of which all was imported then
             return name, 0.95
@@ -156,16 +160,24 @@ class _Resolver:
             for other, count in votes.best(name)
             if other in seen
             and other not in self.used.reads  # two values of the statement are not one
+            and not self.used_otherwise(name, other)
             and not (other in self.at_home and votes.kept[other])
             and (other not in self.modules or name in self.new_modules)
         ]
         total = sum(votes.table[name].values())
         if options and options[0][1] * 2 > total:
             return options[0][0], 0.9 if options[0][1] > 1 else 0.75
-        hits = votes.best(name)
-        known = seen - self.modules - self.used.reads
-        if len(hits) == 1 and not votes.kept[name] and hits[0][0] in known:
-            return hits[0][0], 0.8  # the only one that ever stands where a name born since does
+        candidates = votes.best(name)
+        variables = seen - self.modules - self.used.reads
+        if (
+            len(candidates) == 1
+            and not votes.kept[name]
+            and candidates[0][0] in variables
+            and not self.used_otherwise(name, candidates[0][0])
+        ):
+            return candidates[0][
+                0
+            ], 0.8  # the only one that ever stands where a name born since does
         logger = self.logger(name)
         if logger is not None:
             return logger, 0.85
@@ -179,11 +191,20 @@ class _Resolver:
         longer = [each for each in fresh if _extends(name, each) or _extends(each, name)]
         if len(longer) == 1:
             return longer[0], 0.7
-        if target in fresh and not votes.table[name] and _exchanged(self.found, home):
+        if target in fresh and not votes.table[name] and _exchanged(self.matching, home):
             return target, 0.7
         if name in self.free:  # nothing binds it, and the old text reads it all the same
             return name, 0.9
         return None, 1.0
+
+    def used_otherwise(self, name: str, other: str) -> bool:
+        """Return True if the attributes taken of a variable now and of another one then all differ."""
+        new_members = {member for root, member in self.used.members if root == name}
+        if not new_members or name in self.new_modules:
+            return False
+        old_members = members_of(self.matching.old, other)
+        new_members |= members_of(self.matching.new, name)
+        return bool(old_members) and new_members.isdisjoint(old_members)
 
     def logger(self, name: str) -> str | None:
         """Return the object with which the old text logs or prints where the new text uses `name`."""
@@ -191,18 +212,18 @@ class _Resolver:
         if methods and methods <= _SEVERITIES:
             tally = Counter(
                 node.words[0]
-                for node in self.found.old.nodes
+                for node in self.matching.old.nodes
                 if node.kind == "Expr"
                 and node.words[1:2] == (".",)
                 and node.words[2] in _SEVERITIES
             )
-            known = [each for each, _ in tally.most_common() if each in self.seen]
-            if known:
-                return known[0]
-            made = {value_call(n.tree) for n in self.found.new.nodes if name in binds(n)}
-            return "logging" if "getLogger" in made and "logging" in self.seen else None
+            loggers = [each for each, _ in tally.most_common() if each in self.seen]
+            if loggers:
+                return loggers[0]
+            makers = {value_call(n.tree) for n in self.matching.new.nodes if name in binds(n)}
+            return "logging" if "getLogger" in makers and "logging" in self.seen else None
         if not methods and "print" in name.lower():
-            calls = sum(node.words[:1] == ("print",) for node in self.found.old.nodes)
+            calls = sum(node.words[:1] == ("print",) for node in self.matching.old.nodes)
             return "print" if calls > 1 else None
         return None
 
@@ -227,6 +248,16 @@ def _extends(longer: str, name: str) -> bool:
     return len(name) > 3 and (longer.endswith(f"_{name}") or longer.startswith(f"{name}_"))
 
 
+def members_of(tree: StatementTree, name: str) -> set[str]:
+    """Return the attributes and methods of a variable that a text mentions."""
+    return {
+        node.words[at + 2]
+        for node in tree.nodes
+        for at, word in enumerate(node.words[:-2])
+        if word == name and node.words[at + 1] == "." and (not at or node.words[at - 1] != ".")
+    }
+
+
 def free_names(tree: StatementTree) -> set[str]:
     """Return the names that a text reads and nothing in it binds: from a star import, or injected."""
     bound: set[str] = set()
@@ -237,9 +268,9 @@ def free_names(tree: StatementTree) -> set[str]:
     return set(uses(tree.parsed.tree.body).reads) - bound
 
 
-def _exchanged(found: Matching, home: StatementNode | None) -> bool:
+def _exchanged(matching: Matching, home: StatementNode | None) -> bool:
     """Return True if a definition is between the same two statements in both texts."""
-    partner = found.there.get(home) if home is not None else None
+    partner = matching.there.get(home) if home is not None else None
     if home is None or partner is None or home.parent is None or partner.parent is None:
         return False
     for step in (-1, 1):
@@ -249,21 +280,21 @@ def _exchanged(found: Matching, home: StatementNode | None) -> bool:
             siblings = node.parent.children if node.parent is not None else []
             sides.append(siblings[at] if 0 <= at < len(siblings) else None)
         new, old = sides
-        if (found.there.get(new) if new is not None else None) is not old:
+        if (matching.there.get(new) if new is not None else None) is not old:
             return False
     return True
 
 
-def similar(one: str, two: str) -> bool:
+def similar(name: str, other: str) -> bool:
     """Return True if two names share most of their parts, or nearly all of their letters.
 
     >>> similar("has_any_unknown_label", "has_unknown_label"), similar("texts", "lengths")
     (True, False)
     """
-    ones, twos = (set(filter(None, each.lower().split("_"))) for each in (one, two))
-    if 2 * len(ones & twos) > max(len(ones), len(twos)):
+    parts, other_parts = (set(filter(None, each.lower().split("_"))) for each in (name, other))
+    if 2 * len(parts & other_parts) > max(len(parts), len(other_parts)):
         return True
-    return len(one) > 3 and SequenceMatcher(None, one, two).ratio() >= 0.85
+    return len(name) > 3 and SequenceMatcher(None, name, other).ratio() >= 0.85
 
 
 def imported_names(tree: StatementTree) -> set[str]:
@@ -297,23 +328,23 @@ def _target(new: StatementNode | None, old: StatementNode | None, name: str) -> 
     if isinstance(new.tree, (ast.FunctionDef, ast.AsyncFunctionDef)) and isinstance(
         old.tree, (ast.FunctionDef, ast.AsyncFunctionDef)
     ):
-        ones = [arg.arg for arg in (*new.tree.args.posonlyargs, *new.tree.args.args)]
-        twos = [arg.arg for arg in (*old.tree.args.posonlyargs, *old.tree.args.args)]
-        if name in twos:
+        new_names = [arg.arg for arg in (*new.tree.args.posonlyargs, *new.tree.args.args)]
+        old_names = [arg.arg for arg in (*old.tree.args.posonlyargs, *old.tree.args.args)]
+        if name in old_names:
             return name
-        if name in ones and len(ones) == len(twos):
-            other = twos[ones.index(name)]
-            return other if other not in ones else None
+        if name in new_names and len(new_names) == len(old_names):
+            other = old_names[new_names.index(name)]
+            return other if other not in new_names else None
         return None
-    ones, twos = _bound_list(new.tree), _bound_list(old.tree)
-    if name in twos:
+    new_names, old_names = _bound_list(new.tree), _bound_list(old.tree)
+    if name in old_names:
         return name
-    if twos == ["*"]:
+    if old_names == ["*"]:
         same = getattr(new.tree, "module", None) == getattr(old.tree, "module", None)
         return "*" if same else None
-    if name in ones and len(ones) == len(twos):
-        other = twos[ones.index(name)]
-        return other if other not in ones else None
+    if name in new_names and len(new_names) == len(old_names):
+        other = old_names[new_names.index(name)]
+        return other if other not in new_names else None
     return None
 
 
@@ -338,37 +369,39 @@ def _bound_list(tree: ast.AST) -> list[str]:
 
 
 def members(
-    found: Matching, votes: Votes, used: Uses
+    matching: Matching, votes: Votes, used: Uses
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Return the old names of attributes, and the attributes that do not exist in the old text.
 
     An attribute that the old text never mentions counts as renamed if another one is at its position in all
     statements that both texts have; it is missing if the new text defines it.
     """
-    known = {word.lstrip("'") for node in found.old.nodes for word in node.words}
-    asked = set(used.attributes) - known if used.attributes else set()
-    if not asked:
+    old_words = {word.lstrip("'") for node in matching.old.nodes for word in node.words}
+    unmentioned = set(used.attributes) - old_words if used.attributes else set()
+    if not unmentioned:
         return {}, []
-    renamed = _renamed_members(found, votes, asked)
-    asked -= renamed.keys()
-    gone = asked & _defined(found, asked) if asked else set()
+    renamed = _renamed_members(matching, votes, unmentioned)
+    unmentioned -= renamed.keys()
+    gone = unmentioned & _defined(matching, unmentioned) if unmentioned else set()
     return renamed, sorted(pair for pair in used.members if pair[1] in gone)
 
 
-def _renamed_members(found: Matching, votes: Votes, asked: set[str]) -> dict[str, str]:
+def _renamed_members(matching: Matching, votes: Votes, unmentioned: set[str]) -> dict[str, str]:
     """Return what attributes that the old text never mentions are called there."""
-    still = {word.lstrip("'") for node in found.new.nodes for word in node.words}
-    dotted = {word for node in found.old.nodes for dot, word in pairwise(node.words) if dot == "."}
+    still = {word.lstrip("'") for node in matching.new.nodes for word in node.words}
+    dotted = {
+        word for node in matching.old.nodes for dot, word in pairwise(node.words) if dot == "."
+    }
     renamed: dict[str, str] = {}
-    functions = _renamed_functions(found, asked)
-    for member in sorted(asked):
+    functions = _renamed_functions(matching, unmentioned)
+    for member in sorted(unmentioned):
         if functions.get(member, member) not in still | {member}:
             renamed[member] = functions[member]
             continue
         every = votes.best(member)
-        hits = [(other, n) for other, n in every if other not in still]
-        if len(hits) == 1 or (hits and hits[0][1] > 2 * hits[1][1]):
-            renamed[member] = hits[0][0]
+        candidates = [(other, n) for other, n in every if other not in still]
+        if len(candidates) == 1 or (candidates and candidates[0][1] > 2 * candidates[1][1]):
+            renamed[member] = candidates[0][0]
             continue
         if len(every) == 1 and every[0][1] > 1 and not votes.kept[member]:
             renamed[member] = every[0][0]
@@ -379,12 +412,14 @@ def _renamed_members(found: Matching, votes: Votes, asked: set[str]) -> dict[str
     return renamed
 
 
-def _defined(found: Matching, asked: set[str]) -> set[str]:
+def _defined(matching: Matching, attributes: set[str]) -> set[str]:
     """Return the attributes of some that the new text itself defines."""
     defined: set[str] = set()
-    for node in found.new.nodes:
-        if node.is_block or asked.isdisjoint(word.lstrip("'") for word in node.words):
+    for node in matching.new.nodes:
+        if node.is_block or attributes.isdisjoint(word.lstrip("'") for word in node.words):
             continue
+        if isinstance(node.tree, ast.AugAssign):
+            continue  # it changes what was defined before, maybe in a class of another file
         if isinstance(node.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
             defined.add(node.tree.name)
             continue
@@ -400,7 +435,7 @@ def _defined(found: Matching, asked: set[str]) -> set[str]:
     return defined
 
 
-def keywords(found: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
+def keywords(matching: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
     """Return keywords of calls by what the called function named that argument in the old text."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     renamed: dict[str, str] = {}
@@ -409,7 +444,7 @@ def keywords(found: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
         called = last_name(call.func)
         pairs = [
             (new.tree.args, old.tree.args)
-            for new, old in found.there.items()
+            for new, old in matching.there.items()
             if isinstance(new.tree, functions)
             and isinstance(old.tree, functions)
             and not new.is_block
@@ -417,26 +452,31 @@ def keywords(found: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
         ]
         if len(pairs) != 1:
             continue
-        ones, twos = (
+        new_parameters, old_parameters = (
             [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
             for args in pairs[0]
         )
         for keyword in call.keywords:
             word = keyword.arg
-            if word is None or word in twos or word not in ones or len(ones) != len(twos):
+            if (
+                word is None
+                or word in old_parameters
+                or word not in new_parameters
+                or len(new_parameters) != len(old_parameters)
+            ):
                 continue
-            other = twos[ones.index(word)]
-            if other not in ones:
+            other = old_parameters[new_parameters.index(word)]
+            if other not in new_parameters:
                 renamed[word] = other
     return renamed
 
 
-def _renamed_functions(found: Matching, names: set[str]) -> dict[str, str]:
+def _renamed_functions(matching: Matching, names: set[str]) -> dict[str, str]:
     """Return what the functions of some names were called in the old text."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {
         new.tree.name: old.tree.name
-        for new, old in found.there.items()
+        for new, old in matching.there.items()
         if isinstance(new.tree, functions)
         and isinstance(old.tree, functions)
         and new.tree.name in names
@@ -444,7 +484,7 @@ def _renamed_functions(found: Matching, names: set[str]) -> dict[str, str]:
     }
 
 
-def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
+def imports_for(missing: tuple[str, ...], matching: Matching) -> dict[str, str]:
     """Return an import line for each missing name that the new text imports and that is safe to add.
 
     Safe are our own package and packages that the old text imports anyway; it is not known whether another
@@ -453,13 +493,13 @@ def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
     lines: dict[str, str] = {}
     if not missing:
         return lines
-    known = {"rearview"}
-    for node in found.old.nodes:
+    packages = {"rearview"}
+    for node in matching.old.nodes:
         if isinstance(node.tree, ast.Import):
-            known |= {each.name.split(".")[0] for each in node.tree.names}
+            packages |= {each.name.split(".")[0] for each in node.tree.names}
         elif isinstance(node.tree, ast.ImportFrom) and not node.tree.level and node.tree.module:
-            known.add(node.tree.module.split(".")[0])
-    for node in found.new.root.children:
+            packages.add(node.tree.module.split(".")[0])
+    for node in matching.new.root.children:
         tree = node.tree
         if isinstance(tree, ast.ImportFrom) and (tree.level or not tree.module):
             continue
@@ -468,7 +508,7 @@ def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
         for each in tree.names:
             bound = (each.asname or each.name).split(".")[0]
             package = (tree.module or "") if isinstance(tree, ast.ImportFrom) else each.name
-            if bound in missing and package.split(".")[0] in known:
+            if bound in missing and package.split(".")[0] in packages:
                 alias = f"{each.name} as {each.asname}" if each.asname else each.name
                 source = f"from {package} " if isinstance(tree, ast.ImportFrom) else ""
                 lines[bound] = f"{source}import {alias}"
@@ -476,11 +516,11 @@ def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
 
 
 def overwritten(
-    used: Uses, found: Matching, blocks: tuple[StatementNode, StatementNode]
+    used: Uses, matching: Matching, blocks: tuple[StatementNode, StatementNode]
 ) -> str | None:
     """Return a variable that the statement sets and that the old code around it uses, if there is one."""
     here, there = (names_in(block) for block in blocks)
-    del found
+    del matching
     fresh = used.writes - used.reads
     return next((name for name in sorted(fresh) if name in there and name not in here), None)
 
@@ -488,11 +528,11 @@ def overwritten(
 def names_in(block: StatementNode) -> set[str]:
     """Return the words of the scope that contains a block or a statement."""
     scope = block if block.parent is None else block.scope()
-    found: set[str] = set()
+    words: set[str] = set()
     stack = list(scope.children)
     while stack:
         node = stack.pop()
-        found.update(node.words)
+        words.update(node.words)
         if not node.is_scope:
             stack.extend(node.children)
-    return found
+    return words

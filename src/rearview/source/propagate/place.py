@@ -1,7 +1,7 @@
 """Find the place in the old tree that corresponds to a place in the new tree.
 
 A place is between two statements of a block. The paired statements around it are the anchors; if several
-places are between the same two anchors, `gap` chooses.
+places are between the same two anchors, `place_between` chooses.
 """
 
 import ast
@@ -18,8 +18,17 @@ from rearview.source.data_flow import (
     uses,
     visible,
 )
-from rearview.source.propagate.gap import REACH, Nowhere, Spot, between, child_of, siblings
-from rearview.source.propagate.match import Matching, likeness
+from rearview.source.propagate.match import Matching
+from rearview.source.propagate.place_between import (
+    LEAVING,
+    REACH,
+    Nowhere,
+    Spot,
+    between,
+    child_of,
+    siblings,
+)
+from rearview.source.propagate.similarity import likeness
 from rearview.source.propagate.splice import indent_of
 from rearview.source.trees import StatementNode, StatementTree
 
@@ -43,70 +52,77 @@ class _Anchor:
     far: int  # siblings between
     gives: bool  # it sets what the statement reads
     exact: bool = False  # it reads the same in both texts
+    inside: bool = True  # it is in the block around the statement, not beyond
 
 
-def locate(found: Matching, spot: Spot) -> Place | Nowhere:
+def locate(matching: Matching, spot: Spot) -> Place | Nowhere:
     """Return the place in the old tree where a statement of the new tree belongs."""
-    place = _by_statements(found, spot)
+    place = _by_statements(matching, spot)
     if isinstance(place, Place) and place.confidence >= 0.85:
         return place
-    marked = _by_comment(found, spot)
-    if marked is None or not _same_values(found, spot, *marked):
+    marked = _by_comment(matching, spot)
+    if marked is None or not _same_values(matching, spot, *marked):
         return place
     if isinstance(place, Place) and (place.block, place.index) == marked:
         return replace(place, confidence=max(place.confidence, 0.85))
     return Place(*marked, 0.75, ("the comment above it is there",))
 
 
-def _by_comment(found: Matching, spot: Spot) -> tuple[StatementNode, int] | None:
+def _by_comment(matching: Matching, spot: Spot) -> tuple[StatementNode, int] | None:
     """Return the place under the comment above the statement, if each text has that comment once."""
     comment = spot.comment[-1] if spot.comment else ""
     if len(comment) < 10:
         return None
-    old = [at for at, line in enumerate(found.old.parsed.lines, 1) if line.strip() == comment]
-    if len(old) != 1 or sum(line.strip() == comment for line in found.new.parsed.lines) != 1:
+    old = [at for at, line in enumerate(matching.old.parsed.lines, 1) if line.strip() == comment]
+    if len(old) != 1 or sum(line.strip() == comment for line in matching.new.parsed.lines) != 1:
         return None
-    below = next((n for n in found.old.nodes if not n.is_block and n.start > old[0]), None)
+    below = next((n for n in matching.old.nodes if not n.is_block and n.start > old[0]), None)
     home = spot.block if spot.block.parent is None else spot.block.scope()
     if (
         below is None
         or below.parent is None
-        or _scope_of(below.parent) is not found.there.get(home)
+        or _scope_of(below.parent) is not matching.there.get(home)
     ):
         return None
     if any(
         line.strip() and not line.strip().startswith("#")
-        for line in found.old.parsed.lines[old[0] : below.start - 1]
+        for line in matching.old.parsed.lines[old[0] : below.start - 1]
     ):
         return None
     return below.parent, below.index
 
 
-def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
-    anchors = _anchors(found, spot)
-    home = found.block(spot.block)
+def _by_statements(matching: Matching, spot: Spot) -> Place | Nowhere:
+    anchors = _anchors(matching, spot)
+    home = matching.block(spot.block)
     if home is None and not anchors:
-        home = _copied_block(found, spot)
+        home = _copied_block(matching, spot)
     target = _inverted(anchors) or _block(anchors, home)
     if target is not home and _edge_of_home(anchors, spot, target, home):
         target = home
     if target is None:
         return Nowhere(_why_nowhere(spot.block))
-    target = _beside_definition(found, spot, target)
+    target = _beside_definition(matching, spot, target)
     spots = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
     if not spots:
-        return _beside_copies(found, spot, target) or _at_edge(found, spot, target)
+        return _beside_copies(matching, spot, target) or _at_edge(matching, spot, target)
     low, high, agree = _range(spots, len(target.children))
     low, high = _beside_neighbour(spots, low, high, len(target.children))
-    low = max([low, *_after_definitions(found, spot, target)])
-    if low > high:
-        return Nowhere("what it reads is set only after the place where it would stand")
-    chosen = between(found, spot, target, low, high)
+    low, high, reachable = _reachable(target, low, high)
+    after_definitions = max([low, *_after_definitions(matching, spot, target)])
+    if after_definitions > high:
+        if not _set_otherwise(spots, spot, target, high):
+            return Nowhere("what it reads is set only after the place where it would stand")
+        reachable *= 0.9
+    else:
+        low = after_definitions
+    chosen = between(matching, spot, target, low, high)
     if isinstance(chosen, Nowhere):
         return chosen
     at, certainty = chosen
-    if not _same_values(found, spot, target, at):
-        at = _with_same_values(found, spot, target, spots, at)
+    certainty *= reachable
+    if not _same_values(matching, spot, target, at):
+        at = _with_same_values(matching, spot, target, spots, at)
         certainty *= 0.92
     inner = _inside_branch(spot, anchors, target, at)
     if inner is not None:
@@ -119,6 +135,8 @@ def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
     if home is not target:
         reasons.append("the block around it has changed")
         strength *= 0.9
+        if home is None and not any(a.inside and a.old.parent is target for a in spots):
+            strength *= 0.8  # nothing of the block it is in now is there
     return Place(target, at, agree * certainty * strength, tuple(reasons))
 
 
@@ -139,41 +157,44 @@ def _evidence(spots: dict[_Anchor, int], target: StatementNode, at: int) -> tupl
 
 
 def _with_same_values(
-    found: Matching, spot: Spot, target: StatementNode, spots: dict[_Anchor, int], at: int
+    matching: Matching, spot: Spot, target: StatementNode, spots: dict[_Anchor, int], at: int
 ) -> int:
     """Return the place next to a neighbour at which the variables read come from the same statements."""
     beside = [
         a.old.index + a.before for a in spots if a.near and a.exact and a.old.parent is target
     ]
-    return next((each for each in beside if _same_values(found, spot, target, each)), at)
+    return next((each for each in beside if _same_values(matching, spot, target, each)), at)
 
 
-def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
+def _anchors(matching: Matching, spot: Spot) -> list[_Anchor]:
     anchors: list[_Anchor] = []
     for before in (True, False):
-        side = siblings(found, spot, before=before)
+        side = siblings(matching, spot, before=before)
         for position, new in enumerate(side[:REACH]):
             far = position
-            old = found.there.get(new)
+            old = matching.there.get(new)
             gives = before and bool(uses([new.tree]).writes & spot.used.reads)
-            if new.parent is not spot.block:
+            inside = new.parent is spot.block
+            if not inside:
                 far += 2  # beyond the block around the statement
             if old is not None:
                 alike = max(likeness(new, old), 0.6) if new.children else likeness(new, old)
                 exact = old.words == new.words and (len(new.words) > 2 or far == 0)
                 weight = alike / (1 + far)
-                anchors.append(_Anchor(old, before, weight, far == 0, far, gives, exact))
-            elif new.children and (inner := _edge(found, new, last=before)) is not None:
+                anchors.append(_Anchor(old, before, weight, far == 0, far, gives, exact, inside))
+            elif new.children and (inner := _edge(matching, new, last=before)) is not None:
                 # a block put around statements that stood there before
-                anchors.append(_Anchor(inner, before, 0.7 / (1 + far), False, far, gives))
+                anchors.append(
+                    _Anchor(inner, before, 0.7 / (1 + far), False, far, gives, inside=inside)
+                )
     return anchors
 
 
-def _edge(found: Matching, new: StatementNode, *, last: bool) -> StatementNode | None:
-    inner = [node for node in new.walk() if not node.is_block and node in found.there]
+def _edge(matching: Matching, new: StatementNode, *, last: bool) -> StatementNode | None:
+    inner = [node for node in new.walk() if not node.is_block and node in matching.there]
     if not inner or new.is_scope:
         return None
-    return found.there[inner[-1 if last else 0]]
+    return matching.there[inner[-1 if last else 0]]
 
 
 def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode | None:
@@ -213,10 +234,25 @@ def _inverted(anchors: list[_Anchor]) -> StatementNode | None:
 
     `with a: for x in y: f(x)` and then `g()` may have been `for x in y: with a: f(x)`, then `g()`.
     """
-    near = {a.before: a.old for a in anchors if a.near and a.exact}
-    if len(near) == 2 and near[True] in list(near[False].above()):
-        return near[False].parent
-    return None
+    near = {a.before: a for a in anchors if a.near}
+    if len(near) < 2 or near[True].old not in list(near[False].old.above()):
+        return None
+    inner = near[False].old.parent
+    exact = near[True].exact and near[False].exact
+    return (
+        inner if exact or (inner is not None and _is_other_branch(inner, near[True].old)) else None
+    )
+
+
+def _is_other_branch(block: StatementNode, check: StatementNode) -> bool:
+    """Return True if a block is the `else` of a check that otherwise leaves: it follows the check."""
+    tree = check.tree
+    return (
+        isinstance(tree, ast.If)
+        and block.parent is check
+        and block.role == "orelse"
+        and isinstance(tree.body[-1], LEAVING)
+    )
 
 
 def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
@@ -225,13 +261,21 @@ def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
     near = [a for a in exact if a.near]
     if len(near) == 2 and near[0].old.parent is near[1].old.parent:
         return near[0].old.parent
+    pair = sorted((a.old for a in anchors if a.near), key=lambda node: node.order)
+    if (
+        near
+        and len(pair) == 2
+        and pair[0].parent is pair[1].parent
+        and pair[0].index + 1 == pair[1].index
+    ):
+        return pair[0].parent  # they are next to each other, and one of them is unchanged
     close = [a for a in exact if a.far < 3]
     if near or len(close) < 2 or len({a.old.parent for a in close}) > 1:
         return None
     return close[0].old.parent
 
 
-def _beside_definition(found: Matching, spot: Spot, target: StatementNode) -> StatementNode:
+def _beside_definition(matching: Matching, spot: Spot, target: StatementNode) -> StatementNode:
     """Return the block, or a deeper one in which the variables that the statement reads are set.
 
     After a loop a variable has only its last value; after a branch it may have none.
@@ -239,11 +283,13 @@ def _beside_definition(found: Matching, spot: Spot, target: StatementNode) -> St
     around = {target, *target.above()}
     for name in sorted(spot.used.reads):
         home = definition(spot.block, spot.index, name)
-        partner = found.there.get(home) if home is not None and not home.is_scope else None
+        partner = matching.there.get(home) if home is not None and not home.is_scope else None
         if home is None or partner is None or partner.scope() is not _scope_of(target):
             continue
         if home.parent is not spot.block or partner.parent is None:
             continue  # it was set in another block already
+        if not binds(partner) and name in bound_in(target):
+            continue  # it is collected there, and complete only in the block around
         between = [n for n in partner.above() if n not in around and not n.is_block]
         if not between:
             continue
@@ -258,11 +304,11 @@ def _beside_definition(found: Matching, spot: Spot, target: StatementNode) -> St
     return target
 
 
-def _same_values(found: Matching, spot: Spot, target: StatementNode, at: int) -> bool:
+def _same_values(matching: Matching, spot: Spot, target: StatementNode, at: int) -> bool:
     """Return True if what is read at a place was set by the partners of what sets it now."""
     for name in spot.used.reads:
         home = definition(spot.block, spot.index, name)
-        partner = found.there.get(home) if home is not None and not home.is_scope else None
+        partner = matching.there.get(home) if home is not None and not home.is_scope else None
         if partner is None or partner.scope() is not _scope_of(target):
             continue
         if name in binds(partner) and definition(target, at, name) not in {partner, None}:
@@ -290,7 +336,7 @@ def _inside_branch(
         branch = target.children[outer].tree if outer is not None else None
         if outer is None or not isinstance(branch, ast.If):
             continue
-        if branch.orelse or name in visible(target, outer):
+        if branch.orelse or definition(target, outer, name) is not None:
             continue
         assert there.parent is not None
         return there.parent, there.index + 1
@@ -379,6 +425,12 @@ def _range(spots: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
     return first, last, best / total
 
 
+def _reachable(target: StatementNode, low: int, high: int) -> tuple[int, int, float]:
+    """Return the range cut off at the first statement behind which nothing runs, and a confidence."""
+    end = next((n.index for n in target.children if isinstance(n.tree, LEAVING)), high)
+    return min(low, end), min(high, end), 0.9 if end < low else 1.0
+
+
 def _beside_neighbour(
     spots: dict[_Anchor, int], low: int, high: int, count: int
 ) -> tuple[int, int]:
@@ -389,31 +441,44 @@ def _beside_neighbour(
     beside = [(a.before, at + 1 if a.before else at) for a, at in close if a.near]
     if (True, low) in beside and low == high:
         return low, high
-    held = [
+    ranges = [
         (at + 1, at + 1 + a.far) if a.before else (at - a.far, at)
         for a, at in giving[:1] or [each for each in close if each[0].far == nearest]
     ]
-    if not held or any(first <= high and low <= last for first, last in held):
+    if not ranges or any(first <= high and low <= last for first, last in ranges):
         return low, high
-    first, last = held[0]
+    first, last = ranges[0]
     if (False, low) in beside and low == high and abs(low - last) <= 2:
         return low, high
     return max(0, first), min(last, count)
 
 
-def _after_definitions(found: Matching, spot: Spot, target: StatementNode) -> Iterable[int]:
+def _after_definitions(matching: Matching, spot: Spot, target: StatementNode) -> Iterable[int]:
     """Yield the least index for each name read whose setting stands in the same block."""
     for name in spot.used.reads:
         home = definition(spot.block, spot.index, name)
         if home is None or home.is_scope or child_of(home, spot.block) is None:
             continue
-        partner = found.there.get(home)
+        partner = matching.there.get(home)
         at = child_of(partner, target) if partner is not None else None
         if at is not None:
             yield at + 1
 
 
-def _copied_block(found: Matching, spot: Spot) -> StatementNode | None:
+def _set_otherwise(spots: dict[_Anchor, int], spot: Spot, target: StatementNode, at: int) -> bool:
+    """Return True if an unchanged neighbour is at a place where all that is read has a value.
+
+    The statement that sets it now was then paired with one of the same words farther down.
+    """
+    beside = any(a.near and a.exact and not a.before and spots[a] == at for a in spots)
+    return beside and all(
+        definition(target, at, name) is not None
+        for name in spot.used.reads
+        if definition(spot.block, spot.index, name) is not None
+    )
+
+
+def _copied_block(matching: Matching, spot: Spot) -> StatementNode | None:
     """Return the old block of a statement of which the one around the place is a copy."""
     owner = spot.block.parent
     if owner is None or owner.is_scope:
@@ -421,48 +486,58 @@ def _copied_block(found: Matching, spot: Spot) -> StatementNode | None:
     twins = [
         node
         for node in owner.scope().walk()
-        if node.kind == owner.kind and node.words == owner.words and node in found.there
+        if node.kind == owner.kind and node.words == owner.words and node in matching.there
     ]
     if len(twins) != 1 or twins[0].is_block:
         return None
-    same = [block for block in found.there[twins[0]].children if block.role == spot.block.role]
+    same = [block for block in matching.there[twins[0]].children if block.role == spot.block.role]
     return same[0] if same else None
 
 
-def _beside_copies(found: Matching, spot: Spot, target: StatementNode) -> Place | None:
+def _beside_copies(matching: Matching, spot: Spot, target: StatementNode) -> Place | None:
     """Return the place among statements of which the new text has copies, paired with another."""
-    low, high, hits = 0, len(target.children), 0
+    low, high, copies = 0, len(target.children), 0
     near: list[int] = []
     for before in (True, False):
-        for far, new in enumerate(siblings(found, spot, before=before)[:REACH]):
+        for far, new in enumerate(siblings(matching, spot, before=before)[:REACH]):
             same = [old for old in target.children if old.words == new.words and len(old.words) > 1]
             if len(same) == 1:
-                hits += 1
+                copies += 1
                 at = same[0].index + before
                 low, high = (max(low, at), high) if before else (low, min(high, at))
                 near += [at] * (far == 0)
-    if hits < 2 or low > high or not near or near[0] not in {low, high}:
+    if copies < 2 or low > high or not near or near[0] not in {low, high}:
         return None
     return Place(target, near[0], 0.75, ("the code around it was copied since",))
 
 
-def _at_edge(found: Matching, spot: Spot, target: StatementNode) -> Place | Nowhere:
+def _at_edge(matching: Matching, spot: Spot, target: StatementNode) -> Place | Nowhere:
     """Return the first or last place of a block whose statements were all rewritten."""
     owner = spot.block.parent
     if not target.children:
         return Place(target, 0, 0.8, ("the block is empty there",))
-    if owner is not None and found.same(owner) and not owner.is_scope and spot.index == 0:
+    if owner is not None and matching.same(owner) and not owner.is_scope and spot.index == 0:
         return Place(target, 0, 0.7, ("it is the first of the same block",))
-    if owner in found.there and owner is not None and not owner.is_scope and spot.index == 0:
+    if owner in matching.there and owner is not None and not owner.is_scope and spot.index == 0:
         return Place(target, 0, 0.65, ("it is the first of a block that is there",))
-    if owner is not None and found.same(owner) and not owner.is_scope:
+    if owner is not None and matching.same(owner) and not owner.is_scope:
         last = len(target.children)
-        leaves = isinstance(
-            target.children[-1].tree, (ast.Return, ast.Raise, ast.Continue, ast.Break)
-        )
+        leaves = isinstance(target.children[-1].tree, LEAVING)
         if spot.index == len(spot.block.children) and not leaves:
             return Place(target, last, 0.8, ("it is the last of the same block",))
+    only = _only_place(target)
+    if only is not None and owner is not None and owner.is_scope and owner in matching.there:
+        return Place(target, only, 0.75, ("it is the only place in that function",))
     return Nowhere("none of the statements around it can be found there")
+
+
+def _only_place(block: StatementNode) -> int | None:
+    """Return the one place of a block that consists of a `return`, and maybe a docstring before it."""
+    first = block.children[0].tree
+    words = isinstance(getattr(first, "value", None), ast.Constant) and isinstance(first, ast.Expr)
+    at = int(words)
+    left = block.children[at:]
+    return at if len(left) == 1 and isinstance(left[0].tree, LEAVING) else None
 
 
 def _why_nowhere(block: StatementNode) -> str:
@@ -475,28 +550,28 @@ def _why_nowhere(block: StatementNode) -> str:
     return "the code around it cannot be found there"
 
 
-def others(found: Matching, spot: Spot) -> list[Place]:
+def others(matching: Matching, spot: Spot) -> list[Place]:
     """Return further places for a statement, the most likely first.
 
     They are used after a replay has shown that the first place is wrong: under its comment, next to each
     neighbour, and after the statements that set the variables it reads.
     """
-    known: list[tuple[StatementNode, int, float]] = []
-    marked = _by_comment(found, spot)
+    candidates: list[tuple[StatementNode, int, float]] = []
+    marked = _by_comment(matching, spot)
     if marked is not None:
-        known.append((*marked, 0.75))
-    for anchor in _anchors(found, spot):
+        candidates.append((*marked, 0.75))
+    for anchor in _anchors(matching, spot):
         if anchor.near and anchor.old.parent is not None:
             sure = 0.75 if anchor.exact else 0.65
-            known.append((anchor.old.parent, anchor.old.index + anchor.before, sure))
+            candidates.append((anchor.old.parent, anchor.old.index + anchor.before, sure))
     for name in sorted(spot.used.reads):
         home = definition(spot.block, spot.index, name)
-        partner = found.there.get(home) if home is not None and not home.is_scope else None
+        partner = matching.there.get(home) if home is not None and not home.is_scope else None
         if partner is not None and home is not None and home.parent is spot.block:
             assert partner.parent is not None
-            known.append((partner.parent, partner.index + 1, 0.65))
+            candidates.append((partner.parent, partner.index + 1, 0.65))
     reasons = ("a replay disproved the likelier place",)
-    return [Place(block, index, sure, reasons) for block, index, sure in known]
+    return [Place(block, index, sure, reasons) for block, index, sure in candidates]
 
 
 def anywhere(chosen: list[ast.stmt], spot: Spot, old: StatementTree) -> Place | None:
@@ -545,7 +620,7 @@ def place_at(
         return Nowhere("line {} is inside the statement that starts on line {}", (line, cut.start))
     model = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
     depth = len(indent_of(model)) if model.strip() else None
-    found: list[tuple[StatementNode, int]] = []
+    candidates: list[tuple[StatementNode, int]] = []
     last = max((n.start for n in old.nodes if not n.is_block and n.start < line), default=0)
     for block in (node for node in old.nodes if node.is_block and node.children):
         before = [child for child in block.children if child.end < line]
@@ -554,12 +629,12 @@ def place_at(
             continue
         if block.parent is not None and not (index and block.end >= last):
             continue  # the line is not next to a statement of this block
-        found.append((block, index))
+        candidates.append((block, index))
     following = next((n for n in old.nodes if not n.is_block and n.start >= line and n.leads), None)
-    for block, index in reversed(found):
+    for block, index in reversed(candidates):
         own = len(indent_of(lines[block.children[0].start - 1]))
         if depth is None and following is not None and following.parent is not block:
             continue
         if depth is None or own == depth:
             return block, index, line
-    return (*found[0], line) if found else (old.root, 0, line)
+    return (*candidates[0], line) if candidates else (old.root, 0, line)

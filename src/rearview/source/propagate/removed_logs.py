@@ -37,22 +37,22 @@ def without_logs(
         if isinstance(parsed, str):
             continue
         tree = parsed.tree
-        found = _log_statements(tree, names)
-        if found is None:
+        logs = _log_statements(tree, names)
+        if logs is None:
             return None
-        if found:
-            out[path] = _cut(text, tree, found | (_only_for(tree, found) if with_values else set()))
+        if logs:
+            out[path] = _cut(text, tree, logs | (_only_for(tree, logs) if with_values else set()))
     return out
 
 
 def _log_statements(tree: ast.Module, names: Collection[str]) -> set[ast.stmt] | None:
     """Return the statements that log one of `names`; None if such a call is part of another one."""
     aliases = Aliases(tree)
-    found: set[ast.stmt] = set()
+    logs: set[ast.stmt] = set()
     calls: set[int] = set()
     for stmt in _statements(tree.body):
         if isinstance(stmt, ast.Expr) and _logs(stmt.value, aliases, names):
-            found.add(stmt)
+            logs.add(stmt)
             calls.add(id(stmt.value))
     for node in ast.walk(tree):
         if id(node) not in calls and _logs(node, aliases, names):
@@ -62,11 +62,11 @@ def _log_statements(tree: ast.Module, names: Collection[str]) -> set[ast.stmt] |
         for stmt in _statements(tree.body)
         if isinstance(stmt, ast.If | ast.With)
         and not getattr(stmt, "orelse", [])
-        and set(stmt.body) <= found
-        and stmt not in found
+        and set(stmt.body) <= logs
+        and stmt not in logs
     }:
-        found |= wrapped
-    return found
+        logs |= wrapped
+    return logs
 
 
 def _logs(node: ast.AST, aliases: Aliases, names: Collection[str]) -> bool:
@@ -81,11 +81,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(inner)
 
 
-def _only_for(tree: ast.Module, found: set[ast.stmt]) -> set[ast.stmt]:
+def _only_for(tree: ast.Module, logs: set[ast.stmt]) -> set[ast.stmt]:
     """Return assignments whose variables only statements of `found` read, directly or not."""
     out: set[ast.stmt] = set()
     while True:
-        gone = {id(node) for stmt in found | out for node in ast.walk(stmt)}
+        gone = {id(node) for stmt in logs | out for node in ast.walk(stmt)}
         read = {
             node.id
             for node in ast.walk(tree)
@@ -93,9 +93,9 @@ def _only_for(tree: ast.Module, found: set[ast.stmt]) -> set[ast.stmt]:
             and isinstance(node.ctx, ast.Load | ast.Del)
             and id(node) not in gone
         }
-        wanted = {
+        needed = {
             node.id
-            for stmt in found | out
+            for stmt in logs | out
             for node in ast.walk(stmt)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         }
@@ -105,7 +105,7 @@ def _only_for(tree: ast.Module, found: set[ast.stmt]) -> set[ast.stmt]:
             if isinstance(stmt, _SOURCES)
             and stmt not in out
             and (names := _assigned(stmt))
-            and names <= wanted - read
+            and names <= needed - read
         }
         if not more:
             return out

@@ -30,14 +30,14 @@ def indent_of(line: str) -> str:
 
 def frozen_lines(trees: Iterable[ast.stmt]) -> set[int]:
     """Return the lines that start inside a string, which indenting would change."""
-    found: set[int] = set()
+    lines: set[int] = set()
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno:
                 if isinstance(node, ast.Constant) and not isinstance(node.value, (str, bytes)):
                     continue
-                found.update(range(node.lineno + 1, node.end_lineno + 1))
-    return found
+                lines.update(range(node.lineno + 1, node.end_lineno + 1))
+    return lines
 
 
 def render(
@@ -107,30 +107,30 @@ def rename(text: str, names: Mapping[str, str]) -> str:
     out: list[str] = []
     at, before, depth = 0, "", 0
     while at < len(text):
-        found = _PIECE.match(text, at)
-        assert found is not None
-        piece = found[0]
-        if found["string"]:
-            stop = _string_end(text, found.end(), found["quote"], "r" in found["prefix"].lower())
+        token = _PIECE.match(text, at)
+        assert token is not None
+        piece = token[0]
+        if token["string"]:
+            stop = _string_end(text, token.end(), token["quote"], "r" in token["prefix"].lower())
             piece = text[at:stop]
-            if "f" in found["prefix"].lower():
+            if "f" in token["prefix"].lower():
                 piece = _fields(piece, names)
             at, before = stop, "s"
             out.append(piece)
             continue
-        at = found.end()
-        if found["word"] and before == "." and f".{piece}" in names:
+        at = token.end()
+        if token["word"] and before == "." and f".{piece}" in names:
             out.append(names[f".{piece}"])
-        elif found["word"] and piece in names and before != ".":
+        elif token["word"] and piece in names and before != ".":
             keyword = depth and before in {"(", ","} and re.match(r"\s*=(?!=)", text[at:])
             out.append(names.get(f"{piece}=", piece) if keyword else names[piece])
-        elif found["word"] and f"{piece}=" in names and before in {"(", ","}:
+        elif token["word"] and f"{piece}=" in names and before in {"(", ","}:
             keyword = depth and re.match(r"\s*=(?!=)", text[at:])
             out.append(names[f"{piece}="] if keyword else piece)
         else:
             out.append(piece)
         depth += (piece in "([{") - (piece in ")]}") if len(piece) == 1 else 0
-        if piece.strip() and not found["comment"]:
+        if piece.strip() and not token["comment"]:
             before = piece
     return "".join(out)
 
@@ -273,9 +273,9 @@ def _between(parsed: Parsed, head: int, group: list[ast.stmt]) -> Iterator[_Cut]
         indent = outer + ("\t" if outer.endswith("\t") else "    ")
         stop = len(before.rstrip().encode())
         yield _Cut(_start(group[0]), (group[0].lineno, stop), indent, together)
-    for one, two in pairwise(group):
-        end = (one.end_lineno or one.lineno, one.end_col_offset or 0)
-        yield _Cut(_start(two), end, indent, together)
+    for above, below in pairwise(group):
+        end = (above.end_lineno or above.lineno, above.end_col_offset or 0)
+        yield _Cut(_start(below), end, indent, together)
 
 
 def _start(stmt: ast.stmt) -> Spot:
@@ -338,10 +338,10 @@ def line_at(
     return choice
 
 
-def _same(ones: list[str], twos: list[str]) -> int:
+def _same(first_lines: list[str], second_lines: list[str]) -> int:
     count = 0
-    for one, two in zip(ones, twos, strict=False):
-        if one != two:
+    for first, second in zip(first_lines, second_lines, strict=False):
+        if first != second:
             break
         count += 1
     return count
@@ -370,12 +370,12 @@ def around(all_lines: tuple[str, ...], lines: tuple[int, int]) -> tuple[list[str
 def comment_above(parsed: Parsed, lines: tuple[int, int]) -> tuple[str, ...]:
     """Return the comment directly above some lines, line by line."""
     above, _ = around(parsed.lines, lines)
-    found: list[str] = []
+    comments: list[str] = []
     for line in reversed(above):
         if not line:
             break
-        found.insert(0, line)
-    return tuple(found)
+        comments.insert(0, line)
+    return tuple(comments)
 
 
 def step(tree: StatementTree) -> str:

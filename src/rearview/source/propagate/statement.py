@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rearview.source.data_flow import uses
-from rearview.source.propagate.gap import Nowhere, Spot
 from rearview.source.propagate.match import Matching, match
 from rearview.source.propagate.names import (
     Votes,
@@ -20,6 +19,7 @@ from rearview.source.propagate.names import (
     resolve,
 )
 from rearview.source.propagate.place import Place, anywhere, locate, others, place_at
+from rearview.source.propagate.place_between import Nowhere, Spot
 from rearview.source.propagate.splice import (
     comment_above,
     idle,
@@ -79,14 +79,14 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Selection:
     parsed: Parsed
     lines: tuple[int, int]
     statements: list[ast.stmt]
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _HandPlace:
     """A place given by hand: its line, and the names that variables of the statement have there."""
 
     line: int
@@ -139,18 +139,18 @@ def carry(
     read = _read(new, lines, old)
     if isinstance(read, str):
         return refuse(read)
-    asked, found, spot = read
-    place = locate(found, spot)
+    selection, matching, spot = read
+    place = locate(matching, spot)
     if isinstance(place, Nowhere):
-        loose = anywhere(asked.statements, spot, found.old)
+        loose = anywhere(selection.statements, spot, matching.old)
         if loose is None:
             return refuse(place.reason(inserted))
         place = loose
-    answer = _write(asked, found, spot, place, sure=sure)
+    answer = _write(selection, matching, spot, place, sure=sure)
     if not disproved or answer.line not in disproved:
         return answer
-    for other in others(found, spot):
-        answer = _write(asked, found, spot, other, sure=sure)
+    for other in others(matching, spot):
+        answer = _write(selection, matching, spot, other, sure=sure)
         if answer.line is not None and answer.line not in disproved:
             return answer
     return refuse(f"{' and '.join(dict.fromkeys(disproved.values()))}; no other place is certain")
@@ -179,16 +179,16 @@ def carry_to(
     read = _read(new, lines, old)
     if isinstance(read, str):
         return refuse(read)
-    asked, found, spot = read
-    place = place_at(found.old, line, after=after)
+    selection, matching, spot = read
+    place = place_at(matching.old, line, after=after)
     if isinstance(place, Nowhere):
         return refuse(place.reason(inserted))
     block, index, at = place
     by_hand = Place(block, index, 1.0, (BY_HAND,))
-    return _write(asked, found, spot, by_hand, _Given(at, renames or {}))
+    return _write(selection, matching, spot, by_hand, _HandPlace(at, renames or {}))
 
 
-def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Asked, Matching, Spot] | str:
+def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Selection, Matching, Spot] | str:
     """Return the statements, how the two texts match, and their place; or why they cannot be read."""
     here, there = try_parse(new), try_parse(old)
     if isinstance(here, str):
@@ -200,10 +200,10 @@ def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Asked, Matching,
         return chosen
     if is_notebook(old):
         return "the old text is a notebook; carry into the text of its cells"
-    one = grow(here, without=lines)
-    found = match(one, grow(there))
-    spot = Spot(*_spot(one, chosen[0]), uses(chosen), comment_above(here, lines))
-    return _Asked(here, lines, chosen), found, spot
+    new_tree = grow(here, without=lines)
+    matching = match(new_tree, grow(there))
+    spot = Spot(*_spot(new_tree, chosen[0]), uses(chosen), comment_above(here, lines))
+    return _Selection(here, lines, chosen), matching, spot
 
 
 def unsure(confidence: float, sure: float) -> str:
@@ -222,8 +222,12 @@ def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] 
             s for s in body if s not in inside and first_line(s) <= end and last_line(s) >= start
         ]
         if inside and not cut:
-            held = {at for s in inside for at in range(first_line(s), last_line(s) + 1)}
-            rest = [at for at in range(start, min(end, len(parsed.lines)) + 1) if at not in held]
+            statement_lines = {at for s in inside for at in range(first_line(s), last_line(s) + 1)}
+            rest = [
+                at
+                for at in range(start, min(end, len(parsed.lines)) + 1)
+                if at not in statement_lines
+            ]
             if all(idle(parsed.lines[at - 1]) for at in rest if at > 0):
                 return inside
             return f"lines {start} to {end} of the new text hold more than whole statements"
@@ -257,41 +261,41 @@ def _spot(tree: StatementTree, stmt: ast.stmt) -> tuple[StatementNode, int]:
 
 
 def _write(
-    asked: _Asked,
-    found: Matching,
+    selection: _Selection,
+    matching: Matching,
     spot: Spot,
     place: Place,
-    given: _Given | None = None,
+    by_hand: _HandPlace | None = None,
     sure: float = SURE,
 ) -> Carried:
-    here, lines, chosen = asked.parsed, asked.lines, asked.statements
+    here, lines, chosen = selection.parsed, selection.lines, selection.statements
     used = spot.used
-    old = found.old
-    renames = given.renames if given is not None else {}
+    old = matching.old
+    renames = by_hand.renames if by_hand is not None else {}
     free = replace(used, reads=used.reads - renames.keys())
-    votes = Votes(found)
-    names = resolve(found, votes, free, (spot.block, spot.index), (place.block, place.index))
-    imports = imports_for(names.missing, found)
+    votes = Votes(matching)
+    names = resolve(matching, votes, free, (spot.block, spot.index), (place.block, place.index))
+    imports = imports_for(names.missing, matching)
     unknown = [name for name in names.missing if name not in imports]
     if unknown:
         return refuse(_absent([f"`{name}`" for name in unknown]), *place.reasons)
-    attributes, absent = members(found, votes, used)
+    attributes, absent = members(matching, votes, used)
     if absent:
         return refuse(_absent([f"`{root}.{member}`" for root, member in absent]), *place.reasons)
-    arguments = keywords(found, chosen)
-    clash = overwritten(used, found, (spot.block, place.block))
+    arguments = keywords(matching, chosen)
+    clash = overwritten(used, matching, (spot.block, place.block))
     if clash:
         return refuse(f"it would overwrite `{clash}`, which the old text uses for something else")
     certainty = names.certainty * (0.9 if attributes else 1.0)
     score = place.confidence * certainty
-    confidence = calibrated(score) if given is None else 1.0
+    confidence = calibrated(score) if by_hand is None else 1.0
     if confidence < sure:
         return refuse(unsure(confidence, sure), *place.reasons, confidence=confidence)
     block, index = place.block, place.index
     indent = _indent(old, block, index)
     if indent is None:
         return refuse("a place inside a one-line block would change that line")
-    line = given.line if given else line_at(here, lines, old.parsed, block, index)
+    line = by_hand.line if by_hand else line_at(here, lines, old.parsed, block, index)
     if line == 1 and old.parsed.text.startswith("\ufeff"):
         return refuse("it would stand before the byte order mark")
     there = old.parsed.lines
@@ -314,7 +318,7 @@ def _write(
     if line == len(there) + 1 and there and not there[-1].endswith(("\n", "\r")):
         text = end + text.removesuffix(end)
     present = _present(there, line, text)
-    if present is not None and given is None and not _has_partner(found, present):
+    if present is not None and by_hand is None and not _has_partner(matching, present):
         why = f"the same statement stands there already, on line {present[0]}"
         return Carried(None, "", confidence, place.reasons, why, score, present)
     broken = _still_parses(old, line, text)
@@ -333,17 +337,17 @@ def _write(
 
 def _present(old: Sequence[str], line: int, text: str) -> tuple[int, int] | None:
     """Return the lines next to a place that already contain the same statement."""
-    wanted = [each.strip() for each in split(text) if each.strip()]
-    for start in (line - len(wanted), line):
-        near = old[max(0, start - 1) : start - 1 + len(wanted)]
-        if start >= 1 and [each.strip() for each in near] == wanted:
-            return start, start + len(wanted) - 1
+    inserted = [each.strip() for each in split(text) if each.strip()]
+    for start in (line - len(inserted), line):
+        near = old[max(0, start - 1) : start - 1 + len(inserted)]
+        if start >= 1 and [each.strip() for each in near] == inserted:
+            return start, start + len(inserted) - 1
     return None
 
 
-def _has_partner(found: Matching, lines: tuple[int, int]) -> bool:
+def _has_partner(matching: Matching, lines: tuple[int, int]) -> bool:
     """Return True if the old statement on some lines is another one of the new text."""
-    return any(old.start == lines[0] and not old.is_block for old in found.back)
+    return any(old.start == lines[0] and not old.is_block for old in matching.back)
 
 
 def _absent(listed: list[str]) -> str:
@@ -369,8 +373,8 @@ def _still_parses(old: StatementTree, line: int, text: str) -> str | None:
         result = try_parse(text)
     else:
         stop = max(around.end, line - 1)
-        kept = [*lines[around.start - 1 : line - 1], text, *lines[line - 1 : stop]]
-        result = try_parse("".join(kept))
+        result_lines = [*lines[around.start - 1 : line - 1], text, *lines[line - 1 : stop]]
+        result = try_parse("".join(result_lines))
     return result if isinstance(result, str) else None
 
 

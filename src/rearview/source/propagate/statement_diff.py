@@ -48,13 +48,13 @@ def statement_diff(old: Mapping[str, str], new: Mapping[str, str]) -> list[State
     >>> [(one.edit.value, one.new_text) for one in found]
     [('renamed', 'b = f(1)'), ('renamed', 'g(b)'), ('added', 'end()')]
     """
-    found: list[StatementChange] = []
+    changes: list[StatementChange] = []
     for path in sorted({*old, *new}):
         before, after = try_parse(old.get(path, "")), try_parse(new.get(path, ""))
         if isinstance(before, str) or isinstance(after, str):
             continue
-        found += _file(path, match(grow(after), grow(before)))
-    return found
+        changes += _file(path, match(grow(after), grow(before)))
+    return changes
 
 
 def _file(path: str, matching: Matching) -> list[StatementChange]:

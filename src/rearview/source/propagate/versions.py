@@ -113,7 +113,7 @@ def through(
     `disproved` has, for a version's index, the places at which a replay showed a statement wrong.
     """
     newest = _Source(new, tuple(statements), 1.0, tuple(namings))
-    given = {-1: newest}
+    sources = {-1: newest}
     done: dict[int, VersionOutcome] = {}
     reached: dict[int, _Source] = {}
 
@@ -127,8 +127,8 @@ def through(
         corrected = _carry_all(newest, chain[at], places)
         keep(at, corrected.outcome(at, chain[at]), corrected.where)
         if at in reached:
-            given[at] = reached[at]
-    origins = {at: min(given, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
+            sources[at] = reached[at]
+    origins = {at: min(sources, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
     for at in sorted(origins, key=lambda k: (abs(k - origins[k]), k)):
         if at in done:
             continue
@@ -137,7 +137,7 @@ def through(
             near = next((k for k in range(at - toward, origin, -toward) if k in reached), None)
             outcome, where = _version(
                 at,
-                given[origin],
+                sources[origin],
                 reached[near] if near is not None else None,
                 chain[at],
                 sure,
@@ -249,29 +249,29 @@ def _carry_all(
         place = by_hand.get(number) if by_hand else None
         if place is not None:
             path = place.path
-            found = _put_by_hand(new, statement, texts.get(path), place, puts[path])
+            carried = _put_by_hand(new, statement, texts.get(path), place, puts[path])
         else:
             wrong = (disproved or {}).get(number, {})
-            path, found = _carry_one(source.files, new, statement, texts, sure, wrong, puts)
-        if found.line is None and found.present is None:
-            return _Try({}, (), None, found.confidence, found.reasons, found.reason)
-        confidence = min(confidence, found.confidence)
-        reasons += [reason for reason in found.reasons if reason not in reasons]
-        if found.line is None or found.present is not None:
-            assert found.present is not None
-            placed[number] = Placed(path, found.present[0], "")
-            where[number] = Statement(path, found.present)
+            path, carried = _carry_one(source.files, new, statement, texts, sure, wrong, puts)
+        if carried.line is None and carried.present is None:
+            return _Try({}, (), None, carried.confidence, carried.reasons, carried.reason)
+        confidence = min(confidence, carried.confidence)
+        reasons += [reason for reason in carried.reasons if reason not in reasons]
+        if carried.line is None or carried.present is not None:
+            assert carried.present is not None
+            placed[number] = Placed(path, carried.present[0], "")
+            where[number] = Statement(path, carried.present)
             reasons.append("it stands there already")
             continue
-        count = len(split(found.text.strip("\r\n")))
+        count = len(split(carried.text.strip("\r\n")))
         for k, other in where.items():
-            if other.path == path and other.lines[0] >= found.line:
+            if other.path == path and other.lines[0] >= carried.line:
                 where[k] = Statement(path, (other.lines[0] + count, other.lines[1] + count))
-        texts[path] = put(texts[path], found.line, found.text)
-        puts[path].append((found.line, count))
-        names = tuple(each.pushed(path, found.line, count) for each in names)
-        placed[number] = Placed(path, found.line, found.text)
-        where[number] = Statement(path, (found.line, found.line + count - 1))
+        texts[path] = put(texts[path], carried.line, carried.text)
+        puts[path].append((carried.line, count))
+        names = tuple(each.pushed(path, carried.line, count) for each in names)
+        placed[number] = Placed(path, carried.line, carried.text)
+        where[number] = Statement(path, (carried.line, carried.line + count - 1))
     files = {path: text for path, text in texts.items() if old[path] != text}
     numbers = range(len(source.statements))
     return _Try(
@@ -291,10 +291,10 @@ def _name_all(source: _Source, old: Files) -> tuple[dict[str, str], tuple[Naming
         path = naming.path
         if path not in texts:
             return f"{path} is not in that version"
-        found = name_in(source.files[path], naming, texts[path])
-        if isinstance(found, str):
-            return found
-        texts[path], there = found
+        named = name_in(source.files[path], naming, texts[path])
+        if isinstance(named, str):
+            return named
+        texts[path], there = named
         if there.into is not None:  # it took a line of its own
             done = [each.pushed(path, there.line, 1) for each in done]
         done.append(there)
@@ -303,16 +303,14 @@ def _name_all(source: _Source, old: Files) -> tuple[dict[str, str], tuple[Naming
 
 def _order(source: _Source) -> list[int]:
     """Return the statements' numbers, definitions before readers, else in the given order."""
-    known = []
+    used = []
     for statement in source.statements:
         parsed = try_parse(source.files[statement.path])
         chosen = chosen_statements(parsed, statement.lines) if not isinstance(parsed, str) else ""
-        known.append(uses(chosen) if isinstance(chosen, list) else uses([]))
-    left, order = list(range(len(known))), []
+        used.append(uses(chosen) if isinstance(chosen, list) else uses([]))
+    left, order = list(range(len(used))), []
     while left:
-        free = [
-            k for k in left if not any(known[k].reads & known[j].writes for j in left if j != k)
-        ]
+        free = [k for k in left if not any(used[k].reads & used[j].writes for j in left if j != k)]
         nxt = (free or left)[0]
         order.append(nxt)
         left.remove(nxt)
@@ -323,16 +321,16 @@ def _without(text: str, path: str, later: Sequence[Statement]) -> str:
     """Blank the statements that are not inserted yet, so that lines keep their numbers."""
     lines = split(text)
     for filler in ("", "pass"):
-        kept = list(lines)
+        blanked = list(lines)
         for statement in later:
             if statement.path == path:
                 start, end = statement.lines
                 lead = lines[start - 1][: len(lines[start - 1]) - len(lines[start - 1].lstrip())]
                 ends = newline(lines, start - 1)
-                kept[start - 1 : end] = [f"{lead.rstrip(ends) if filler else ''}{filler}{ends}"] + [
-                    ends
-                ] * (end - start)
-        text = "".join(kept)
+                blanked[start - 1 : end] = [
+                    f"{lead.rstrip(ends) if filler else ''}{filler}{ends}"
+                ] + [ends] * (end - start)
+        text = "".join(blanked)
         if not isinstance(try_parse(text), str):
             break
     return text
@@ -349,24 +347,24 @@ def _carry_one(
 ) -> tuple[str, Carried]:
     """Insert a statement into the same file, or into the file its surroundings came from."""
     path = statement.path
-    found = refuse(f"{path} is not in that version")
+    carried = refuse(f"{path} is not in that version")
     if path in old:
         wrong = {line: why for (file, line), why in disproved.items() if file == path}
-        found = carry(new, statement.lines, old[path], sure, wrong, puts.get(path, ()))
-        if found.line is not None or found.present is not None:
-            return path, found
-    hits: list[tuple[str, Carried]] = []
+        carried = carry(new, statement.lines, old[path], sure, wrong, puts.get(path, ()))
+        if carried.line is not None or carried.present is not None:
+            return path, carried
+    moves: list[tuple[str, Carried]] = []
     for other in candidates(files, new, statement.path, statement.lines, old):
         moved = carry(new, statement.lines, old[other])
-        known = moved.line is None or (other, moved.line) in disproved
-        if not known and moved.confidence >= max(sure, 0.8):
-            hits.append((other, moved))
-    if len(hits) > 1:
-        names = " and ".join(name for name, _ in hits)
+        disproved_too = moved.line is None or (other, moved.line) in disproved
+        if not disproved_too and moved.confidence >= max(sure, 0.75):
+            moves.append((other, moved))
+    if len(moves) > 1:
+        names = " and ".join(name for name, _ in moves)
         return path, refuse(f"two places are equally good: {names}")
-    if not hits:
-        return path, found
-    other, moved = hits[0]
+    if not moves:
+        return path, carried
+    other, moved = moves[0]
     reasons = (*moved.reasons, f"that code stood in {other} then")
     return other, Carried(moved.line, moved.text, moved.confidence * 0.95, reasons)
 

@@ -17,10 +17,12 @@ from rearview.source.data_flow import (
     uses,
     visible,
 )
-from rearview.source.propagate.match import Matching, lead
+from rearview.source.propagate.match import Matching
+from rearview.source.propagate.similarity import lead
 from rearview.source.trees import StatementNode
 
 REACH = 8  # siblings looked at on either side
+LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def child_of(old: StatementNode, target: StatementNode) -> int | None:
     return None
 
 
-def siblings(found: Matching, spot: Spot, *, before: bool) -> list[StatementNode]:
+def siblings(matching: Matching, spot: Spot, *, before: bool) -> list[StatementNode]:
     """Return the siblings on one side, nearest first, through blocks that the old text does not have."""
     block, index = spot.block, spot.index
     run: list[StatementNode] = []
@@ -76,48 +78,48 @@ def siblings(found: Matching, spot: Spot, *, before: bool) -> list[StatementNode
         children = block.children
         run += children[:index][::-1] if before else children[index:]
         owner = block.parent
-        if owner is None or owner.is_scope or owner in found.there or len(run) >= REACH:
+        if owner is None or owner.is_scope or owner in matching.there or len(run) >= REACH:
             return run
-        if owner.kind not in {"With", "Try"} and not any(n in found.there for n in block.children):
+        if owner.kind not in {"With", "Try"} and not any(
+            n in matching.there for n in block.children
+        ):
             return run  # a branch or loop that is all new, not one put around old statements
         assert owner.parent is not None
         block, index = owner.parent, owner.index + (not before)
 
 
 def between(
-    found: Matching, spot: Spot, target: StatementNode, low: int, high: int
+    matching: Matching, spot: Spot, target: StatementNode, low: int, high: int
 ) -> tuple[int, float] | Nowhere:
     """Choose among places between the same anchors: by data flow, order, comment, adjacency."""
     if low == high:
         return low, 1.0
-    under = _under_comment(found, spot, target, low, high)
+    under = _under_comment(matching, spot, target, low, high)
     if under is not None:
         return under, 1.0
     low, high = _possible(spot, target, low, high)
     if low >= high:
         return low, 0.97
-    before = _run(siblings(found, spot, before=True), found)
-    after = _run(siblings(found, spot, before=False), found)
+    before = _run(siblings(matching, spot, before=True), matching)
+    after = _run(siblings(matching, spot, before=False), matching)
     gap = target.children[low:high]
     tied = [node for node in gap if conflict(spot.used, uses([node.tree]))]
-    moved = [node for node in gap if node in found.back]
-    sides = [(node, child_of(found.back[node], spot.block)) for node in moved]
-    known = [(node, at < spot.index) for node, at in sides if at is not None]
-    if len(known) < len(moved) and not (before or after):
+    moved = [node for node in gap if node in matching.back]
+    sides = [(node, child_of(matching.back[node], spot.block)) for node in moved]
+    ordered = [(node, at < spot.index) for node, at in sides if at is not None]
+    if len(ordered) < len(moved) and not (before or after):
         if any(_decides(spot.used, node) for node in tied):
             return Nowhere(
                 "two places are equally good: line {} of the old text moved over it",
                 (moved[0].start,),
             )
     # what went elsewhere in the new text still tells before from after
-    low = max([low, *(node.index + 1 for node, above in known if above)])
-    high = min([high, *(node.index for node, above in known if not above)])
+    low = max([low, *(node.index + 1 for node, above in ordered if above)])
+    high = min([high, *(node.index for node, above in ordered if not above)])
     if low >= high:
         return max(low, high) if low == high else low, 0.9
     tied = [node for node in tied if low <= node.index < high]
-    near = _split_gap(found, spot, (before, after), target.children[low:high], low)
-    if not spot.index and spot.block.children and not after:
-        near = high  # the first of its block goes with what follows it
+    near = _split_gap(matching, spot, (before, after), target, (low, high))
     if not tied:
         return near, 1.0
     if not before and after:
@@ -130,10 +132,10 @@ def between(
     last = high == len(target.children) and spot.index == len(spot.block.children)
     if last and not any(_parts_with(spot.used, node) for node in deciding):
         return high, 0.8  # what it reads is filled up to the end of the block
-    completed = _completed(found, spot, deciding)
+    completed = _completed(matching, spot, deciding)
     if completed is not None:
         return completed, 0.85
-    counterpart = _counterparts(found, spot, before, after, target.children[low:high])
+    counterpart = _counterparts(matching, spot, before, after, target.children[low:high])
     if counterpart is not None:
         return counterpart, 0.8
     return Nowhere(
@@ -143,27 +145,44 @@ def between(
     )
 
 
+def _follows_definition(matching: Matching, spot: Spot, target: StatementNode, low: int) -> bool:
+    """Return True if the unchanged statement above, which sets what is read, is right before a place."""
+    if not spot.index or not low:
+        return False
+    above = spot.block.children[spot.index - 1]
+    sets = bool(binds(above) & spot.used.reads)
+    return sets and matching.same(above) and matching.there[above] is target.children[low - 1]
+
+
 def _split_gap(
-    found: Matching,
+    matching: Matching,
     spot: Spot,
     runs: tuple[list[StatementNode], list[StatementNode]],
-    gap: list[StatementNode],
-    low: int,
+    target: StatementNode,
+    ends: tuple[int, int],
 ) -> int:
     """Return the place that leaves rewritten statements on the side of the statements they resemble."""
     before, after = runs
-    least = low if len(before) <= len(after) else low + len(gap)
+    low, high = ends
+    gap = target.children[low:high]
+    if not spot.index and spot.block.children and not after:
+        return high  # the first of its block goes with what follows it
+    if _follows_definition(matching, spot, target, low):
+        return low
+    least = low if len(before) <= len(after) else high
     if len(gap) > 30:
         return least
     if not (before and after):  # the ones that were rewritten may stand farther away
         before, after = (
-            [n for n in siblings(found, spot, before=side)[:REACH] if n not in found.there]
+            [n for n in siblings(matching, spot, before=side)[:REACH] if n not in matching.there]
             for side in (True, False)
         )
     gains = [
-        one - two if max(one, two) >= (0.2 if all(runs) else 0.5) else 0.0
+        like_before - like_after
+        if max(like_before, like_after) >= (0.2 if all(runs) else 0.5)
+        else 0.0
         for node in gap
-        for one, two in [(_closest(node, before), _closest(node, after))]
+        for like_before, like_after in [(_closest(node, before), _closest(node, after))]
     ]
     totals = [0.0]
     for gain in gains:
@@ -176,11 +195,11 @@ def _split_gap(
 
 def _closest(node: StatementNode, others: list[StatementNode]) -> float:
     """Return how much of a statement's vocabulary the closest of some statements shares."""
-    own = _vocabulary(node)
+    words = _vocabulary(node)
     best = 0.0
     for other in others[:REACH]:
-        theirs = _vocabulary(other)
-        best = max(best, 2 * len(own & theirs) / max(1, len(own) + len(theirs)))
+        other_words = _vocabulary(other)
+        best = max(best, 2 * len(words & other_words) / max(1, len(words) + len(other_words)))
     return best
 
 
@@ -194,7 +213,7 @@ def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[i
     if low == 0 and high and _docstring(target):
         low = 1
     for node in target.children[low:high]:
-        if isinstance(node.tree, (ast.Return, ast.Raise, ast.Continue, ast.Break)):
+        if isinstance(node.tree, LEAVING):
             high = node.index
             break
     lacking = spot.used.reads - visible(target, low)
@@ -206,14 +225,14 @@ def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[i
     return low, high
 
 
-def _completed(found: Matching, spot: Spot, deciding: list[StatementNode]) -> int | None:
+def _completed(matching: Matching, spot: Spot, deciding: list[StatementNode]) -> int | None:
     """Return the place behind statements that set what one definition sets in the new text.
 
     `x, known = f(y)` may have been `x = f(y)` and an `if` that sets `x` and `known`.
     """
     for name in spot.used.reads:
         home = definition(spot.block, spot.index, name)
-        partner = found.there.get(home) if home is not None and not home.is_scope else None
+        partner = matching.there.get(home) if home is not None and not home.is_scope else None
         if home is None or partner is None:
             continue
         rest = binds(home) - binds(partner)
@@ -246,14 +265,14 @@ def _decides(used: Uses, node: StatementNode) -> bool:
 
 
 def _counterparts(
-    found: Matching,
+    matching: Matching,
     spot: Spot,
     before: list[StatementNode],
     after: list[StatementNode],
     gap: list[StatementNode],
 ) -> int | None:
     """Return the place if rewritten statements can be identified by the variables they set."""
-    del found
+    del matching
     sets_before = {lead(node) for node in before} - {()}
     sets_after = {lead(node) for node in after} - {()}
     at: int | None = None
@@ -270,13 +289,13 @@ def _counterparts(
 
 
 def _under_comment(
-    found: Matching, spot: Spot, target: StatementNode, low: int, high: int
+    matching: Matching, spot: Spot, target: StatementNode, low: int, high: int
 ) -> int | None:
     """Return the place under the same comment, if one of the places has it."""
     if not spot.comment:
         return None
-    lines = found.old.parsed.lines
-    hits: list[int] = []
+    lines = matching.old.parsed.lines
+    places: list[int] = []
     for at in range(low, high + 1):
         start = target.children[at - 1].end + 1 if at else target.children[0].start
         stop = target.children[at].start if at < len(target.children) else start
@@ -287,15 +306,15 @@ def _under_comment(
             while start > 1 and lines[start - 2].strip().startswith("#"):
                 start -= 1
         if spot.comment[-1] in {line.strip() for line in lines[start - 1 : stop - 1]}:
-            hits.append(at)
-    return hits[0] if len(hits) == 1 else None
+            places.append(at)
+    return places[0] if len(places) == 1 else None
 
 
-def _run(siblings: list[StatementNode], found: Matching) -> list[StatementNode]:
+def _run(siblings: list[StatementNode], matching: Matching) -> list[StatementNode]:
     """Return the unpaired siblings up to the first paired one."""
     run: list[StatementNode] = []
     for node in siblings:
-        if node in found.there:
+        if node in matching.there:
             break
         run.append(node)
     return run

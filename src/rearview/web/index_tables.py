@@ -1,4 +1,6 @@
-"""The index of the page on disk: tables as Parquet files, and one file that says what each run was when it was read.
+"""The tables of the page's index: their columns, and their copy on disk.
+
+The copy is one Parquet file per table, and one file that says what each run was when it was read.
 
 Everything here can be made again from the store. A cache that cannot be read, or was written in part, counts as none.
 """
@@ -9,15 +11,59 @@ import contextlib
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from rearview.model import Run
 from rearview.store.files import make_folder, publish
 from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.seal import Summary
 
+RUNS = {
+    "run": "VARCHAR",
+    "name": "VARCHAR",
+    "status": "VARCHAR",
+    "started": "DOUBLE",
+    "ended": "DOUBLE",
+    "seconds": "DOUBLE",
+    "script": "VARCHAR",
+    "command": "VARCHAR",
+    "version": "VARCHAR",
+    "host": "VARCHAR",
+    "exit_code": "BIGINT",
+    "parent": "VARCHAR",
+    "tags": "VARCHAR[]",
+    "note": "VARCHAR",
+    "replays": "BIGINT",
+}
+"""Facts of runs that the page can show, filter and sort by: columns of the table `page.runs`."""
+INDEXED_RUNS = {"id": "INTEGER", **RUNS, "words": "VARCHAR"}
+"""The same with the number of the run, and all of its texts in lower case, for the search."""
+GIVEN = {"id": "INTEGER", "name": "VARCHAR", "number": "DOUBLE", "text": "VARCHAR"}
+"""Columns of the table `page.given`: one row per run and argument."""
+SUMMARIES = {
+    "id": "INTEGER",
+    "name": "VARCHAR",
+    "path": "VARCHAR",
+    "n": "BIGINT",
+    "last": "DOUBLE",
+    "low": "DOUBLE",
+    "high": "DOUBLE",
+    "mean": "DOUBLE",
+    "kind": "VARCHAR",
+    "text": "VARCHAR",
+    "unproved": "BOOLEAN",
+    "asked": "BOOLEAN",
+}
+"""Columns of the table `page.summaries`: one row per run and logged name."""
+COLUMNS = {
+    table: ", ".join(columns)
+    for table, columns in (("runs", INDEXED_RUNS), ("given", GIVEN), ("summaries", SUMMARIES))
+}
+Signature = tuple[int, ...]
+"""Modification times and sizes that tell whether the files of a run changed."""
 FORMAT = 3
 """Number of the cache files; files of another number are made again."""
 TABLES = {"runs": "started, run", "given": "name, id", "summaries": "name, id"}
@@ -92,3 +138,38 @@ class IndexCache:
                 duck.execute(f"DELETE FROM page.{table}")
             return {}
         return index.runs
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is known of one run, and the state of its files at that time."""
+
+    id: int
+    signature: Signature
+    about: Run | msgspec.Raw
+    summaries: Summaries | msgspec.Raw = field(default_factory=dict)
+    revision: int = 0
+    """Number of the refresh that read it last."""
+    live: bool = False
+    """It is running, or a file of its records is still written to."""
+
+    @property
+    def run(self) -> Run:
+        """The facts of the run that screens of many runs need."""
+        if isinstance(self.about, msgspec.Raw):
+            self.about = msgspec.msgpack.decode(self.about, type=Run)
+        return self.about
+
+    def sealed(self) -> Summaries:
+        """Return what is known of its sealed files."""
+        if isinstance(self.summaries, msgspec.Raw):
+            self.summaries = msgspec.msgpack.decode(self.summaries, type=Summaries)
+        return self.summaries
+
+    def kept(self) -> KeptRun:
+        """Return it as the cache keeps it."""
+        raw = [
+            part if isinstance(part, msgspec.Raw) else msgspec.Raw(msgspec.msgpack.encode(part))
+            for part in (self.about, self.summaries)
+        ]
+        return KeptRun(self.id, self.signature, *raw)
