@@ -73,7 +73,7 @@ def record(folder, versions):
     for k in range(versions):
         text = re.sub("rate = .*", f"rate = {0.05 + k / 100}", SCRIPT, count=1)
         script.write_text(text)
-        command(folder, "run", "train.py")
+        command(folder, "run", "--every", "train.py")
         begun = time.perf_counter()
         subprocess.run(
             [sys.executable, "train.py"], cwd=folder, check=True, stdout=subprocess.DEVNULL

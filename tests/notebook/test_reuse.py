@@ -171,6 +171,31 @@ def test_the_executor_of_jupyter_cache_reuses_cells(tmp_path, caplog):
     assert executor.run_and_cache(timeout=HUNG).excepted == [str(book)]
 
 
+def test_a_book_runs_only_the_cells_of_a_page_whose_inputs_changed(tmp_path):
+    pytest.importorskip("myst_nb")
+    (tmp_path / "conf.py").write_text(
+        "extensions = ['myst_nb', 'rearview.notebook.jupyter_cache']\n"
+        "nb_execution_mode = 'cache'\nroot_doc = 'study'\nexclude_patterns = ['_build', 'jupyter_execute']\n"
+    )
+
+    def build(*cells):
+        write(tmp_path / "study.ipynb", "# %% [markdown]", *cells)
+        words = (sys.executable, "-W", "ignore", "-m", "sphinx", "-b", "text", ".", "_build")
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=HUNG, check=False
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert ".rearview" not in done.stderr  # executed notebooks of runs are no pages
+        return done.stdout, (tmp_path / "_build" / "study.txt").read_text()
+
+    build("x = 20", "y = x + 1\nprint('sum', y)", "print('end')")
+    said, page = build("x = 20", "y = x + 2\nprint('sum', y)", "print('end')")
+    assert "cells were as before" in said
+    assert "cell 3 ran" in said
+    assert "sum 22" in page
+    assert "end" in page
+
+
 def test_damaged_results_are_noticed(tmp_path):
     store = ResultStore(tmp_path / "cells")
     content = serialize({"x": bytes(100)})

@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
+from rearview.backfill.segments import RunRequest
+from rearview.backfill.shared_imports import Lead
 from rearview.execute.executor import SetupStage
 from rearview.execute.replay_jobs import script_of
 from rearview.model import Run, Segment
@@ -27,9 +29,6 @@ from rearview.model.wording import plural
 from rearview.source.cells import code_hash, imported_modules, only_defines
 from rearview.source.loops import MODULE, loop_ids
 from rearview.store.files import publish
-
-if TYPE_CHECKING:
-    from rearview.backfill.prepare import PreparedRun
 
 WORTH_SHARING = 0.3
 """Seconds of set-up, without imports of libraries, from which on it is shared."""
@@ -105,6 +104,26 @@ def _statements(data: bytes, main: str, path: str) -> tuple[str, ...]:
     return tuple(statements)
 
 
+class RunSetup(Protocol):
+    """What is known of the set-up of a run that is to be replayed."""
+
+    @property
+    def request(self) -> RunRequest:
+        """What is asked of the run."""
+
+    @property
+    def lead(self) -> Lead | None:
+        """How its replays start; None if they can share nothing."""
+
+    @property
+    def setup(self) -> SetupText:
+        """Its statements before the main loop."""
+
+    @property
+    def setup_seconds(self) -> float:
+        """Seconds of its set-up, without the imports of `lead`."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharedStages:
     """The parts of set-ups that a plan shares, by run, and sentences about them."""
@@ -114,7 +133,7 @@ class SharedStages:
 
 
 def shared_stages(
-    prepared: Mapping[str, PreparedRun],
+    prepared: Mapping[str, RunSetup],
     segments: Sequence[Segment],
     known: Mapping[str, KnownReason],
 ) -> SharedStages:
@@ -186,7 +205,7 @@ def _common_depths(texts: Mapping[str, SetupText]) -> dict[str, list[int]]:
     return depths
 
 
-def _loops_of(prepared: PreparedRun) -> tuple[str, ...]:
+def _loops_of(prepared: RunSetup) -> tuple[str, ...]:
     """Return the loops before which a shared set-up ends: the main loop, and those with probes in them."""
     request = prepared.request
     chains = [chain for probe in request.requested for chain in (*probe.paths, *probe.fed_by)]
@@ -194,7 +213,7 @@ def _loops_of(prepared: PreparedRun) -> tuple[str, ...]:
     return tuple(dict.fromkeys(loop for loop in loops if loop))
 
 
-def _is_divided(prepared: PreparedRun, segments: Sequence[Segment]) -> bool:
+def _is_divided(prepared: RunSetup, segments: Sequence[Segment]) -> bool:
     """Return True if all segments of a run are parts of its main loop."""
     request = prepared.request
     own = [segment for segment in segments if segment.run == request.run.id]

@@ -1,6 +1,9 @@
 """Executor `rearview` of jupyter-cache: notebooks are recorded, and cells that are as before are not run.
 
 jcache project execute --executor rearview
+
+Jupyter Book does not ask jupyter-cache for an executor: MyST-NB executes notebooks itself and only keeps them
+in the cache. For it, this module is an extension of Sphinx that takes over the execution (`setup`).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from rearview.notebook.front import (
     reuse_lines,
     reusing,
 )
+from rearview.store.project import FOLDER
 
 
 class CellFailedError(RearviewError):
@@ -42,25 +46,29 @@ class RearviewWorker(ExecutionWorkerLocalSerial):  # type: ignore[misc]
                 f"{file} is no .ipynb file, and only those are recorded. Use another executor for it.",
                 slug="no-notebook",
             )
-        begin = perf_counter()
-        reuse = reuse_is_wanted(os.environ)
-        done = _executed(file, data.timeout, self.logger, reuse=reuse)
-        problem = given_up(done.content) if reuse else ""
-        if problem:
-            self.log_info(f"Running all cells of {file}, because {problem}.")
-            done = _executed(file, data.timeout, self.logger, reuse=False)
-        project_nb.nb.cells = done.content.cells
-        project_nb.nb.metadata = done.content.metadata
-        error = None
-        if done.why and not data.allow_errors:
-            error = CellFailedError(f"In [{done.cell}]: {done.why}", slug="cell-failed")
-        return ExecutionResult(
-            project_nb.nb,
-            str(file.parent),
-            perf_counter() - begin,
-            error,
-            done.trace or done.why if error is not None else None,
+        return _result(
+            file, project_nb.nb, data.timeout, self.logger, allow_errors=data.allow_errors
         )
+
+
+def _result(
+    file: Path, notebook: Any, timeout: float | None, logger: logging.Logger, *, allow_errors: bool
+) -> ExecutionResult:
+    """Execute a notebook in a recording kernel; its outputs are put into `notebook`."""
+    begin = perf_counter()
+    reuse = reuse_is_wanted(os.environ)
+    done = _executed(file, timeout, logger, reuse=reuse)
+    problem = given_up(done.content) if reuse else ""
+    if problem:
+        logger.info("Running all cells of %s, because %s.", file, problem)
+        done = _executed(file, timeout, logger, reuse=False)
+    notebook.cells = done.content.cells
+    notebook.metadata = done.content.metadata
+    error = None
+    if done.why and not allow_errors:
+        error = CellFailedError(f"In [{done.cell}]: {done.why}", slug="cell-failed")
+    trace = done.trace or done.why if error is not None else None
+    return ExecutionResult(notebook, str(file.parent), perf_counter() - begin, error, trace)
 
 
 def _executed(
@@ -77,3 +85,39 @@ class RearviewExecutor(JupyterExecutorLocalSerial):  # type: ignore[misc]
     """Executes the notebooks of a project one after another."""
 
     _EXECUTION_WORKER = RearviewWorker
+
+
+_building: list[Path] = []
+"""The notebook that MyST-NB is about to execute."""
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Let Jupyter Book, and Sphinx with MyST-NB, execute notebooks through Rearview in the mode `cache`.
+
+    `extra_extensions: [rearview.notebook.jupyter_cache]` in the `_config.yml` of a book, or the same in
+    `extensions` of a `conf.py`.
+    """
+    from myst_nb.core.execute import cache
+    from sphinx.util.logging import getLogger
+
+    # executed notebooks of runs are not pages
+    app.connect("config-inited", lambda _, config: config.exclude_patterns.append(FOLDER))
+    client, execute_plainly = cache.NotebookClientCache, cache.single_nb_execution
+    start_plainly = client.start_client
+
+    def start_client(self: Any) -> None:
+        _building[:] = [] if self.path is None or self.nb_config.execution_in_temp else [self.path]
+        start_plainly(self)
+
+    def execute_one(notebook: Any, **options: Any) -> ExecutionResult:
+        if not _building or not is_notebook(str(_building[0])):
+            return execute_plainly(notebook, **options)
+        file, errors = Path(_building[0]).resolve(), bool(options.get("allow_errors"))
+        timeout, logger = options.get("timeout"), getLogger(__name__)
+        return _result(file, notebook, timeout, logger.logger, allow_errors=errors)
+
+    if getattr(client, "of_rearview", False):
+        return {"parallel_read_safe": True}
+    client.of_rearview, client.start_client = True, start_client
+    cache.single_nb_execution = execute_one
+    return {"parallel_read_safe": True}
