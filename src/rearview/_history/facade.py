@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rearview._history.begin_run import Preemption
 from rearview._history.checkpoint_state import (
@@ -24,14 +24,6 @@ from rearview._history.checkpoint_state import (
 from rearview._history.export_values import SavedValue, load_stored, save_values
 from rearview._history.plots import Plot, plot_of
 from rearview._history.reports import Comparison, Removal, RunReport, compare
-from rearview._history.resume_run import RunResumer
-from rearview.backfill.backfill import Backfiller
-from rearview.backfill.corrections import Correction
-from rearview.backfill.coverage import is_superseded
-from rearview.backfill.obstacles import logged_outside_project
-from rearview.backfill.prepare import Choices, Question
-from rearview.backfill.propagation import Probing, Propagated
-from rearview.backfill.reports import BackfillReport, PlanReport
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
 from rearview.execute.start_command import (
@@ -49,9 +41,6 @@ from rearview.model.run import CAPTURED, UNASKED, name_of
 from rearview.model.wording import plural
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
-from rearview.source.moved_files import renames
-from rearview.source.propagate.statement_diff import StatementChange, statement_diff
-from rearview.source.propagate.versions import HandPlace
 from rearview.store import labels, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.run_files import RunFile, content_of, files_of
@@ -75,6 +64,14 @@ from rearview.store.tables.connection import quoted
 from rearview.store.tables.result_table import Table
 from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import WORKTREE, Versions
+
+if TYPE_CHECKING:
+    from rearview.backfill.backfill import Backfiller
+    from rearview.backfill.corrections import Correction
+    from rearview.backfill.prepare import Choices, Question
+    from rearview.backfill.propagation import Probing, Propagated
+    from rearview.backfill.reports import BackfillReport, PlanReport
+    from rearview.source.propagate.statement_diff import StatementChange
 
 
 def history(start: Path | str | None = None) -> History:
@@ -352,6 +349,9 @@ class History:
         """
         probing = self._probing(self.runs())
         old, new = probing.text(self._version(a)), probing.text(self._version(b))
+        from rearview.source.moved_files import renames
+        from rearview.source.propagate.statement_diff import statement_diff
+
         now = renames(old, new).as_now(old)
         return statement_diff({now.get(path, path): text for path, text in old.items()}, new)
 
@@ -427,6 +427,8 @@ class History:
 
     @cached_property
     def _backfiller(self) -> Backfiller:
+        from rearview.backfill.backfill import Backfiller
+
         return Backfiller(
             self.project,
             self.settings,
@@ -458,6 +460,8 @@ class History:
         probing = statements.probing.carrying(names)
         unknown = [n for n in names if not any(n in probe.names for probe in probing.added)]
         if unknown:
+            from rearview.backfill.obstacles import logged_outside_project
+
             raise UsageError(
                 f"{', '.join(unknown)}: nothing in the work tree logs this beyond what the newest "
                 f"run logged. Add a statement such as rearview.log({unknown[0]!r}, value)."
@@ -483,6 +487,8 @@ class History:
         variables of the statement have there; for the others Rearview looks itself. `statement` (file and line
         of the work tree) picks one if several statements log a name.
         """
+        from rearview.source.propagate.versions import HandPlace
+
         place = HandPlace(path, line, after, renames or {})
         run = self.run(which)
         statements = self._backfiller.statements(self.runs())
@@ -550,6 +556,8 @@ class History:
     ) -> BackfillReport:
         """Replay a run as it was recorded, with the probes of the work tree if any, and prove it."""
         self.check_trust("A replay")
+        from rearview.backfill.prepare import Question
+
         question = Question((), at=at, workers=workers)
         return self._backfiller.replay(self.run(which), question, progress)
 
@@ -609,6 +617,8 @@ class History:
         `source` is "run" for the source that the run had, or "worktree" for the work tree, which may
         differ only in code that runs after the last checkpoint.
         """
+        from rearview._history.resume_run import RunResumer
+
         resumer = RunResumer(
             self.project, self.settings, self._runs, self._versions, self._checkpoints
         )
@@ -679,6 +689,8 @@ class History:
 
 
 def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
+    from rearview.backfill.prepare import Question
+
     if isinstance(names, Question):
         return replace(names, **choices)
     return Question(tuple(names), **choices)
@@ -705,6 +717,8 @@ def _trust(replays: Sequence[Replay]) -> tuple[Verdict | None, str]:
 
     Replays whose iterations a later exact replay has repeated do not count.
     """
+    from rearview.backfill.coverage import is_superseded
+
     counted = [
         replay for replay in replays if not replay.redone and not is_superseded(replay, replays)
     ]

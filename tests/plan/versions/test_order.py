@@ -1,13 +1,21 @@
 """The tree of versions is replayed in an order that nothing published beats, with a proved gap."""
 
 import heapq
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import PlanError
-from rearview.plan.versions.order import dynamic, order, paths_of, schedule
+from rearview.plan.versions.order import (
+    by_blocks,
+    depth_first_choice,
+    dynamic,
+    order,
+    paths_of,
+    schedule,
+)
 from rearview.plan.versions.published import (
     depth_first_cost,
     lfu,
@@ -238,6 +246,35 @@ def test_two_levels_are_planned_as_well_as_can_be(tree, memory, disk):
     assert check(tree, found.steps, levels) == pytest.approx(found.seconds)
     assert found.seconds == pytest.approx(brute(tree, levels))
     assert found.gap == pytest.approx(0.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    trees(most=14, costs=True, exists=False),
+    st.integers(0, 8),
+    st.integers(0, 8),
+    st.integers(1, 5),
+)
+def test_blocks_replayed_in_any_order_are_never_worse_than_depth_first(tree, memory, disk, most):
+    levels = [CacheLevel(memory), CacheLevel(disk, "disk", save_byte=0.1, load_byte=0.2)]
+    choose = depth_first_choice(tree, levels)
+    best = check(tree, dynamic(tree, levels), levels)
+    for going in (True, False):
+        steps = by_blocks(tree, levels, choose, most=most, going=lambda going=going: going)
+        assert check(tree, steps, levels) <= best + 1e-9
+
+
+def test_blocks_of_a_large_tree_find_orders_that_are_not_depth_first():
+    draw = random.Random(5)
+    parent = [START] + [draw.randrange(max(0, i - 12), i) for i in range(1, 200)]
+    made = [Cell(str(i), "", draw.uniform(1, 600), draw.randint(1, 6)) for i in range(200)]
+    tree = Tree.of(parent, made)
+    best_depth_first = check(tree, dynamic(tree, 5), 5)
+    steps = by_blocks(tree, 5, depth_first_choice(tree, 5))
+    assert check(tree, steps, 5) < 0.97 * best_depth_first
+    found = order(tree, 5, patience=0)
+    assert found.seconds <= check(tree, steps, 5)
+    assert found.bound <= found.seconds
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,8 +1,8 @@
 """The order in which versions are replayed as one tree, within bounds on what is kept.
 
 `auto` is never worse than the published planners: all of them are tried, a dynamic program covers every
-depth-first order that keeps ancestors only, and a best-first search over all legal sequences improves on
-the best of them for as long as it may. The bound it has proved by then gives the gap.
+depth-first order that keeps ancestors only, a beam looks for other orders, in large trees block by block, and
+a best-first search over all legal sequences improves on the best of them for as long as it may. The bound it has proved by then gives the gap.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rearview.errors import PlanError
 from rearview.plan.versions.published import (
+    Choice,
     Kept,
     lfu,
     parent_choice,
@@ -29,13 +30,18 @@ from rearview.plan.versions.tree import (
     Do,
     Levels,
     ReplayStep,
+    StepBuilder,
     Tree,
     check,
     levels_of,
 )
 
+BLOCK = 12
+"""Leaves of a subtree within which orders that are not depth-first are looked for in larger trees."""
 WIDEST = 60
 """Leaves up to which a beam looks for orders that are not depth-first."""
+GRIDS = (64, 20, 10, 5)
+"""Steps in which the dynamic program counts the room, one coarser than the other."""
 STATES = 150_000
 """Situations that the dynamic program may look at before it counts sizes in coarser steps."""
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
@@ -201,20 +207,33 @@ def _auto(
         sequences[f"LFU{suffix}"] = lfu(tree, levels, level=i)
         with suppress(PlanError):  # too high a tree: the dynamic program covers what it would find
             sequences[f"PC{suffix}"] = parent_choice(tree, levels, level=i)
-    sequences["dynamic program"] = dynamic(tree, levels)
+    choose = depth_first_choice(tree, levels)
+    sequences["dynamic program"] = walk(tree, choose)
+    if len(tree.leaves) > BLOCK:
+        sequences["blocks"] = by_blocks(tree, levels, choose, going=going)
+    if len(tree.leaves) > WIDEST and going():
+        wide = by_blocks(tree, levels, choose, most=2 * BLOCK, width=4, going=going)
+        sequences["wide blocks"] = wide
     if len(tree.leaves) <= WIDEST:
         steps = beam(tree, levels, going=going)
         if steps is not None:
             sequences["beam"] = steps
     costs = {name: check(tree, steps, levels) for name, steps in sequences.items()}
     by = min(costs, key=lambda name: (costs[name], name != "dynamic program"))
+    if len(tree.leaves) > 2 * WIDEST:
+        patience = 0  # it would not get anywhere; the bound needs no search
     better, bound = search(tree, levels, below=costs[by], patience=patience, going=going)
     sequences["search"] = better if better is not None else sequences[by]
     return sequences, bound
 
 
 def dynamic(tree: Tree, room: float | Levels, *, states: int = STATES) -> list[ReplayStep]:
-    """Return the best depth-first steps that keep ancestors only.
+    """Return the best depth-first steps that keep ancestors only."""
+    return walk(tree, depth_first_choice(tree, room, states=states))
+
+
+def depth_first_choice(tree: Tree, room: float | Levels, *, states: int = STATES) -> Choice:
+    """Return which nodes the best depth-first order keeps, if it keeps ancestors only.
 
     The best way to replay what is below a node depends on two things: the nearest kept state above it
     and the room left. So there are nodes x height x sizes situations, not 2^height sets.
@@ -222,20 +241,19 @@ def dynamic(tree: Tree, room: float | Levels, *, states: int = STATES) -> list[R
     levels = levels_of(room)
     sizes = [tuple(float(cell.size) for _ in levels) for cell in tree.cells]
     left = tuple(level.room for level in levels)
-    grid = 0
-    while True:
-        reached = _situations(tree, sizes, left, states)
+    reached = _situations(tree, sizes, left, states)
+    for grid in GRIDS:
         if reached is not None:
             break
         # sizes rounded up to a grid: fewer rooms to distinguish, never too much kept
-        grid = grid // 4 if grid else 1024
-        if grid < 4:
-            return sequential(tree)
         sizes = [
             tuple(float(-(-cell.size * grid // max(level.room, 1))) for level in levels)
             for cell in tree.cells
         ]
         left = tuple(float(grid) if level.room > 0 else 0.0 for level in levels)
+        reached = _situations(tree, sizes, left, states)
+    if reached is None:
+        return lambda *_: ((), 0)
     costs: dict[tuple[int, int, int, tuple[float, ...]], float] = {}
     choices: dict[tuple[int, int, int, tuple[float, ...]], tuple[tuple[int, ...], int]] = {}
     for node in range(len(tree) - 1, -1, -1):
@@ -266,7 +284,97 @@ def dynamic(tree: Tree, room: float | Levels, *, states: int = STATES) -> list[R
         near, near_level = kept[-1] if kept else (START, 0)
         return choices.get((node, near, near_level, free), ((), 0))
 
-    return walk(tree, choose)
+    return choose
+
+
+def by_blocks(
+    tree: Tree,
+    room: float | Levels,
+    choose: Choice,
+    *,
+    most: int = BLOCK,
+    width: int = 10,
+    going: Callable[[], bool] = lambda: True,
+) -> list[ReplayStep]:
+    """Return depth-first steps in which subtrees of at most `most` leaves are replayed in any order.
+
+    Within such a block a beam looks for orders that go back and forth between branches; it has the room
+    that the nodes kept above leave. The best depth-first order of the block is the fallback, so the
+    result is never worse than that of `choose` alone.
+    """
+    levels = levels_of(room)
+    leaves = [0 if below else 1 for below in tree.children]
+    below_of: list[list[int]] = [[node] for node in range(len(tree))]
+    for node in range(len(tree) - 1, -1, -1):
+        above = tree.parent[node]
+        if above != START:
+            leaves[above] += leaves[node]
+            if leaves[above] <= most:
+                below_of[above] += below_of[node]
+    steps = StepBuilder(tree)
+    stack: list[tuple[int, Kept] | None] = [(root, ()) for root in reversed(tree.roots)]
+    evict: list[tuple[int, int]] = []
+    held: list[tuple[int, int]] = []
+    while stack:
+        item = stack.pop()
+        if item is None:
+            evict.append(held.pop())
+            continue
+        node, kept = item
+        near = kept[-1] if kept else (START, 0)
+        if leaves[node] <= most:
+            steps.steps += [ReplayStep(Do.EVICT, n, level=at) for n, at in evict]
+            evict = []
+            chain = tree.path(near[0], node)
+            nodes = [*chain[:-1], *sorted(below_of[node])]
+            steps.steps += _block(tree, levels, kept, nodes, width, going)
+            continue
+        wanted, level = choose(node, kept)
+        wanted = [child for child in tree.children[node] if child in wanted]
+        rest = [child for child in tree.children[node] if child not in wanted]
+        stack += [(child, kept) for child in reversed(rest)]
+        if wanted:
+            steps.run(near[0], node, level=near[1], keep=[(node, level)], drop=evict)
+            evict = []
+            held.append((node, level))
+            stack.append(None)
+            stack += [(child, (*kept, (node, level))) for child in reversed(wanted)]
+    steps.steps += [ReplayStep(Do.EVICT, node, level=at) for node, at in evict]
+    return steps.steps
+
+
+def _block(
+    tree: Tree,
+    levels: Levels,
+    kept: Kept,
+    nodes: list[int],
+    width: int,
+    going: Callable[[], bool],
+) -> list[ReplayStep]:
+    """Return the steps that replay some nodes, with numbers of the whole tree; nothing is kept after them."""
+    near, near_level = kept[-1] if kept else (START, 0)
+    number = {node: i for i, node in enumerate(nodes)}
+    part = Tree.of(
+        [number.get(tree.parent[node], START) for node in nodes],
+        [tree.cells[node] for node in nodes],
+        start=tree.load(near, levels[near_level]),
+    )
+    used = [sum(tree.cells[n].size for n, at in kept if at == i) for i in range(len(levels))]
+    free = [
+        replace(level, room=level.room - taken) for level, taken in zip(levels, used, strict=True)
+    ]
+    best = dynamic(part, free)
+    other = beam(part, free, width=width, going=going) if len(part.leaves) > 1 else None
+    if other is not None and check(part, other, free) < check(part, best, free):
+        best = other
+    return [
+        step._replace(node=near, child=nodes[step.child], level=near_level)
+        if step.node == START
+        else step._replace(
+            node=nodes[step.node], child=nodes[step.child] if step.do is Do.RESTORE else START
+        )
+        for step in _emptied(best)
+    ]
 
 
 def _less(free: tuple[float, ...], at: int, size: float) -> tuple[float, ...]:

@@ -50,7 +50,7 @@ CALIBRATION = (
 )
 """Score of the evidence, and the share of insertions with that score that were right.
 
-Fitted on 1,161 insertions of the tuning repositories by benchmarks/propagation/calibrate.py.
+Fitted on 1,161 insertions of the tuning repositories by benchmarks/propagation/calibrate.py; its README says how far it holds.
 """
 
 

@@ -356,8 +356,8 @@ def _carry_one(
     moves: list[tuple[str, Carried]] = []
     for other in candidates(files, new, statement.path, statement.lines, old):
         moved = carry(new, statement.lines, old[other])
-        disproved_too = moved.line is None or (other, moved.line) in disproved
-        if not disproved_too and moved.confidence >= max(sure, 0.75):
+        unusable = moved.line is None or (other, moved.line) in disproved
+        if not unusable and moved.confidence >= max(sure, 0.75):
             moves.append((other, moved))
     if len(moves) > 1:
         names = " and ".join(name for name, _ in moves)
