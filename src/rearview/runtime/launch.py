@@ -118,7 +118,11 @@ def refuse(exc: RearviewError) -> None:
 
 def guard_exit(session: Any) -> None:
     """Finish the session whenever the process ends, except by a kill."""
-    atexit.register(retire)  # runs after the program's own handlers and the end of the session
+    from rearview.runtime.sandbox.printed_lines import unwatch_streams
+
+    # both run after the program's own handlers and the end of the session
+    atexit.register(unwatch_streams)
+    atexit.register(retire)
     atexit.register(lambda: session.finish(None))
     real = os._exit
 

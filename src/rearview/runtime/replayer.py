@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -460,6 +461,8 @@ class Replayer(Session):
     def note_failure(self, exc: BaseException) -> None:
         """Note which kind of failure ended the program."""
         super().note_failure(exc)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()  # so that the traceback is the last that the replay prints
         if caused_by_full_disk(exc):
             self.report.failure = ReplayFailure.DISK_FULL
 

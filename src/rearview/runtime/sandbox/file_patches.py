@@ -65,6 +65,10 @@ def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) 
     for home in (module, sys.modules.get(real.__module__ or ""), builtins):
         if getattr(home, name, None) is real:
             setattr(home, name, replacement)
+    # the class by which `Path.glob` of Python 3.13 looks at folders keeps functions of its own
+    globber = getattr(sys.modules.get("glob"), "_StringGlobber", None)
+    if getattr(globber, name, None) is real:
+        setattr(globber, name, staticmethod(replacement))
 
 
 def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ thousand are recorded, with a note that there were more.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -170,3 +171,20 @@ def watch_streams() -> None:
         if hasattr(stream, "__dict__") and "write" not in vars(stream):
             _Now.real[number] = stream.write
             vars(stream)["write"] = write
+
+
+def unwatch_streams() -> None:
+    """Give standard output and error their own `write` back, and no longer refer to them.
+
+    While the interpreter ends, finalizers may print, when this module is gone. Python writes the last of
+    that out when it deletes the streams, which needs that nothing refers to them.
+    """
+    for number, name, write in ((1, "stdout", write_out), (2, "stderr", write_err)):
+        stream = getattr(sys, name)
+        if getattr(stream, "__dict__", {}).get("write") is write:
+            del vars(stream)["write"]
+            _Now.real[number] = functools.partial(_write_by_name, name)
+
+
+def _write_by_name(name: str, text: str) -> int:
+    return int(getattr(sys, name).write(text))
