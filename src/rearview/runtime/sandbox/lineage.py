@@ -226,7 +226,7 @@ class Lineage:
                         return
                     if reads:
                         self._events.append(("file", name))
-                    else:
+                    elif not _is_bytecode(name):
                         self.written.add(name)
                         if ("file", name) in self._events:
                             self.barred = self.barred or f"it changes {name}, which it reads"
@@ -242,7 +242,11 @@ class Lineage:
                         self.listed.add(folder)
             elif event in CHANGES:
                 path = os.path.abspath(os.fsdecode(args[0])) if _is_path(args) else ""  # noqa: PTH100
-                if not path or event == "os.chdir" or not self._is_foreign(path):
+                if (
+                    not path
+                    or event == "os.chdir"
+                    or not (self._is_foreign(path) or _is_bytecode(path))
+                ):
                     self.barred = self.barred or f"it changes the system ({event})"
             else:
                 words = args[1] if event == "subprocess.Popen" else args[:1]
@@ -302,6 +306,11 @@ def _by_import() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _is_bytecode(path: str) -> bool:
+    """Return True for the folder of compiled modules, which Python makes by itself, and what is in it."""
+    return f"{os.sep}__pycache__{os.sep}" in f"{path}{os.sep}"
 
 
 def _is_path(args: tuple[Any, ...]) -> bool:
