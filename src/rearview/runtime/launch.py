@@ -12,7 +12,9 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
@@ -69,6 +71,9 @@ def main(plain: frozenset[str] | None = None) -> None:
         raise SystemExit(2) from None
     guard_exit(session)
     hide_background_threads()
+    if sys.version_info >= (3, 12):
+        for name in ("fork", "forkpty"):
+            _warn_of_own_threads_only(name)
     if kernel is not None:
         sys.exit(_run_notebook(control, session, kernel))
     program_runner: Callable[..., Any] = run_at_bottom
@@ -134,6 +139,31 @@ def guard_exit(session: Any) -> None:
     standin: Any = PatchedBuiltin(leave, real)
     for home in {os, sys.modules[real.__module__]}:
         vars(home)["_exit"] = standin
+
+
+def _warn_of_own_threads_only(name: str) -> None:
+    """Let `os.fork` warn of threads of the program, as Python does, and not of Rearview's.
+
+    Python's own warning is raised at the line that calls it, which is here: unlike one in the
+    program's main file it is not shown.
+    """
+    real = getattr(os, name)
+
+    def fork() -> Any:
+        answer = real()
+        child = answer[0] if name == "forkpty" else answer
+        if child and threading.active_count() > 1:
+            warnings.warn(
+                f"This process (pid={os.getpid()}) is multi-threaded, use of {name}() may lead to "
+                "deadlocks in the child.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        return answer
+
+    replacement: Any = PatchedBuiltin(fork, real)
+    for home in {os, sys.modules[real.__module__]}:
+        vars(home)[name] = replacement
 
 
 def run(
