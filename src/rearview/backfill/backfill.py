@@ -361,8 +361,9 @@ class Backfiller:
                     raise self._disk_full(exc) from exc
                 raise
         self._learn(claims.planned, outcomes, prepared)
-        if isinstance(executor, Local):
-            save_reasons(self.project.cache, executor.unshared)
+        unshared = getattr(executor, "unshared", None)  # only processes of this machine share a set-up
+        if unshared:
+            save_reasons(self.project.cache, unshared)
         return _PoolResult(outcomes, len(pool.filled_elsewhere))
 
     def report(
