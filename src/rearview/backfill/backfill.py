@@ -361,8 +361,8 @@ class Backfiller:
                     raise self._disk_full(exc) from exc
                 raise
         self._learn(claims.planned, outcomes, prepared)
-        unshared = getattr(executor, "unshared", None)  # only processes of this machine share a set-up
-        if unshared:
+        # only processes of this machine share a set-up
+        if unshared := getattr(executor, "unshared", None):
             save_reasons(self.project.cache, unshared)
         return _PoolResult(outcomes, len(pool.filled_elsewhere))
 
