@@ -139,9 +139,9 @@ def test_a_forked_child_dies_of_a_signal_and_its_parent_does_not_hear_of_it():
             os._exit(1)
         time.sleep(0.2)
         os.kill(child, signal.SIGTERM)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         time.sleep(0.2)
-        print(signals.requested)
+        print(signals.requested, flush=True)
         os._exit(0)
     """)
     assert done.stdout == f"{-signal.SIGTERM}\nNone\n"
