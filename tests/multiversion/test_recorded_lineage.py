@@ -20,7 +20,7 @@ WORK = "total = sum(i * i for i in range(3_000_000))"
 def opened(folder):
     project = Project.open(folder)
     runs = Runs(project)
-    return open_runs(project, [runs.get(run) for run in sorted(runs.ids())])
+    return open_runs(project, runs.all())
 
 
 def test_a_tree_of_notebook_runs_has_their_prices_and_parts_at_the_cell_that_read_a_changed_file(
@@ -58,7 +58,7 @@ def test_scripts_in_cells_are_measured_like_notebooks(tmp_path, words):
     (tmp_path / "train.py").write_text(text)
     run(tmp_path, "run", "-q", *words, "train.py")
     runs = Runs(Project.open(tmp_path))
-    kept = read_cells(runs.folder(runs.ids()[0]))
+    kept = read_cells(runs.folder(runs.all()[0].id))
     assert [cell.cell for cell in kept] == [1, 2, 3]
     assert kept[1].seconds > 10 * kept[0].seconds
     assert kept[1].variables["total"] != kept[2].variables["total"]

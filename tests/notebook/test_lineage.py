@@ -51,7 +51,7 @@ save_file({"x": x}, "w.safetensors")
 
 def lineages(folder):
     runs = Runs(Project.open(folder))
-    return [read_cells(runs.folder(run)) for run in runs.ids()]
+    return [read_cells(runs.folder(run.id)) for run in runs.all()]
 
 
 def test_files_that_libraries_read_in_c_and_by_child_processes_belong_to_the_cell(tmp_path):

@@ -40,7 +40,7 @@ def execute(folder, *cells, fails=False, **env):
     )
     assert bool(done.returncode) == fails, done.stderr
     runs = Runs(Project.open(folder))
-    folder_of_run = runs.folder(max(runs.ids()))
+    folder_of_run = runs.folder(runs.all()[-1].id)
     facts = json.loads((folder_of_run / "reused.json").read_text())
     assert reuse_lines(folder_of_run)
     return outputs(folder / "out.ipynb"), {number: why for number, why in facts["cells"] if why}

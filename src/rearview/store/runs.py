@@ -293,7 +293,7 @@ class Runs:
         ]
 
     def ids(self) -> list[str]:
-        """Return the ids of all runs that have started, oldest first."""
+        """Return the ids of all runs that have started, by the second in which each one did."""
         if not self._project.runs.is_dir():
             return []
         folders = self._project.runs.iterdir()
