@@ -24,6 +24,7 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 _SLOW_IMPORTS = {
     *("plainly", "recorded", "oracle", "kills", "forked", "subprocess", "multiprocessing", "rays"),
+    *("notebooks", "faults"),
     *(
         "torch",
         "keras",

@@ -16,6 +16,8 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.maintenance.verify import verify
 
+pytestmark = pytest.mark.slow  # forks a process for every kill
+
 BIG = 1 << 20
 
 
