@@ -125,7 +125,7 @@ def _check_memory(obj: Any, memory: dict[int, Any]) -> None:
 
 
 def _as_owned(obj: Any) -> Any:
-    """Return how to make an array anew that owns its memory; None if it is not an array."""
+    """Return the constructor and arguments that rebuild an array with its own memory; None for other objects."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(obj) is not numpy.ndarray:
         return None
@@ -180,7 +180,7 @@ def _make_storage(data: Any, owned: bool) -> Any:
 
 
 def _tensor_parts(obj: Any, memory: dict[int, Any], notes: list[str], *, owned: bool) -> Any:
-    """Return how to make a plain tensor anew on the copy of its storage; None for other objects.
+    """Return the function and arguments that rebuild a plain tensor on the copy of its storage, else None.
 
     Raise if a tensor that cannot be made so shares memory with another: copies of them would not.
     """

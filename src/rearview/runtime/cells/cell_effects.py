@@ -1,4 +1,4 @@
-"""Effects of a cell outside its variables: which ones forbid to give its results again, and which set up a library."""
+"""What a cell does besides setting variables: what makes its results unfit for reuse, and what sets up a library."""
 
 from __future__ import annotations
 
