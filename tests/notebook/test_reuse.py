@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 
@@ -22,17 +23,25 @@ pytest.importorskip("papermill")
 CALL = (
     "import sys, papermill as pm; from papermill.engines import papermill_engines as known; "
     "from rearview.notebook.engine import RearviewEngine; known.register('rearview', RearviewEngine); "
-    "pm.execute_notebook('study.ipynb', 'out.ipynb', engine_name='rearview', progress_bar=False)"
+    "pm.execute_notebook('study.ipynb', sys.argv[1], engine_name='rearview', progress_bar=False)"
 )
 
 
-def execute(folder, *cells, fails=False, **env):
-    """Run a notebook by papermill; return its outputs, and why each cell that ran was run."""
+def execute(folder, *cells, fails=False, draws_seeds=True, out="out.ipynb", **env):
+    """Run a notebook by papermill; return its outputs, and why each cell that ran was run.
+
+    `draws_seeds` lets random generators begin with new states each time.
+    """
+    variables = environment(**env)
+    if draws_seeds:
+        variables["REARVIEW_ENTROPY"] = os.urandom(32).hex()
+    else:
+        del variables["REARVIEW_ENTROPY"]
     write(folder / "study.ipynb", *cells)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CALL],
+        [sys.executable, "-W", "ignore", "-c", CALL, out],
         cwd=folder,
-        env={**environment(**env), "REARVIEW_ENTROPY": os.urandom(32).hex()},
+        env=variables,
         capture_output=True,
         text=True,
         timeout=HUNG,
@@ -43,7 +52,7 @@ def execute(folder, *cells, fails=False, **env):
     folder_of_run = runs.folder(runs.all()[-1].id)
     facts = json.loads((folder_of_run / "reused.json").read_text())
     assert reuse_lines(folder_of_run)
-    return outputs(folder / "out.ipynb"), {number: why for number, why in facts["cells"] if why}
+    return outputs(folder / out), {number: why for number, why in facts["cells"] if why}
 
 
 def test_an_edited_cell_and_those_that_depend_on_it_run_and_the_others_are_given_again(tmp_path):
@@ -248,3 +257,81 @@ def test_a_seeded_generator_and_clock_readings_of_an_import_do_not_keep_a_cell_f
     assert again == first
     assert set(ran) == {4, 5, 6}
     assert all("it draws randomness of the system" in ran[number] for number in (4, 5, 6))
+
+
+def test_measured_durations_are_given_again_unless_what_was_measured_has_changed(tmp_path):
+    cells = [
+        "def total(n):\n    return sum(range(n))",
+        "size = 1000",
+        "%timeit -n 2 -r 2 total(size)",
+        "%%time\nfound = total(size)\nprint(found)",
+        "other = 1",
+        "%time print(found + 1)",
+    ]
+    first, _ = execute(tmp_path, *cells)
+    cells[4] = "other = 2"
+    again, ran = execute(tmp_path, *cells)
+    assert again == first
+    assert set(ran) == {5}
+    cells[1] = "size = 2000"
+    _, ran = execute(tmp_path, *cells)
+    assert set(ran) == {2, 3, 4, 6}
+
+
+def test_generators_that_are_not_seeded_begin_as_in_the_last_execution_into_the_same_file(tmp_path):
+    pytest.importorskip("numpy")
+    cells = [
+        "import random, threading, uuid\nimport numpy as np",
+        "a = np.random.rand(3)\nprint(a)",
+        "pair = [threading.Lock(), random.random()]\nprint(pair[1])",
+        "print(uuid.uuid4())",
+        "print('end')",
+    ]
+    first, _ = execute(tmp_path, *cells, draws_seeds=False)
+    cells[4] = "print(pair[1], random.random(), np.random.rand())"
+    again, ran = execute(tmp_path, *cells, draws_seeds=False)
+    assert set(ran) == {4, 5}
+    assert again[1:3] == first[1:3]
+    assert again[3] != first[3]  # an identifier does not come twice
+    # a full run begins with the same states: the cell with the lock was run again with the one that it had found
+    shutil.rmtree(tmp_path / ".rearview" / "cache" / "cells" / "entries")
+    full, ran = execute(tmp_path, *cells, draws_seeds=False)
+    assert set(ran) == {1, 2, 3, 4, 5}
+    assert full[:3] == again[:3]
+    assert full[4] == again[4]
+    cells[1] = "a = np.random.rand(4)\nprint(a)"
+    _, ran = execute(tmp_path, *cells, draws_seeds=False)
+    assert set(ran) == {2, 4, 5}
+    other, ran = execute(tmp_path, *cells, draws_seeds=False, out="other.ipynb")
+    assert {2, 3, 4, 5} <= set(ran)
+    assert other[2] != first[2]
+
+
+def test_settings_of_skipped_cells_are_set_again_without_running_the_rest_of_them(tmp_path):
+    pytest.importorskip("matplotlib")
+    cells = [
+        "%matplotlib inline\nimport matplotlib.pyplot as plt, numpy as np, warnings\nplt.style.use('ggplot')",
+        "before = np.seterr(all='ignore')\nplt.rc('font', size=17)\nprint(sorted(before))",
+        "with warnings.catch_warnings():\n    warnings.simplefilter('error')\n    x = np.arange(3)\nprint(x)",
+        "warnings.filterwarnings('ignore', message='odd')\ny = x + 1\nprint(y)",
+        "print('end')",
+    ]
+    first, _ = execute(tmp_path, *cells)
+    shows = (
+        "print(plt.rcParams['font.size'], plt.rcParams['axes.facecolor'], np.geterr()['over'], "
+        "any('odd' in str(f[1]) for f in warnings.filters), y)"
+    )
+    cells[4] = shows
+    late, ran = execute(tmp_path, *cells)
+    assert set(ran) == {5}
+    assert "".join(late[4][0]["text"]) == "17.0 #E5E5E5 ignore True [1 2 3]\n"
+    # a cell with a setting is edited, and not the setting: cells that do not depend on it are as before
+    cells[3] = cells[3].replace("print(y)", "print(y, 'edited')")
+    cells[0] = "print('edited')\n" + cells[0]
+    edited, ran = execute(tmp_path, *cells)
+    assert set(ran) == {1, 4}
+    assert edited[1:3] == first[1:3]
+    assert edited[4] == late[4]
+    cells[0] = cells[0].replace("ggplot", "dark_background")
+    _, ran = execute(tmp_path, *cells)
+    assert set(ran) == {1, 2, 3, 4, 5}

@@ -124,8 +124,14 @@ def execute(
 
 
 def reusing(begun: StartCommand, *, reuse: bool) -> StartCommand:
-    """Return the command with results of cells reused, or not."""
-    control = msgspec.structs.replace(control_of(begun), reuse_cells=reuse)
+    """Return the command with results of cells reused, or not.
+
+    Random generators that the notebook does not seed begin as in its last run, unless the environment
+    says that every cell is to be run.
+    """
+    control = msgspec.structs.replace(
+        control_of(begun), reuse_cells=reuse, repeat_seeds=reuse_is_wanted(os.environ)
+    )
     environment = {**begun.environment, VARIABLE: msgspec.json.encode(control).decode()}
     return replace(begun, environment=environment)
 

@@ -63,6 +63,8 @@ for other processes or a front end takes a different number of readings each tim
 between_cells: list[Callable[[], bool]] = []
 """In a notebook kernel: returns True if no cell is running, so that readings do not belong to the program."""
 _FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
+_TIMEIT = "<magic-timeit>"
+"""File name that IPython gives to the code of `%timeit`."""
 _FLUSH = 512
 _DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
@@ -197,9 +199,14 @@ class Clock:
 
 
 def _asking(frame: types.FrameType | None) -> str:
-    """Return the module that reads the time, directly or through Rearview's patches."""
+    """Return the module that reads the time, directly or through Rearview's patches.
+
+    The loop by which `%timeit` measures a statement runs in the namespace of the notebook: it is `timeit`.
+    """
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename == _TIMEIT:
+        return "timeit"
     return str(frame.f_globals.get("__name__")) if frame is not None else ""
 
 

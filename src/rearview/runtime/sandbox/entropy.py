@@ -31,6 +31,9 @@ ROOT = "$chance"
 """Root of the state under which the position in the random stream is stored."""
 FIRST = 32
 """Bytes that are drawn before the program starts, to seed Python's own generator."""
+KEY_BYTES = 32
+"""Length of a key. In a longer one, the last bytes of this number are the key of the generators' first states, so
+that they can be those of another run while `os.urandom` has bytes of its own."""
 overwritten: list[int] = []
 """If not empty: how many bytes were drawn for generators that were seeded at once with something else."""
 _real_urandom = os.urandom
@@ -92,9 +95,9 @@ class Randomness:
         Generators that the program has `seeded` stay as they are.
         """
         _use(self.read)
-        first = int.from_bytes(self.stream.read(FIRST), "big")
+        self.stream.read(FIRST)
         if "random" not in seeded:
-            random.seed(first)
+            random.seed(_python_seed(self.stream.key))
             random.getrandbits(32 * self.words)
         for name, act in self.acts.items():
             module = sys.modules.get(name)
@@ -104,7 +107,7 @@ class Randomness:
     def initial(self) -> dict[str, Any]:
         """Return where the key puts the global generators of loaded libraries, as `read_global` does."""
         key = self.stream.key
-        own = random.Random(int.from_bytes(Stream(key).read(FIRST), "big"))  # noqa: S311 - as it is
+        own = random.Random(_python_seed(key))  # noqa: S311 - as it is
         own.getrandbits(32 * self.words)
         states: dict[str, Any] = {"random": own.getstate()}
         numpy = sys.modules.get("numpy.random")
@@ -313,12 +316,16 @@ def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stre
     vars(tempfile)["_name_sequence"] = None
 
 
+def _python_seed(key: bytes) -> int:
+    return int.from_bytes(Stream(key[-KEY_BYTES:]).read(FIRST), "big")
+
+
 def _numpy_seed(key: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(key + b"numpy").digest()[:4], "big")
+    return int.from_bytes(hashlib.sha256(key[-KEY_BYTES:] + b"numpy").digest()[:4], "big")
 
 
 def _torch_seed(key: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(key + b"torch").digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(key[-KEY_BYTES:] + b"torch").digest()[:8], "big") >> 1
 
 
 def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int], int]) -> None:
