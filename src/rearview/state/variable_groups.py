@@ -267,8 +267,14 @@ def codes_of(value: Any) -> Iterator[types.CodeType]:
             todo += [each for each in code.co_consts if isinstance(each, types.CodeType)]
 
 
-def together(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the variables in groups: those that share an object that can change are in one."""
+def together(
+    variables: Mapping[str, Any], walked: dict[str, dict[int, Any]] | None = None
+) -> list[tuple[str, ...]]:
+    """Return the variables in groups: those that share an object that can change are in one.
+
+    `walked` has the objects of variables that are as they were in an earlier call, by name, and gets those
+    of the others.
+    """
     owner: dict[int, str] = {}
     parent = {name: name for name in variables}
 
@@ -279,30 +285,44 @@ def together(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
     count = 0
     for name, value in variables.items():
-        todo = [value]
-        mine: set[int] = set()
-        while todo:
-            obj = todo.pop()
-            if isinstance(obj, (*_ATOMS, *BY_REFERENCE)) or id(obj) in mine:
-                continue
-            mine.add(id(obj))
-            count += 1
-            if count > MOST_OBJECTS:
-                return [tuple(sorted(variables))]
-            first = owner.setdefault(id(obj), name)
+        mine = walked.get(name) if walked is not None else None
+        if mine is None:
+            mine = _objects_of(value, MOST_OBJECTS - count)
+        count += len(mine)
+        if count > MOST_OBJECTS:
+            return [tuple(sorted(variables))]
+        if walked is not None:
+            walked[name] = mine
+        shared = {owner[each] for each in owner.keys() & mine.keys()}
+        for first in shared:
             if top(first) != top(name):
                 parent[top(name)] = top(first)
-            todo += gc.get_referents(obj)
-            todo += _hidden_referents(obj)
-            address = _memory_address(obj)
-            if address:
-                first = owner.setdefault(-address, name)
-                if top(first) != top(name):
-                    parent[top(name)] = top(first)
+        owner.update(dict.fromkeys(mine, name))
     groups: dict[str, list[str]] = {}
     for name in variables:
         groups.setdefault(top(name), []).append(name)
     return [tuple(sorted(names)) for names in groups.values()]
+
+
+def _objects_of(value: Any, most: int) -> dict[int, Any]:
+    """Return the objects that a variable reaches by address, without those that never change.
+
+    Blocks of memory that arrays and tensors share count too, with a minus. More than `most` are not looked for.
+    """
+    mine: dict[int, Any] = {}
+    todo = [value]
+    never = (*_ATOMS, *BY_REFERENCE)
+    while todo and len(mine) <= most:
+        obj = todo.pop()
+        if id(obj) in mine or isinstance(obj, never):
+            continue
+        mine[id(obj)] = obj
+        todo += gc.get_referents(obj)
+        todo += _hidden_referents(obj)
+        address = _memory_address(obj)
+        if address:
+            mine[-address] = None
+    return mine
 
 
 def _hidden_referents(obj: Any) -> list[Any]:

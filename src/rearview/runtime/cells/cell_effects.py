@@ -56,9 +56,14 @@ class ProjectModules:
         self._belongs = belongs
         self._seen: dict[str, int] = {}
         self._own: dict[str, types.ModuleType] = {}
+        self._count = 0
 
     def of_project(self) -> list[tuple[str, types.ModuleType]]:
         """Return the names and modules of the project, without `__main__`."""
+        same = all(sys.modules.get(name) is module for name, module in self._own.items())
+        if same and self._count == len(sys.modules):
+            return [*self._own.items()]
+        self._count = len(sys.modules)
         for name, module in list(sys.modules.items()):
             if self._seen.get(name) == id(module) or name == "__main__":
                 continue

@@ -50,6 +50,8 @@ class NotebookState:
         """Which cells have set up libraries, in order, as a hash."""
         self.ids: dict[str, int] = {}
         """Address of each variable's object before the current cell."""
+        self._walked: dict[str, dict[int, Any]] = {}
+        """Objects of each variable by address, if no cell could reach it since they were looked for."""
         self.reached: set[str] | None = set()
         """Variables that the current cell can reach; None: all."""
 
@@ -61,6 +63,8 @@ class NotebookState:
                     self.loaded[names] = self.serialized(names, self.references()).digest
                 except Exception:
                     self.loaded[names] = "?"
+        # objects that the cell may drop are not kept alive
+        self._walked = {k: v for k, v in self._walked.items() if not self.touches((k,))}
         self.ids = {name: id(value) for name, value in self.variables().items()}
 
     def reach(
@@ -180,7 +184,12 @@ class NotebookState:
             else:
                 rest[name] = value
         references = self.references()
-        for names in together(rest):
+        self._walked = {
+            name: objects
+            for name, objects in self._walked.items()
+            if name in rest and self.ids.get(name) == id(rest[name])
+        }
+        for names in together(rest, self._walked):
             group = self.groups.get(names[0])
             same = group is not None and group.names == names
             moved = any(self.ids.get(name) != id(live[name]) for name in names)
