@@ -69,6 +69,10 @@ class CellCache:
         self._read: set[str] | None = set()
         """Variables whose value the current cell can use; None: all."""
         self._environment: set[str] = set()
+        """Environment variables that the cells so far have read."""
+        self._variables_before: dict[str, str] = {}
+        self._set_variables: dict[str, str] = {}
+        """Hashes of environment variables that the cells so far have changed."""
         self._modules: dict[str, str] = {}
 
     def find(self, cell: CodeCell) -> tuple[CellEntry | None, str]:
@@ -95,6 +99,8 @@ class CellCache:
         for library, state in entry.random.items():
             if self._random.states.get(library, first.get(library)) != state:
                 return f"it draws random numbers of {library}, whose state is not what it was"
+        if entry.draws_seeds and entry.seeds != self._random.seeds:
+            return "it draws the seed of a random generator from the system"
         before = entry.random_before_imports
         if before and not self._random.own and self._random.states.get("random") != before:
             return "its imports draw random numbers of random, whose state is not what it was"
@@ -105,7 +111,7 @@ class CellCache:
             if listing(path) != names:
                 return f"the files in {path} are not those that were there"
         for name, value in entry.environment.items():
-            if digest_of(os.environ.get(name)) != value:
+            if self._set_variables.get(name, digest_of(os.environ.get(name))) != value:
                 return f"the environment variable {name} is not what it was"
         return self._gone(entry)
 
@@ -149,6 +155,7 @@ class CellCache:
         self.state.settings_values |= entry.settings_values
         self.state.hide_setup(entry.setup)
         self._environment |= set(entry.environment)
+        self._set_variables |= entry.environment_after
         self._modules |= entry.modules
         self._skipped.cells.append(Skipped(cell, entry, analysis))
         self.decisions.append((cell.number, ""))
@@ -171,6 +178,7 @@ class CellCache:
         state.reached = state.reach(analysis.names, analysis.definitions)
         self._read = state.reach(analysis.reads, analysis.definitions)
         state.begin()
+        self._variables_before = dict(os.environ)
         self._random.begin()
         self._effects.begin()
 
@@ -203,7 +211,7 @@ class CellCache:
         values = {
             library: self.store.put_bytes(settings_bytes(library))
             for library, value in now.items()
-            if self.state.settings.get(library, value) != value
+            if self.state.settings.get(library) != value
         }
         setup = self._effects.setup(analysis, messages, inputs)
         self.state.settings |= now
@@ -243,6 +251,12 @@ class CellCache:
         self._environment |= {
             name for name in names_read() if not name.startswith((*_MACHINE, "REARVIEW", "PYTHON"))
         }
+        changed = {
+            name: digest_of(os.environ.get(name))
+            for name in self._environment
+            if os.environ.get(name) != self._variables_before.get(name)
+        }
+        self._set_variables |= changed
         for _, module in self._project_modules.of_project():
             self._modules[str(module.__file__)] = content(str(module.__file__))
         return CellEntry(
@@ -252,11 +266,15 @@ class CellCache:
             settings=settings,
             random=used,
             random_before_imports=self._random.by_imports,
+            draws_seeds=self._effects.draws_seeds(),
             seeds=self._random.seeds,
             random_loaded=dict(self._random.loaded),
             files=files,
             folders={path: listing(path) for path in self._lineage.listed},
-            environment={name: digest_of(os.environ.get(name)) for name in self._environment},
+            environment={
+                name: digest_of(self._variables_before.get(name)) for name in self._environment
+            },
+            environment_after=changed,
             modules=dict(self._modules),
             groups=tuple(groups),
             deleted=tuple(deleted),

@@ -104,6 +104,7 @@ class CellEffects:
         if clock is not None:
             clock.listeners[:] = [self._clock_readers.add]
         self._drawn = 0
+        self._seeding = 0
         entropy.overwritten[:] = [0]
         self._module_data: dict[str, str] = {}
         self._threads: set[int | None] = set()
@@ -112,8 +113,13 @@ class CellEffects:
         """Take note of the process before a cell is run."""
         self._clock_readers.clear()
         self._drawn = entropy.bytes_used(self._chance)
+        self._seeding = entropy.seeding[0]
         self._module_data = self._project_data()
         self._threads = {thread.ident for thread in threading.enumerate()}
+
+    def draws_seeds(self) -> bool:
+        """Return True if the cell has made generators whose seed the system draws."""
+        return self._seeding != entropy.seeding[0]
 
     def problem(self, analysis: CellAnalysis, done: CellLineage | None) -> str:
         """Return why the results of a cell cannot be given again; empty if they can."""

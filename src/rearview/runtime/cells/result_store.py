@@ -56,6 +56,8 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Random states that it drew from, by library."""
     random_before_imports: str = ""
     """State of Python's generator from which only its imports drew."""
+    draws_seeds: bool = False
+    """Whether it made generators whose seed the system draws."""
     seeds: str = ""
     """Equal for runs whose random generators begin in the same state."""
     random_loaded: dict[str, str] = {}
@@ -63,6 +65,9 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
     environment: dict[str, str] = {}
+    """Environment variables that it and the cells before it read, as it found them."""
+    environment_after: dict[str, str] = {}
+    """Those of them that it changed, as it left them."""
     modules: dict[str, str] = {}
     groups: tuple[GroupRef, ...] = ()
     deleted: tuple[str, ...] = ()
