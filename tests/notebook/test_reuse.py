@@ -337,3 +337,23 @@ def test_settings_of_skipped_cells_are_set_again_without_running_the_rest_of_the
     cells[0] = cells[0].replace("ggplot", "dark_background")
     _, ran = execute(tmp_path, *cells)
     assert set(ran) == {1, 2, 3, 4, 5}
+
+
+def test_an_estimator_that_is_shown_has_the_number_that_it_has_in_a_full_run(tmp_path):
+    pytest.importorskip("sklearn")
+    cells = [
+        "from sklearn.svm import SVC\nfrom sklearn.linear_model import Ridge",
+        "SVC()",
+        "Ridge()",
+        "SVC(C=2)",
+    ]
+    first, _ = execute(tmp_path, *cells)
+    cells[2] = "Ridge(alpha=2)"
+    edited, ran = execute(tmp_path, *cells)
+    assert set(ran) == {3}
+    assert "sk-container-id-2" in str(edited[2])
+    assert edited[3] == first[3]
+    cells[1] = "SVC()\n'a text'"
+    edited, ran = execute(tmp_path, *cells)
+    assert "sk-container-id-1" in str(edited[2])
+    assert set(ran) == {2, 3, 4}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.util
 import os
 import pickle
@@ -51,9 +52,23 @@ def base_digest() -> str:
     )
 
 
+_NUMBERED = ("sklearn.utils._repr_html.estimator", "sklearn.utils._estimator_html_repr")
+"""Modules of scikit-learn, of several versions, that number the estimators shown as pages."""
+_COUNTERS = ("_CONTAINER_ID_COUNTER", "_ESTIMATOR_ID_COUNTER")
+NUMBERS = "numbers of scikit-learn"
+"""Key of those numbers among the random states: a cell that shows an estimator uses the next ones."""
+
+
 def _random_states() -> dict[str, Any]:
-    """Return the random states of libraries on the CPU, by library."""
-    return {name: state for name, state in read_random_state().items() if name != "devices"}
+    """Return the random states of libraries on the CPU, by library, and the numbers that outputs contain."""
+    states = {name: state for name, state in read_random_state().items() if name != "devices"}
+    return {**states, NUMBERS: [counter.count for counter in _counters()] or [0] * len(_COUNTERS)}
+
+
+def _counters() -> list[Any]:
+    modules = filter(None, map(sys.modules.get, _NUMBERED))
+    found = [getattr(module, name, None) for module in modules for name in _COUNTERS]
+    return [counter for counter in found if hasattr(counter, "count")][: len(_COUNTERS)]
 
 
 def random_bytes(library: str) -> bytes:
@@ -74,7 +89,15 @@ def _digest(state: Any) -> str:
 
 def set_random(library: str, state: Any) -> None:
     """Set the random state of a library."""
-    write_random_state({library: state})
+    if library != NUMBERS:
+        write_random_state({library: state})
+        return
+    if "sklearn" in sys.modules and not _counters():
+        for name in _NUMBERED:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    for counter, count in zip(_counters(), state, strict=False):
+        counter.count = count
 
 
 class _ImportDraws:

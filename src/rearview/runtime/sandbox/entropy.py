@@ -41,7 +41,7 @@ seeding: list[int] = [0]
 """How many bytes were drawn to seed generators of NumPy that the program or a library makes without a seed."""
 OWN_NAMES = (
     *("joblib.", "loky.", "matplotlib.", "plotly.", "bokeh.", "altair.", "pandas.io.formats."),
-    *("IPython.", "ipywidgets.", "comm.", "tqdm."),
+    *("IPython.", "ipywidgets.", "comm.", "tqdm.", "sklearn."),
 )
 """Libraries that draw names of their own parts: of a thread pool, of an element of a page."""
 _real_urandom = os.urandom
