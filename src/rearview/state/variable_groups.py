@@ -42,6 +42,25 @@ class Serialized:
         return len(self.data) + sum(buffer.raw().nbytes for buffer in self.buffers)
 
 
+_TEXT, _DTYPE = "=", "#"
+"""First signs of what stands in a pickle for a text, and for a type of array elements; names have other ones."""
+
+
+class _Never:
+    """Nothing is an instance of it."""
+
+
+def object_of(pid: str, find: Callable[[str], Any]) -> Any:
+    """Return the object that `pid` stands for in a pickle; `find` returns those that are known by name."""
+    if pid.startswith(_TEXT):
+        return pid[1:]
+    if pid.startswith(_DTYPE):
+        import numpy as np
+
+        return np.dtype(pid[1:])
+    return find(pid)
+
+
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
     """Collect no garbage in the body: it makes millions of objects, and none that can be collected."""
@@ -64,7 +83,8 @@ def serialize(
     """Return variables as bytes; raise if something in them cannot be copied.
 
     Views of one array stay views of one. `by_name` returns the name under which an object is to be
-    found again instead of being copied, `refuse` why one cannot be copied. With `owned`, arrays and tensors own
+    found again instead of being copied, `refuse` why one cannot be copied. With `owned`, texts are told apart by
+    their value alone, and equal content has equal digests, also if it was loaded; arrays and tensors own
     their memory when they are loaded, as the originals do, and a tensor with a graph is refused; otherwise they
     use the memory of the copy, and a tensor is copied without the graph that computed it, with a note.
     """
@@ -75,14 +95,27 @@ def serialize(
     memory: dict[int, Any] = {}
     notes: list[str] = []
 
+    texts: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
+    dtype_type = getattr(sys.modules.get("numpy"), "dtype", _Never)
+
     class GroupPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, obj: Any) -> str | None:
+            if owned:
+                # which equal texts are one object depends on how they came about: not so in the copy
+                if type(obj) is str:
+                    return texts.get(obj) or texts.setdefault(obj, _TEXT + obj)
+                if isinstance(obj, dtype_type) and obj.isbuiltin == 1:
+                    return dtypes.get(obj.str) or dtypes.setdefault(obj.str, _DTYPE + obj.str)
             return by_name(obj)
 
         def reducer_override(self, obj: Any) -> Any:
             reason = refuse(obj)
             if reason:
                 raise TypeError(reason)
+            steady = _as_loaded(obj) if owned else None
+            if steady is not None:
+                return steady
             kept = _view_of(obj) or _tensor_parts(obj, memory, notes, owned=owned)
             if kept is None:
                 _check_memory(obj, memory)
@@ -97,6 +130,20 @@ def serialize(
     for buffer in buffers:
         digest.update(buffer.raw())
     return Serialized(data, buffers, digest.hexdigest(), tuple(notes))
+
+
+def _as_loaded(obj: Any) -> Any:
+    """Return how to rebuild an object whose own pickle is another one once it was loaded; None for other objects."""
+    if type(obj).__module__ == "sklearn.utils._bunch" and isinstance(obj, dict):
+        return type(obj), (), None, None, iter(obj.items())  # it takes no other state
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(obj) is numpy.ma.MaskedArray and not obj.dtype.hasobject:
+        function, args, state = obj.__reduce__()
+        default = numpy.ma.default_fill_value(obj.dtype)
+        if state[-1] is not None and state[-1] == default:
+            state = (*state[:-1], None)
+        return function, args, state
+    return None
 
 
 def _view_of(obj: Any) -> Any:
@@ -130,14 +177,24 @@ def _as_owned(obj: Any) -> Any:
     if numpy is None or type(obj) is not numpy.ndarray:
         return None
     flags = obj.flags
-    if obj.dtype.hasobject or not (flags.c_contiguous or flags.f_contiguous) or not obj.size:
+    if obj.dtype.hasobject or not (flags.c_contiguous or flags.f_contiguous):
         return None
+    if not obj.size:
+        return _no_elements, (obj.shape, obj.dtype, bool(flags.writeable))
     order = "C" if flags.c_contiguous else "F"
     flat = obj.reshape(-1, order=order).view(numpy.uint8)
     return _owned_array, (
         pickle.PickleBuffer(flat),
         *(obj.dtype, obj.shape, order, bool(flags.writeable)),
     )
+
+
+def _no_elements(shape: Any, dtype: Any, writeable: bool) -> Any:
+    import numpy as np
+
+    made = np.empty(shape, dtype)
+    made.flags.writeable = writeable
+    return made
 
 
 def _owned_array(data: Any, dtype: Any, shape: Any, order: str, writeable: bool) -> Any:

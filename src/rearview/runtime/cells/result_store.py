@@ -19,7 +19,7 @@ import msgspec
 import xxhash
 
 from rearview.model.lineage import Event
-from rearview.state.variable_groups import Serialized
+from rearview.state.variable_groups import Serialized, object_of
 from rearview.store.files import make_folder
 
 FORMAT = 2
@@ -188,8 +188,8 @@ class ResultStore:
         os.utime(file)
 
         class ContentUnpickler(pickle.Unpickler):
-            def persistent_load(self, name: str) -> Any:
-                return find(name)
+            def persistent_load(self, pid: str) -> Any:
+                return object_of(pid, find)
 
         import io
 
