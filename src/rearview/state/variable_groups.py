@@ -181,11 +181,19 @@ def _as_owned(obj: Any) -> Any:
         return None
     if not obj.size:
         return _no_elements, (obj.shape, obj.dtype, bool(flags.writeable))
+    writeable = bool(flags.writeable)
+    fields = obj.dtype.fields or {}
+    if fields and sum(each[0].itemsize for each in fields.values()) < obj.dtype.itemsize:
+        # bytes between the fields are whatever was there before
+        clean = numpy.zeros(obj.shape, obj.dtype, order="C" if flags.c_contiguous else "F")
+        for name in fields:
+            clean[name] = obj[name]
+        obj = clean
     order = "C" if flags.c_contiguous else "F"
     flat = obj.reshape(-1, order=order).view(numpy.uint8)
     return _owned_array, (
         pickle.PickleBuffer(flat),
-        *(obj.dtype, obj.shape, order, bool(flags.writeable)),
+        *(obj.dtype, obj.shape, order, writeable),
     )
 
 
