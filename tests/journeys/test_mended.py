@@ -195,7 +195,7 @@ FORBIDDEN = {
     "a line of the set-up that was removed": (
         "    weight = warm_up()\n",
         "",
-        "stands beside `weight = warm_up()`, which was removed",
+        "is next to `weight = warm_up()`, which was removed",
     ),
     "a default of a function": (
         "def report(epoch, value):",

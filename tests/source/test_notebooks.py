@@ -8,7 +8,7 @@ import pytest
 from notebooks import cell, write
 from rearview.errors import SourceError
 from rearview.source.notebooks import (
-    in_cells,
+    name_cells,
     in_cells_of,
     normal,
     parse,
@@ -85,5 +85,5 @@ def test_executing_a_notebook_does_not_change_its_source(tmp_path):
 
 def test_places_in_the_program_text_are_told_by_cell_and_line():
     text = "# %% In [1]\nx = 1\n# %% In [2]\ny = 2\nz = 3\n"
-    said = in_cells("see lab/a.ipynb.py:5 and b.py:5", {"lab/a.ipynb.py": text})
+    said = name_cells("see lab/a.ipynb.py:5 and b.py:5", {"lab/a.ipynb.py": text})
     assert said == "see lab/a.ipynb cell 2, line 2 and b.py:5"

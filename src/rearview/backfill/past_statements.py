@@ -13,7 +13,7 @@ from rearview.backfill.obstacles import logged_in_unparsable_file
 from rearview.backfill.propagation import Probing, Propagated
 from rearview.errors import SourceError, UsageError
 from rearview.model import Run
-from rearview.source.log_calls import Logged, names_logged
+from rearview.source.log_calls import LogPlace, names_logged
 from rearview.source.probes.probe import Probes, fits
 from rearview.source.propagate.removed_logs import without_logs
 
@@ -26,7 +26,7 @@ class PastStatement:
     version: str
     run: str
     """The newest run of that version."""
-    places: tuple[Logged, ...]
+    places: tuple[LogPlace, ...]
     probings: tuple[Probing, ...]
     """How the other versions take them: alone, then with variables that only they read; newer versions, then
     older ones."""
@@ -139,7 +139,7 @@ class StatementSources:
         return None
 
     def _taken(
-        self, names: tuple[str, ...], at: int, places: Sequence[Logged]
+        self, names: tuple[str, ...], at: int, places: Sequence[LogPlace]
     ) -> PastStatement | None:
         chain = self.probing.chain
         version = chain[at]

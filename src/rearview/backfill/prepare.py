@@ -35,9 +35,9 @@ from rearview.model import Run, Status
 from rearview.model.run import columns_of, is_notebook, name_of
 from rearview.plan.facts import At, LoopFacts, RunFacts, RunQuestion, ValueRequest, parse_at
 from rearview.source.log_calls import names_logged
-from rearview.source.notebooks import as_programs, in_cells_of, with_text
+from rearview.source.notebooks import as_programs, divide_into_cells, with_text
 from rearview.source.probes.loop_carried import START
-from rearview.source.probes.probe import Position, Probe, Probes, sameness
+from rearview.source.probes.probe import Position, Probe, Probes, logging_fingerprint
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
@@ -332,7 +332,7 @@ class RunPreparer:
         """Return a digest of how `name` is logged, computed once for each version."""
         digest = self._digests.get((version, name))
         if digest is None:
-            digest = self._digests[version, name] = sameness(probes, name)
+            digest = self._digests[version, name] = logging_fingerprint(probes, name)
         return digest
 
     def _derived_version(
@@ -346,7 +346,7 @@ class RunPreparer:
                 continue
             home = path.removesuffix(".py")
             if is_notebook(home) and home in recorded:
-                divided = in_cells_of(programs[path].decode(), text, home)
+                divided = divide_into_cells(programs[path].decode(), text, home)
                 changes[home] = with_text(recorded[home], divided, home)
             else:
                 changes[path] = text.encode()

@@ -19,10 +19,10 @@ from rearview.model import Run
 from rearview.model.wording import plural
 from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import FileNames, renames
-from rearview.source.notebooks import as_programs, in_cells
+from rearview.source.notebooks import as_programs, name_cells
 from rearview.source.probes.find import check, find
 from rearview.source.probes.probe import Naming, Probe, ProbeKind, Probes, fits, needed
-from rearview.source.propagate.splice import Apart, apart
+from rearview.source.propagate.splice import SeparatedLines, separate_lines
 from rearview.source.propagate.statement import SURE
 from rearview.source.propagate.versions import (
     HandPlace,
@@ -60,7 +60,7 @@ class Renaming:
             return FileNames({path: path for path in old if path in self.edited})
         if version not in self.chain:
             return renames(old, self.edited)
-        return self._rest(self._last.before(self.newest(version)), old, self.edited)
+        return self._rest(self._last.after(self.newest(version)), old, self.edited)
 
     @cached_property
     def _last(self) -> FileNames:
@@ -76,7 +76,7 @@ class Renaming:
                     self._known[each] = FileNames({path: path for path in old})
                 else:
                     step = renames(old, self.text(newer))
-                    later_names = self._known[newer].before(step)
+                    later_names = self._known[newer].after(step)
                     self._known[each] = self._rest(later_names, old, self.text(self.chain[0]))
             newer = each
         return self._known[version]
@@ -201,8 +201,8 @@ class Probing:
         try:
             return self._of(run, names)
         except SourceError as exc:
-            exc.args = (in_cells(str(exc), self.edited), *exc.args[1:])
-            exc.general = in_cells(exc.general, self.edited)
+            exc.args = (name_cells(str(exc), self.edited), *exc.args[1:])
+            exc.general = name_cells(exc.general, self.edited)
             raise
 
     def _of(self, run: Run, names: Sequence[str]) -> Probes:
@@ -358,7 +358,7 @@ class Probing:
         """Where the added statements belong in each version of the chain."""
         versions = [self.renaming.named_anew(version) for version in self.chain]
         namings = self._newest.namings if self._newest is not None else ()
-        edited = {**self._named, **{path: each.text for path, each in self._apart.items()}}
+        edited = {**self._named, **{path: each.text for path, each in self._separated.items()}}
         through_versions = through(
             *(edited, self._statements, versions, self._by_hand()),
             list(map(self._moved, namings)),
@@ -385,12 +385,12 @@ class Probing:
         return self.renaming.now(newest).as_then(self.edited, self.text(newest))
 
     @cached_property
-    def _apart(self) -> dict[str, Apart]:
+    def _separated(self) -> dict[str, SeparatedLines]:
         """The files with added statements, each of these on lines of its own."""
         spots: dict[str, list[tuple[int, int]]] = {}
         for probe in self.added:
             spots.setdefault(probe.path, []).append((probe.line, probe.column))
-        return {path: apart(self._named[path], lines) for path, lines in spots.items()}
+        return {path: separate_lines(self._named[path], lines) for path, lines in spots.items()}
 
     @cached_property
     def _statements(self) -> list[Statement]:
@@ -398,12 +398,12 @@ class Probing:
         for probe in self.added:
             # what is decorated shares its first line with nothing
             column = probe.column if probe.first == probe.line else 0
-            first = self._apart[probe.path].line(probe.first, column)
+            first = self._separated[probe.path].line(probe.first, column)
             statements.append(Statement(probe.path, (first, first + probe.last - probe.first)))
         return statements
 
     def _moved(self, naming: Naming) -> Naming:
-        cuts = self._apart[naming.path].cuts if naming.path in self._apart else ()
+        cuts = self._separated[naming.path].cuts if naming.path in self._separated else ()
         for line, _ in reversed(cuts):
             naming = naming.pushed(naming.path, line + 1, 1)
         return naming
@@ -432,7 +432,7 @@ class Probing:
         path, line = where
         now = self.renaming.newest(run.version).as_now(self.text(run.version)) if at else {}
         for number, (statement, placed) in enumerate(
-            zip(outcome.stands, outcome.placed, strict=True)
+            zip(outcome.locations, outcome.placed, strict=True)
         ):
             first, last = statement.lines
             if statement.path == now.get(path, path) and first <= line <= last and placed.text:

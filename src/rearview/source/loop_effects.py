@@ -1,7 +1,7 @@
 """What a loop changes, by Flor's six static rules.
 
-The rules guess from the text alone, so nothing exact rests on them: they say what to look at
-first, and explain a loop to its author. Captured state is what correctness rests on.
+The rules guess from the text alone, so they only explain a loop to its author. Replays are exact because
+state is captured from the live objects, not because of these rules.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ RULES = (
     "a method is called on it",
     "a function is called for its effect, which the text does not tell",
 )
-"""What each rule stands for; 0 and 5 give no estimate."""
+"""The meaning of each rule, by number; rules 0 and 5 give no estimate."""
 
-LOOKS = frozenset({*mutations.FRESH, *mutations.COPIES, "print", "assert_close", "min", "max"})
+READ_ONLY_CALLS = frozenset({*mutations.FRESH, *mutations.COPIES, "print", "assert_close", "min", "max"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,22 @@ class LoopEffect:
     rule: int
     line: int
     names: tuple[str, ...]
-    """What it adds to the changeset: variables as written, `self.net` included."""
+    """Variables that it adds to the changeset, as written: `net`, `self.net`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changeset:
-    """What one loop changes, as far as its text tells."""
+    """Variables that one loop changes, according to its text."""
 
     names: tuple[str, ...]
     """Changed and seen outside the loop, in the order of the text."""
     scoped: tuple[str, ...] = ()
-    """Changed, but born in the loop and not read after it."""
+    """Changed, but first bound in the loop and not read after it."""
     changes: tuple[LoopEffect, ...] = ()
     unsure: tuple[LoopEffect, ...] = ()
     """Statements that rules 0 and 5 gave no estimate for."""
     inferred: Mapping[str, str] = field(default_factory=dict)
-    """Name -> why it was added from what is known about the library."""
+    """Name -> why it was added: a library is known to change it."""
 
     @property
     def estimated(self) -> bool:
@@ -61,7 +61,7 @@ class Changeset:
 
 @dataclass(frozen=True, slots=True)
 class LibraryFacts:
-    """What only the running program knows: which objects are bound to which."""
+    """Which optimizer updates which model, and which scheduler which optimizer."""
 
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Optimizer -> models whose parameters it updates."""
@@ -74,8 +74,8 @@ def changeset(
 ) -> Changeset:
     r"""Return what a loop changes by rules 0 to 5 and the loop-scoped filter.
 
-    `before` are names bound when the loop begins, `after` names read once it has ended, `code`
-    names that stand for modules, whose members are functions and not methods.
+    `before` are the names bound before the loop, `after` the names read after it, `code` the names of
+    modules, whose members are functions and not methods.
 
     >>> loop = ast.parse('''for batch in data:
     ...     preds = net(batch.X)
@@ -83,10 +83,10 @@ def changeset(
     ...     avg_loss.backward()
     ...     optimizer.step()
     ... ''').body[0]
-    >>> found = changeset(loop, before={"data", "net", "loss", "optimizer"})
-    >>> found.names, found.scoped, found.estimated
+    >>> changes = changeset(loop, before={"data", "net", "loss", "optimizer"})
+    >>> changes.names, changes.scoped, changes.estimated
     (('optimizer',), ('preds', 'avg_loss'), True)
-    >>> augment(found, LibraryFacts(models={"optimizer": ("net",)})).names
+    >>> augment(changes, LibraryFacts(models={"optimizer": ("net",)})).names
     ('optimizer', 'net')
     """
     code = set(code)
@@ -121,7 +121,7 @@ def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _rule(stmt: ast.stmt, changed: Mapping[str, None], code: set[str]) -> LoopEffect | None:
-    """Return what the first rule that fits a statement says; None when no rule does."""
+    """Return the effect that the first matching rule gives a statement; None if no rule matches."""
     if isinstance(stmt, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
         names = tuple(name for target in targets for name in _assigned(target))
@@ -143,7 +143,7 @@ def _rule(stmt: ast.stmt, changed: Mapping[str, None], code: set[str]) -> LoopEf
             return LoopEffect(4, stmt.lineno, (owner,))
         func = call.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-        return None if called in LOOKS else LoopEffect(5, stmt.lineno, ())
+        return None if called in READ_ONLY_CALLS else LoopEffect(5, stmt.lineno, ())
     return None
 
 
@@ -174,7 +174,7 @@ def _owner(call: ast.Call, code: set[str]) -> str | None:
 
 
 def augment(changeset: Changeset, facts: LibraryFacts) -> Changeset:
-    """Return the changeset with what the library changes behind the text's back.
+    """Return the changeset with the objects that a library changes without the text showing it.
 
     An optimizer updates its models; a scheduler sets the rates of its optimizers.
     """
@@ -196,8 +196,8 @@ def augment(changeset: Changeset, facts: LibraryFacts) -> Changeset:
 def effects(text: str, path: str = "") -> dict[LoopId, Changeset]:
     r"""Return what each loop of a program changes.
 
-    >>> found = effects("best = 0\nfor epoch in range(3):\n    best = max(best, f())\nprint(best)")
-    >>> [(i.name, c.names) for i, c in found.items()]
+    >>> changesets = effects("best = 0\nfor epoch in range(3):\n    best = max(best, f())\nprint(best)")
+    >>> [(i.name, c.names) for i, c in changesets.items()]
     [('epoch', ('best',))]
     """
     tree = parse(text, path)
@@ -232,7 +232,7 @@ def _own_loops(scope: ast.AST) -> list[Loop]:
 
 
 def _around(scope: ast.AST, loop: Loop) -> tuple[set[str], set[str]]:
-    """Return (names bound before the loop, names read after it or by the next turn around it)."""
+    """Return (names bound before the loop, names read after it)."""
     before: set[str] = set()
     after: set[str] = set()
     args = getattr(scope, "args", None)
@@ -256,21 +256,21 @@ def _around(scope: ast.AST, loop: Loop) -> tuple[set[str], set[str]]:
 
 
 def explain(changeset: Changeset) -> tuple[str, ...]:
-    """Return what a loop changes in sentences, most telling first.
+    """Return what a loop changes, in sentences.
 
     >>> explain(Changeset(("net",), ("x",), inferred={"net": "`opt` updates it"}))
     ('Changes `net`: `opt` updates it.', '`x` lives only inside the loop.')
     """
-    said: list[str] = []
+    sentences: list[str] = []
     for name in changeset.names:
         reasons = [RULES[c.rule] for c in changeset.changes if name in c.names and c.rule]
         lines = sorted({c.line for c in changeset.changes if name in c.names})
         where = f" (line {', '.join(map(str, lines))})" if lines else ""
         why = changeset.inferred.get(name) or (reasons[0] if reasons else RULES[0])
-        said.append(f"Changes `{name}`: {why}{where}.")
+        sentences.append(f"Changes `{name}`: {why}{where}.")
     if changeset.scoped:
         listed = ", ".join(f"`{name}`" for name in changeset.scoped)
         verb = "lives" if len(changeset.scoped) == 1 else "live"
-        said.append(f"{listed} {verb} only inside the loop.")
-    said.extend(f"Line {c.line} may change more: {RULES[c.rule]}." for c in changeset.unsure)
-    return tuple(said)
+        sentences.append(f"{listed} {verb} only inside the loop.")
+    sentences.extend(f"Line {c.line} may change more: {RULES[c.rule]}." for c in changeset.unsure)
+    return tuple(sentences)

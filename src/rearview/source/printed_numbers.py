@@ -23,7 +23,7 @@ POSITIONS = _words(
     "global_step round rounds fold trial version v_num eta rank worker gpu device port pid "
     "total_steps max_steps num_epochs n_epochs total_timesteps line"
 )
-"""Names that say where a program is, or on what, and not how well it does."""
+"""Names of progress counters and devices: their numbers are not metrics."""
 METRICS = _words(
     "loss losses acc accuracy err error ppl perplexity bleu rouge rouge1 rouge2 rougel f1 auc "
     "roc auroc mse mae rmse mape r2 lr learning_rate reward return score precision recall iou "
@@ -32,7 +32,7 @@ METRICS = _words(
     "objective cost mcc kappa specificity sensitivity l1 l2 acc1 acc5 prec1 prec5 ap mrr ndcg "
     "hits dt"
 )
-"""Last words of names that are read without a `:` or `=` behind them."""
+"""Last words of names that need no `:` or `=` before their number."""
 _SPLITS = {
     "train": "train",
     "training": "train",
@@ -67,7 +67,7 @@ _PAIR = re.compile(
 )
 """A name, `:` or `=` or a space, and a number that nothing but a unit follows."""
 _BAR = re.compile(r"^.*?\d+%\|.*?\|\s*\S+/\S+\s*\[(?P<inside>.*?)\]?\s*$")
-"""A bar of tqdm; what stands in its brackets begins with times."""
+"""A progress bar of tqdm; the text in its brackets begins with times."""
 _TIMES = re.compile(r"^[^,]*?(?:<[^,]*)?(?:,\s*\S*\s*(?:it|s|B|\w+)/(?:s|\w+))?(?:,|$)")
 _KERAS_BAR = re.compile(r"^\s*\d+/\S+\s+[━=>.\-\s]*\s*(?=\d|-|$)")
 _PIPES = re.compile(rf"^\|\s*(?P<name>{_WORD})\s*\|\s*(?P<number>{_NUMBER})\s*\|$")
@@ -116,7 +116,7 @@ def numbers_in(line: str) -> dict[str, Number]:
 
 @dataclass(slots=True)
 class PrintedNumbers:
-    """Reads the lines of one stream in order, so that rows below the head of a table have names."""
+    """Reads the lines of one stream in order, so that the rows of a printed table get the names in its head."""
 
     _columns: list[str] = field(default_factory=list)
 
@@ -162,7 +162,7 @@ def _without_noise(line: str) -> str:
 
 
 def _named(match: re.Match[str], split: str) -> str:
-    """Return the name of a column for a name and a number; empty if they are none."""
+    """Return the column name for a matched name and number; empty if the number is not a metric."""
     words = match["name"].split(" ")
     spaced = not match["sep"].strip()
     if spaced:
@@ -181,7 +181,7 @@ def _named(match: re.Match[str], split: str) -> str:
 
 
 def _metric(words: list[str]) -> list[str]:
-    """Return the words of a name that has no `:` behind it, if its last one is known."""
+    """Return the words of a name without `:` that belong to the metric; empty if its last word is no metric."""
     plain = re.sub(r"[@_\-].*", "", words[-1].lower())
     if words[-1].lower() not in METRICS and plain not in METRICS:
         parts = re.split(r"[_/\-]", words[-1].lower())
@@ -202,7 +202,7 @@ def _split_of(text: str) -> str:
 
 
 def _column(name: str) -> str:
-    """Return a printed name as that of a column.
+    """Return a printed name as the name of a column.
 
     >>> _column("Avg. loss"), _column("valid_0's auc"), _column("Acc@1")
     ('avg_loss', 'valid_0_auc', 'acc@1')

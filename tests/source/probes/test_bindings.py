@@ -203,7 +203,7 @@ def test_the_recorded_statement_itself_is_preferred_to_a_new_one_that_names_it()
     old = "f(x)\ng()\n"
     result = compare(ast.parse(old), ast.parse("v = f(x)\nf(x)\ng()\n"))
     assert [item.node.lineno for item in result.added] == [1]
-    assert not result.given
+    assert not result.named_values
 
 
 OBSTACLES = [
@@ -332,7 +332,7 @@ def test_whatever_is_accepted_does_the_same_things_in_the_same_order(form, expre
 
     new = f"v = {text}\nprint_(v)\n{ast.unparse(Replace().visit(tree))}\n"
     result = compare(ast.parse(old), ast.parse(new))
-    if not result.lost:
+    if not result.missing:
         assert run(new.replace("print_(v)\n", "")) == run(old)
 
 
@@ -347,14 +347,14 @@ def test_most_natural_edits_of_that_kind_are_accepted():
         ("x += f()", "f()"),
     ):
         new = f"v = {value}\nlook(v)\n{old.replace(value, 'v', 1)}\n"
-        assert not compare(ast.parse(old), ast.parse(new)).lost, old
+        assert not compare(ast.parse(old), ast.parse(new)).missing, old
 
 
 def test_several_values_are_computed_in_the_order_of_the_recorded_statement():
     old = "h(f(), g())\n"
     for order, lost in (("a = f()\nb = g()\n", 0), ("b = g()\na = f()\n", 1)):
         result = compare(ast.parse(old), ast.parse(f"{order}h(a, b)\n"))
-        assert len(result.lost) == lost
+        assert len(result.missing) == lost
 
 
 def test_a_statement_on_several_lines_may_be_named():

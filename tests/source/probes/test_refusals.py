@@ -74,7 +74,7 @@ CHANGED = {
             ),
         ],
         "optimizer.zero_grad()",
-        "stands at another place now",
+        "is at another place now",
     ),
     "when it runs": (
         [("        loss.backward()\n", "        if epoch:\n            loss.backward()\n")],

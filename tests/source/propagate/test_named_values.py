@@ -107,17 +107,17 @@ def test_a_returned_value_is_named_where_it_is_returned():
 def test_a_version_that_does_not_compute_it_is_refused():
     gone = OLDER.replace("        clip_grad_norm_(net.parameters(), 0.5)  # half\n", "")
     _, older = carried(NAMED, gone)
-    assert older.reason == "the statement whose value is `v` cannot be found there"
+    assert older.reason == "the statement that computes `v` cannot be found there"
 
 
 def test_a_version_that_uses_the_name_is_refused():
     _, older = carried(NAMED, OLDER.replace("cost", "v"))
-    assert older.reason == "`v` stands for something else there"
+    assert older.reason == "`v` means something else in that version"
 
 
 def test_a_version_that_computes_something_else_in_its_place_is_refused():
     _, older = carried(LIFTED, OLDER.replace("cost.item()", "float(cost)"))
-    assert older.reason == "what `v` names is computed otherwise there"
+    assert older.reason == "`v` is computed differently in that version"
 
 
 def test_names_go_through_a_chain_step_by_step():

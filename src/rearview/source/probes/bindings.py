@@ -53,7 +53,7 @@ def rebindable(trees: Iterable[ast.Module]) -> Rebindable:
     return Rebindable(frozenset(names), frozenset(attributes))
 
 
-def computed_before(stmt: ast.stmt, reads: set[int], unsettled: Rebindable) -> str:
+def computed_before(stmt: ast.stmt, reads: set[int], rebindable: Rebindable) -> str:
     """Return what the statement computes before the last of `reads`, as text; '' if it only reads variables.
 
     `reads` are ids of names in the statement. Reading a variable or a method may be done later, unless a
@@ -70,9 +70,9 @@ def computed_before(stmt: ast.stmt, reads: set[int], unsettled: Rebindable) -> s
             continue  # a tuple or list of plain lookups has no side effects
         if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
             continue
-        if isinstance(node, ast.Name) and node.id not in unsettled.names:
+        if isinstance(node, ast.Name) and node.id not in rebindable.names:
             continue
-        if isinstance(node, ast.Attribute) and node.attr not in unsettled.attributes:
+        if isinstance(node, ast.Attribute) and node.attr not in rebindable.attributes:
             continue
         return " ".join(ast.unparse(node).split())
     return ""
@@ -154,7 +154,7 @@ class NamedValue:
 class RewrittenStatement:
     """A recorded statement as it reads now; `why` says why it does not compute the same, if it does not."""
 
-    given: tuple[NamedValue, ...]
+    named_values: tuple[NamedValue, ...]
     why: str = ""
 
 
@@ -163,8 +163,8 @@ def rewritten(
 ) -> RewrittenStatement | None:
     r"""Return the names that `new` gives to values of `old`; None if it is another statement.
 
-    >>> one, two = (ast.parse(t).body[0] for t in ("f(x)", "n = f(x)"))
-    >>> [g.target.id for g in rewritten(one, two, lambda name: None, Rebindable()).given]
+    >>> old, new = (ast.parse(text).body[0] for text in ("f(x)", "n = f(x)"))
+    >>> [value.target.id for value in rewritten(old, new, lambda name: None, Rebindable()).named_values]
     ['n']
     """
     if not isinstance(old, WRITABLE) or not isinstance(new, WRITABLE):
@@ -172,9 +172,9 @@ def rewritten(
     reader = _BindingReader(new, before)
     if not reader.statement(old):
         return None
-    lifted = [named_value for named_value in reader.given if named_value.read is not None]
+    lifted = [named_value for named_value in reader.named_values if named_value.read is not None]
     why = _order(lifted, new, rebindable) if lifted else ""
-    return RewrittenStatement(tuple(reader.given), why)
+    return RewrittenStatement(tuple(reader.named_values), why)
 
 
 class _BindingReader:
@@ -183,7 +183,7 @@ class _BindingReader:
     def __init__(self, new: ast.stmt, before: AssignmentAbove) -> None:
         self.new = new
         self.before = before
-        self.given: list[NamedValue] = []
+        self.named_values: list[NamedValue] = []
         self._stmt = new
         self._maybe = 0
 
@@ -222,7 +222,7 @@ class _BindingReader:
             names = list(_names(target))
             if not names:
                 return False
-            self.given += [NamedValue(self._stmt, name, sure=True) for name in names]
+            self.named_values += [NamedValue(self._stmt, name, sure=True) for name in names]
         return True
 
     def field(self, old: object, new: object) -> bool:
@@ -236,7 +236,7 @@ class _BindingReader:
     def node(self, old: ast.AST, new: ast.AST) -> bool:
         """Return True if two expressions are equal except for names that the second gives to values."""
         if isinstance(new, ast.NamedExpr) and not isinstance(old, ast.NamedExpr):
-            self.given.append(NamedValue(self._stmt, new.target, sure=not self._maybe))
+            self.named_values.append(NamedValue(self._stmt, new.target, sure=not self._maybe))
             return self.node(old, new.value)
         if isinstance(new, ast.Name) and isinstance(new.ctx, ast.Load):
             if isinstance(old, ast.Name):
@@ -268,7 +268,7 @@ class _BindingReader:
         equal = self.node(old, stmt.value)
         self._stmt = kept
         # inner ones first: the recorded statement computed them in this order
-        self.given.append(NamedValue(stmt, target, sure=True, read=read, into=kept))
+        self.named_values.append(NamedValue(stmt, target, sure=True, read=read, into=kept))
         return equal
 
 
@@ -304,7 +304,7 @@ def _order(lifted: list[NamedValue], stmt: ast.stmt, rebindable: Rebindable) -> 
     names = [named_value.target.id for named_value in lifted]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        return f"what `{twice}` names was computed more than once"
+        return f"the value of `{twice}` was computed more than once"
     places = [(named_value.stmt.lineno, named_value.stmt.col_offset) for named_value in lifted]
     if places != sorted(places):
         return f"`{names[-1]}` was computed after `{names[-2]}`"

@@ -39,63 +39,63 @@ def missing_file_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
     )
 
 
-def missing_statement_refusal(path: str, lost: MissingStatement) -> ProbeRefusal:
+def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefusal:
     """Return the refusal for a recorded statement that was changed, moved or removed."""
-    was = f"line {lost.node.lineno} of the version"
-    if lost.inside is not None:
+    was = f"line {missing.node.lineno} of the version"
+    if missing.inside is not None:
         return ProbeRefusal(
             path,
-            lost.line,
-            _shown(lost.node),
-            f"this recorded statement ({was}) was put inside {_shown(lost.inside)} (line "
-            f"{lost.inside.lineno}), so it would not run as it did",
+            missing.line,
+            _shown(missing.node),
+            f"this recorded statement ({was}) was put inside {_shown(missing.inside)} (line "
+            f"{missing.inside.lineno}), so it would not run as it did",
             "Take it out again; put only the log statements into a block of their own.",
         )
-    if lost.moved:
+    if missing.moved:
         return ProbeRefusal(
             path,
-            lost.line,
-            _shown(lost.node),
-            f"this recorded statement ({was}) stands at another place now",
+            missing.line,
+            _shown(missing.node),
+            f"this recorded statement ({was}) is at another place now",
             "Move it back; put the log statement where the value is to be seen.",
         )
-    if lost.instead is None:
+    if missing.instead is None:
         return ProbeRefusal(
             path,
-            lost.line,
-            _shown(lost.node),
+            missing.line,
+            _shown(missing.node),
             f"this recorded statement ({was}) is gone",
             "Put it back; a probe only adds statements.",
         )
-    if lost.held and lost.instead is not None:
-        value = ast.unparse(lost.node)
+    if missing.contained and missing.instead is not None:
+        value = ast.unparse(missing.node)
         return ProbeRefusal(
             path,
-            lost.line,
-            _shown(lost.instead),
-            f"the recorded {_shown(lost.node)} ({was}) is a part of it now",
+            missing.line,
+            _shown(missing.instead),
+            f"the recorded {_shown(missing.node)} ({was}) is a part of it now",
             f"Write `value = {value}` in its place, and log `value` in a statement below."
             if len(value) <= 60
             else "Put it back as `value = ...`, and log `value` in a statement below.",
         )
-    if lost.why:
+    if missing.why:
         return ProbeRefusal(
             path,
-            lost.line,
-            _shown(lost.instead),
-            f"in the recorded {_shown(lost.node)} ({was}), {lost.why}, so the order is another",
-            "Put the recorded statement back and name the value where it stands, "
+            missing.line,
+            _shown(missing.instead),
+            f"in the recorded {_shown(missing.node)} ({was}), {missing.why}, so the order would differ",
+            "Put the recorded statement back and name the value in it, "
             "`(value := ...)`; then log it in a statement below.",
         )
-    parts = differing(lost.node, lost.instead)
+    parts = differing(missing.node, missing.instead)
     change = f": `{parts[1]}` where `{parts[0]}` was" if parts is not None else ""
     return ProbeRefusal(
         path,
-        lost.line,
-        _shown(lost.instead),
-        f"it stands in place of the recorded {_shown(lost.node)} ({was}){change}",
+        missing.line,
+        _shown(missing.instead),
+        f"it replaces the recorded {_shown(missing.node)} ({was}){change}",
         "Put the recorded statement back and log in a statement of its own; to change the program, "
-        "run it anew.",
+        "run it again.",
     )
 
 
@@ -212,7 +212,7 @@ def reflection_refusal(
                 and node.func.id in REFLECTS
                 and not node.args
                 and (scope.parent is None or node.func.id != "globals")
-                and _stands_in(stmt, scope)
+                and _is_in_scope(stmt, scope)
             ):
                 return ProbeRefusal(
                     path,
@@ -225,7 +225,7 @@ def reflection_refusal(
     return None
 
 
-def _stands_in(stmt: ast.stmt, scope: Scope) -> bool:
+def _is_in_scope(stmt: ast.stmt, scope: Scope) -> bool:
     stack: list[ast.AST] = list(getattr(scope.node, "body", ()))
     while stack:
         node = stack.pop()

@@ -20,7 +20,7 @@ Path = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """Text for what stands between two places, (line, column in bytes)."""
+    """New text between two positions, (line, column in bytes)."""
 
     start: tuple[int, int]
     end: tuple[int, int]
@@ -28,13 +28,13 @@ class _Edit:
 
 
 class _NotThereError(Exception):
-    """The older text cannot have the names; says why."""
+    """The older text cannot have the names; the message says why."""
 
 
 def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
-    r"""Return an older text with the names in it and where they are, or why it cannot have them.
+    r"""Return an older text that gives its value the same names, and where; or the reason why it cannot.
 
-    What the statement computes may be written otherwise there; it stays as it is.
+    The older text may compute the value with other code, which stays as it is.
 
     >>> name_in("n = f(x, 2)\nlog(n)\n", Naming("t.py", 1, ("n",)), "# why\nf(x, 1)\n")[0]
     '# why\nn = f(x, 1)\n'
@@ -54,18 +54,18 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
         new_tree, old_tree
     ).there.get(reads)
     if partner is None or there.repaired:
-        return f"the statement whose value is `{first}` cannot be found there"
+        return f"the statement that computes `{first}` cannot be found there"
     try:
         if naming.into is None:
             edits = list(_named(binds.tree, partner.tree, naming.names))
             taken = names_in(partner) & set(naming.names) if edits else None
             if taken:
-                return f"`{min(taken)}` stands for something else there"
+                return f"`{min(taken)}` means something else in that version"
             return _applied(there, edits), Naming(naming.path, partner.start, naming.names)
         if first in names_in(partner):
-            return f"`{first}` stands for something else there"
+            return f"`{first}` means something else in that version"
         if not partner.leads or there.lines[partner.start - 1].lstrip().startswith("elif"):
-            return f"`{first}` has no line of its own there"
+            return f"`{first}` would have no line of its own in that version"
         edit, value = _lifted(binds.tree, reads.tree, partner.tree, first, there)
     except _NotThereError as exc:
         return str(exc)
@@ -89,7 +89,7 @@ def _partner(
     names: tuple[str, ...],
     old: StatementTree,
 ) -> StatementNode | None:
-    """Return the old statement that is the one which names a value now, read without the name."""
+    """Return the old statement that corresponds to the new one without its name for the value."""
     new, without = binds.tree, None
     edits: list[_Edit] = []
     if reads is not binds:
@@ -112,7 +112,7 @@ def _partner(
 
 
 def _named(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit]:
-    """Yield what gives the values of an old statement the names they have in the new one."""
+    """Yield edits that give the values of an old statement the names that they have in the new one."""
     assert isinstance(old, ast.stmt)
     left = set(names)
     targets: list[ast.expr] = []
@@ -122,8 +122,8 @@ def _named(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit
         left -= {name for target in targets for name in _bound(target)}
     if targets and not (isinstance(old, ast.Assign) and set(_bound(old)) >= set(names)):
         value = getattr(new, "value", None)
-        if not isinstance(old, ast.Expr | ast.Assign) or not _alike(value, old.value):
-            raise _NotThereError(f"what `{names[0]}` names is computed otherwise there")
+        if not isinstance(old, ast.Expr | ast.Assign) or not _corresponds(value, old.value):
+            raise _NotThereError(f"`{names[0]}` is computed differently in that version")
         text = "".join(f"{ast.unparse(target)} = " for target in targets)
         start = (old.lineno, old.col_offset)
         yield _Edit(start, start, text)
@@ -132,8 +132,8 @@ def _named(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit
             old_value = _follow(old, path)
             if isinstance(old_value, ast.NamedExpr) and old_value.target.id == node.target.id:
                 continue
-            if type(old) is not type(new) or not _alike(node.value, old_value):
-                raise _NotThereError(f"what `{node.target.id}` names is computed otherwise there")
+            if type(old) is not type(new) or not _corresponds(node.value, old_value):
+                raise _NotThereError(f"`{node.target.id}` is computed differently in that version")
             assert old_value is not None
             start, end = _span(old_value)
             yield _Edit(start, start, f"({node.target.id} := ")
@@ -143,23 +143,23 @@ def _named(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit
 def _lifted(
     binds: ast.AST, reads: ast.AST, old: ast.AST, name: str, there: Parsed
 ) -> tuple[_Edit, str]:
-    """Return what puts a name in place of a value of an old statement, and the value's text."""
+    """Return the edit that replaces a value of an old statement by a name, and the text of the value."""
     value = getattr(binds, "value", None)
     for path, node in _walk(reads):
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
             part = _follow(old, path)
-            if type(reads) is not type(old) or not _alike(value, part) or part is None:
-                raise _NotThereError(f"what `{name}` names is computed otherwise there")
+            if type(reads) is not type(old) or not _corresponds(value, part) or part is None:
+                raise _NotThereError(f"`{name}` is computed differently in that version")
             (row, begin), (last, stop) = _span(part)
             if row != last:
-                raise _NotThereError(f"what `{name}` names takes several lines there")
+                raise _NotThereError(f"the value of `{name}` takes several lines in that version")
             text = there.code_lines[row - 1].encode()[begin:stop].decode()
             return _Edit((row, begin), (row, stop), name), text
-    raise _NotThereError(f"`{name}` names a part of a part; name one of them only")
+    raise _NotThereError(f"`{name}` is inside another named value; name only one of them")
 
 
 def _walk(stmt: ast.AST, path: Path = ()) -> Iterator[tuple[Path, ast.AST]]:
-    """Yield the expressions of a statement's head with their paths; names given are seen through."""
+    """Yield the expressions of a statement's head with their paths; `(name := value)` counts as `value`, too."""
     for field, value in ast.iter_fields(stmt):
         items = value if isinstance(value, list) else [value]
         for at, item in enumerate(items):
@@ -184,12 +184,12 @@ def _follow(stmt: ast.AST, path: Path) -> ast.expr | None:
     return node if isinstance(node, ast.expr) else None
 
 
-def _alike(new: ast.AST | None, old: ast.AST | None) -> bool:
-    """Return True if two expressions are for the same thing: a call of the same, or the very same."""
+def _corresponds(new: ast.AST | None, old: ast.AST | None) -> bool:
+    """Return True if two expressions call the same function, or are equal."""
     if isinstance(new, ast.NamedExpr):
         new = new.value
     if isinstance(new, ast.Await) and isinstance(old, ast.Await):
-        return _alike(new.value, old.value)
+        return _corresponds(new.value, old.value)
     if isinstance(new, ast.Call) and isinstance(old, ast.Call):
         return last_name(new.func) == last_name(old.func) != ""
     return new is not None and old is not None and ast.dump(new) == ast.dump(old)
@@ -215,12 +215,12 @@ def _applied(parsed: Parsed, edits: list[_Edit]) -> str:
         (row, _), (last, _) = edit.start, edit.end
         rest = lines[last - 1][_character(parsed, *edit.end) :]
         lines[row - 1] = lines[row - 1][: _character(parsed, *edit.start)] + edit.text + rest
-        for gone in range(row, last):  # the others keep their numbers
+        for gone in range(row, last):  # blank, so that later lines keep their numbers
             lines[gone] = "\n"
     return "".join(lines)
 
 
 def _character(parsed: Parsed, row: int, column: int) -> int:
-    """Return the index in a line of what stands at a column in bytes; a mark counts as one."""
+    """Return the character index of a column in bytes; a byte order mark counts as one character."""
     mark = row == 1 and parsed.lines[0].startswith("\ufeff")
     return mark + len(parsed.code_lines[row - 1].encode()[:column].decode())

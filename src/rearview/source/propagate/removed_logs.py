@@ -1,7 +1,7 @@
-"""A source without the statements that log some names: what a version would be that never logged them.
+"""Remove the statements that log some names from a source, as if the version had never logged them.
 
-Taken together with the source itself, this makes a statement of a past version an edit like any other, so
-that it can be carried into every version that lacks it.
+The difference between this and the source itself is an edit like any other, so a statement of a past
+version can be carried into every version that lacks it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SOURCES = (ast.Assign, ast.AnnAssign)
 def without_logs(
     source: Mapping[str, str], names: Collection[str], *, with_values: bool = False
 ) -> dict[str, str] | None:
-    r"""Return the source without the statements that log `names`; None if one of them does more.
+    r"""Return the source without the statements that log `names`; None if such a statement does more than log.
 
-    With `with_values`, variables that only these statements read go too. An `if` or `with` around
-    nothing else goes with its statement.
+    With `with_values`, assignments of variables that only these statements read are removed, too. An `if` or `with`
+    around nothing else is removed with its statement.
 
     >>> text = "for x in y:\n    n = f(x)\n    rearview.log('n', n)\n    g(x)\n"
     >>> without_logs({"t.py": text}, ["n"])["t.py"]
@@ -46,7 +46,7 @@ def without_logs(
 
 
 def _log_statements(tree: ast.Module, names: Collection[str]) -> set[ast.stmt] | None:
-    """Return the statements that log one of `names`; None if such a call is part of another one."""
+    """Return the statements that log one of `names`; None if such a call is part of another statement."""
     aliases = Aliases(tree)
     logs: set[ast.stmt] = set()
     calls: set[int] = set()
@@ -82,7 +82,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _only_for(tree: ast.Module, logs: set[ast.stmt]) -> set[ast.stmt]:
-    """Return assignments whose variables only statements of `found` read, directly or not."""
+    """Return the assignments whose variables only `logs` read, directly or through other assignments."""
     out: set[ast.stmt] = set()
     while True:
         gone = {id(node) for stmt in logs | out for node in ast.walk(stmt)}
@@ -142,14 +142,14 @@ def _cut(text: str, tree: ast.Module, gone: set[ast.stmt]) -> str:
             elif not lead.strip() and alone:
                 spans.append((first, last, f"{lead}pass\n"))
             else:
-                return _passed(text, gone)
+                return _replaced_by_pass(text, gone)
     for first, last, instead in sorted(spans, reverse=True):
         lines[first - 1 : last] = [instead] if instead else []
     return "".join(lines)
 
 
-def _passed(text: str, gone: set[ast.stmt]) -> str:
-    """Return a text with `pass` for statements, some of which share their lines with others."""
+def _replaced_by_pass(text: str, gone: set[ast.stmt]) -> str:
+    """Return a text in which `pass` replaces each of the statements; they may share lines with others."""
     rows = [line.encode() for line in split(text)]
     for stmt in sorted(gone, key=lambda stmt: (stmt.lineno, stmt.col_offset), reverse=True):
         last = stmt.end_lineno or stmt.lineno

@@ -1,6 +1,6 @@
-"""Put one statement of the newest source where it belongs in an older text, or refuse with the reason.
+"""Insert one statement of the newest source at its place in an older text, or refuse with the reason.
 
-The code around it may have been in another file of the older version; likely files are tried too.
+The code around it may have been in another file of the older version, so `candidates` lists such files.
 """
 
 import ast
@@ -19,7 +19,7 @@ from rearview.source.propagate.names import (
     resolve,
 )
 from rearview.source.propagate.place import Place, anywhere, locate, others, place_at
-from rearview.source.propagate.place_between import Nowhere, Spot
+from rearview.source.propagate.place_between import Nowhere, NewPlace
 from rearview.source.propagate.splice import (
     comment_above,
     idle,
@@ -40,7 +40,7 @@ from rearview.source.trees import (
 )
 
 BY_HAND = "put there by hand"
-SURE = 0.7  # below this a place is a guess, and a guess is refused, unless the user says otherwise
+SURE = 0.7  # a place with less confidence is refused, unless the user sets another limit
 CALIBRATION = (
     (0.0, 0.0),
     (0.679, 0.712),
@@ -121,17 +121,17 @@ def carry(
 ) -> Carried:
     r"""Return where the statements on `lines` of the new text belong in the old one, and as what text.
 
-    Lines are 1-based and inclusive. Every other byte of the old text stays. A place that is less
-    likely right than `sure` is refused. Where a variable is not
-    there, two places are equally good, or the code around it cannot be found, the answer is a
-    refusal that says so. `disproved` has lines of the old text before which the statement turned
-    out wrong, and how: the next likely place is taken instead. `inserted` has what was put into the
-    old text already, (line, count) in that order: messages have the line numbers from before.
+    Lines are 1-based and inclusive. Every other byte of the old text stays. The answer is a refusal with
+    the reason if the confidence is less than `sure`, a variable does not exist there, two places are
+    equally good, or the code around the statement cannot be found. `disproved` maps lines of the old text
+    to the reason why the statement was wrong before that line; the next likely place is taken instead.
+    `inserted` has the (line, count) of earlier insertions, in order, so that messages give the line
+    numbers from before them.
 
     >>> new = "for x in data:\n    cost = f(x)\n    print(cost)\n    step(cost)\n"
     >>> old = "for x in data:\n    loss = f(x)\n    step(loss)\n"
-    >>> found = carry(new, (3, 3), old)
-    >>> found.line, found.text
+    >>> carried = carry(new, (3, 3), old)
+    >>> carried.line, carried.text
     (3, '    print(loss)\n')
     >>> carry(new, (3, 3), "for x in data:\n    pass\n").reason
     'none of the statements around it can be found there'
@@ -139,18 +139,18 @@ def carry(
     read = _read(new, lines, old)
     if isinstance(read, str):
         return refuse(read)
-    selection, matching, spot = read
-    place = locate(matching, spot)
+    selection, matching, new_place = read
+    place = locate(matching, new_place)
     if isinstance(place, Nowhere):
-        loose = anywhere(selection.statements, spot, matching.old)
+        loose = anywhere(selection.statements, new_place, matching.old)
         if loose is None:
             return refuse(place.reason(inserted))
         place = loose
-    answer = _write(selection, matching, spot, place, sure=sure)
+    answer = _write(selection, matching, new_place, place, sure=sure)
     if not disproved or answer.line not in disproved:
         return answer
-    for other in others(matching, spot):
-        answer = _write(selection, matching, spot, other, sure=sure)
+    for other in others(matching, new_place):
+        answer = _write(selection, matching, new_place, other, sure=sure)
         if answer.line is not None and answer.line not in disproved:
             return answer
     return refuse(f"{' and '.join(dict.fromkeys(disproved.values()))}; no other place is certain")
@@ -168,8 +168,8 @@ def carry_to(
 ) -> Carried:
     r"""Return the statements on `lines` of the new text as they read at a line given by hand.
 
-    They go before `line` of the old text, or with `after` behind the statement on it, in the old
-    text's names; `renames` (new name to old name) are taken as given.
+    They go before `line` of the old text, or with `after`, after the statement on it, with the old
+    text's names; `renames` (new name to old name) are used as they are.
 
     >>> new = "for x in data:\n    cost = f(x)\n    print(cost)\n    step(cost)\n"
     >>> old = "for x in data:\n    loss = f(x)\n    loss = loss / 2\n    step(loss)\n"
@@ -179,16 +179,16 @@ def carry_to(
     read = _read(new, lines, old)
     if isinstance(read, str):
         return refuse(read)
-    selection, matching, spot = read
+    selection, matching, new_place = read
     place = place_at(matching.old, line, after=after)
     if isinstance(place, Nowhere):
         return refuse(place.reason(inserted))
     block, index, at = place
     by_hand = Place(block, index, 1.0, (BY_HAND,))
-    return _write(selection, matching, spot, by_hand, _HandPlace(at, renames or {}))
+    return _write(selection, matching, new_place, by_hand, _HandPlace(at, renames or {}))
 
 
-def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Selection, Matching, Spot] | str:
+def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Selection, Matching, NewPlace] | str:
     """Return the statements, how the two texts match, and their place; or why they cannot be read."""
     here, there = try_parse(new), try_parse(old)
     if isinstance(here, str):
@@ -202,8 +202,8 @@ def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Selection, Match
         return "the old text is a notebook; carry into the text of its cells"
     new_tree = grow(here, without=lines)
     matching = match(new_tree, grow(there))
-    spot = Spot(*_spot(new_tree, chosen[0]), uses(chosen), comment_above(here, lines))
-    return _Selection(here, lines, chosen), matching, spot
+    new_place = NewPlace(*_new_place(new_tree, chosen[0]), uses(chosen), comment_above(here, lines))
+    return _Selection(here, lines, chosen), matching, new_place
 
 
 def unsure(confidence: float, sure: float) -> str:
@@ -247,7 +247,7 @@ def is_notebook(text: str) -> bool:
     )
 
 
-def _spot(tree: StatementTree, stmt: ast.stmt) -> tuple[StatementNode, int]:
+def _new_place(tree: StatementTree, stmt: ast.stmt) -> tuple[StatementNode, int]:
     """Return the block and index of a statement that was left out of the tree."""
     for node in tree.nodes:
         if not node.is_block:
@@ -257,24 +257,24 @@ def _spot(tree: StatementTree, stmt: ast.stmt) -> tuple[StatementNode, int]:
         if any(each is stmt for each in body):
             line = first_line(stmt)
             return node, sum(1 for child in node.children if child.start < line)
-    raise AssertionError("a statement stands in some block")
+    raise AssertionError("every statement is in a block")
 
 
 def _write(
     selection: _Selection,
     matching: Matching,
-    spot: Spot,
+    new_place: NewPlace,
     place: Place,
     by_hand: _HandPlace | None = None,
     sure: float = SURE,
 ) -> Carried:
     here, lines, chosen = selection.parsed, selection.lines, selection.statements
-    used = spot.used
+    used = new_place.used
     old = matching.old
     renames = by_hand.renames if by_hand is not None else {}
     free = replace(used, reads=used.reads - renames.keys())
     votes = Votes(matching)
-    names = resolve(matching, votes, free, (spot.block, spot.index), (place.block, place.index))
+    names = resolve(matching, votes, free, (new_place.block, new_place.index), (place.block, place.index))
     imports = imports_for(names.missing, matching)
     unknown = [name for name in names.missing if name not in imports]
     if unknown:
@@ -283,7 +283,7 @@ def _write(
     if absent:
         return refuse(_absent([f"`{root}.{member}`" for root, member in absent]), *place.reasons)
     arguments = keywords(matching, chosen)
-    clash = overwritten(used, matching, (spot.block, place.block))
+    clash = overwritten(used, (new_place.block, place.block))
     if clash:
         return refuse(f"it would overwrite `{clash}`, which the old text uses for something else")
     certainty = names.certainty * (0.9 if attributes else 1.0)
@@ -297,7 +297,7 @@ def _write(
         return refuse("a place inside a one-line block would change that line")
     line = by_hand.line if by_hand else line_at(here, lines, old.parsed, block, index)
     if line == 1 and old.parsed.text.startswith("\ufeff"):
-        return refuse("it would stand before the byte order mark")
+        return refuse("it would come before the byte order mark")
     there = old.parsed.lines
     end = newline(there, min(line, len(there)) - 1)
     text = "".join(f"{indent}{each}{end}" for each in sorted(set(imports.values())))
@@ -319,7 +319,7 @@ def _write(
         text = end + text.removesuffix(end)
     present = _present(there, line, text)
     if present is not None and by_hand is None and not _has_partner(matching, present):
-        why = f"the same statement stands there already, on line {present[0]}"
+        why = f"the same statement is there already, on line {present[0]}"
         return Carried(None, "", confidence, place.reasons, why, score, present)
     broken = _still_parses(old, line, text)
     if broken is not None:
@@ -327,9 +327,9 @@ def _write(
     reasons = (
         *place.reasons,
         *names.reasons,
-        *(f"`.{one}` is called `.{two}` there" for one, two in attributes.items()),
-        *(f"`{one}=` is called `{two}=` there" for one, two in arguments.items()),
-        *(f"`{one}` is called `{two}` there" for one, two in sorted(renames.items())),
+        *(f"`.{new}` is called `.{old_name}` there" for new, old_name in attributes.items()),
+        *(f"`{new}=` is called `{old_name}=` there" for new, old_name in arguments.items()),
+        *(f"`{new}` is called `{old_name}` there" for new, old_name in sorted(renames.items())),
         *(f"`{each}` comes with it" for each in imports.values()),
     )
     return Carried(line, text, confidence, reasons, score=score)
@@ -378,7 +378,7 @@ def _still_parses(old: StatementTree, line: int, text: str) -> str | None:
     return result if isinstance(result, str) else None
 
 
-NEAR = 12  # lines on either side that say what the surroundings are
+NEAR = 12  # lines on either side that count as surroundings
 MOST = 3  # files tried
 
 

@@ -1,7 +1,7 @@
 """Edits with which a stopped run is resumed: the lines they change, and the ids of the loops after them.
 
 A run that is resumed with an edited source restores a state that the old source computed. So a changed
-line must not run before that state is restored: its effect would be lost, or happen twice.
+line must not run before that state is restored: its effect would disappear, or happen twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FRESH = 1000
 
 
 @dataclass
-class Mend:
+class ResumeEdit:
     """What an edit changes, by file and line of the edited text."""
 
     lines: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -56,23 +56,23 @@ class Mend:
             todo += [function for _, function in functions if function.name in fresh]
 
 
-def mend(recorded: Mapping[str, bytes], old: Mapping[str, bytes], new: Mapping[str, bytes]) -> Mend:
+def resume_edit(recorded: Mapping[str, bytes], old: Mapping[str, bytes], new: Mapping[str, bytes]) -> ResumeEdit:
     """Return what an edit of the text `old` into `new` changes.
 
     Loops keep the ids that they have in the `recorded` text, if they are in it.
     """
-    edits = Mend()
+    edit = ResumeEdit()
     for path in sorted(path for path in new if path.endswith(".py")):
         after = _parsed(new[path])
         if after is None:
             continue
-        edits.trees[path] = after
+        edit.trees[path] = after
         first = _parsed(recorded.get(path, b""))
-        edits.ids[path] = _ids(first, after, path)
+        edit.ids[path] = _ids(first, after, path)
         before = _parsed(old.get(path, b""))
         if before is not None and old.get(path) != new[path]:
-            edits.lines[path] = dict(_changed(before, after))
-    return edits
+            edit.lines[path] = dict(_changed(before, after))
+    return edit
 
 
 def _parsed(data: bytes) -> ast.Module | None:
@@ -98,25 +98,25 @@ def _ids(recorded: ast.Module | None, new: ast.Module, path: str) -> dict[int, s
 def _changed(old: ast.Module, new: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the lines of `new` that differ from `old`, with the kind of change."""
     comparison = compare(old, new)
-    beside = {id(before): after for before, after in comparison.matched}
+    partners = {id(before): after for before, after in comparison.matched}
     for added in comparison.added:
         if not isinstance(added.node, _DEFINITIONS) and not _is_text(added.node):
             yield from ((line, "was added") for line in _lines(added.node))
-    for lost in comparison.lost:
-        if lost.instead is not None:
-            yield from ((line, "was changed") for line in _differing(lost, lost.instead))
-        elif not isinstance(lost.node, _DEFINITIONS) and not _is_text(lost.node):
-            line = _neighbour(old, lost.node, beside) or lost.line
-            yield line, f"stands beside `{ast.unparse(lost.node)[:60]}`, which was removed"
+    for missing in comparison.missing:
+        if missing.instead is not None:
+            yield from ((line, "was changed") for line in _differing(missing, missing.instead))
+        elif not isinstance(missing.node, _DEFINITIONS) and not _is_text(missing.node):
+            line = _neighbour(old, missing.node, partners) or missing.line
+            yield line, f"is next to `{ast.unparse(missing.node)[:60]}`, which was removed"
 
 
 def _lines(node: ast.stmt) -> range:
     return range(first_line(node), last_line(node) + 1)
 
 
-def _differing(lost: MissingStatement, instead: ast.stmt) -> Iterator[int]:
+def _differing(missing: MissingStatement, instead: ast.stmt) -> Iterator[int]:
     """Yield the lines that run differently; the lines of a function run when it is called."""
-    old = lost.node
+    old = missing.node
     if isinstance(old, FUNCTIONS) and isinstance(instead, FUNCTIONS):
         # defaults and decorators are values, which are part of the restored state
         if old.name == instead.name and _values(old) == _values(instead):
@@ -137,7 +137,7 @@ def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _neighbour(tree: ast.Module, node: ast.stmt, beside: Mapping[int, ast.stmt]) -> int | None:
+def _neighbour(tree: ast.Module, node: ast.stmt, partners: Mapping[int, ast.stmt]) -> int | None:
     """Return the line of a statement that runs whenever the removed `node` would have run."""
     for parent in ast.walk(tree):
         for _, block in ast.iter_fields(parent):
@@ -145,9 +145,9 @@ def _neighbour(tree: ast.Module, node: ast.stmt, beside: Mapping[int, ast.stmt])
                 place = next(n for n, statement in enumerate(block) if statement is node)
                 for nearby in (*block[:place][::-1], *block[place + 1 :]):
                     silent = isinstance(nearby, ast.Global | ast.Nonlocal) or _is_text(nearby)
-                    if id(nearby) in beside and not silent:
-                        return beside[id(nearby)].lineno
-                return beside[id(parent)].lineno if id(parent) in beside else None
+                    if id(nearby) in partners and not silent:
+                        return partners[id(nearby)].lineno
+                return partners[id(parent)].lineno if id(parent) in partners else None
     return None
 
 
