@@ -6,7 +6,7 @@ import pytest
 
 from plainly import recorded, write
 from rearview._history import history
-from rearview.errors import UsageError
+from rearview.errors import StoreError, UsageError
 
 OLDEST = """
 import rearview
@@ -190,3 +190,10 @@ def test_texts_that_do_not_tell_their_statement_are_ignored_with_a_word(project,
     assert put(folder, "v") == before
     assert "1 correction in" in history(folder).correction_note
     assert "is ignored" in history(folder).plan(["v"]).notes[0]
+
+
+def test_a_file_of_corrections_that_cannot_be_read_is_an_error(project):
+    folder, _ = project
+    (folder / ".rearview" / "corrections.json").mkdir()
+    with pytest.raises(StoreError, match="cannot be read"):
+        history(folder).propagate(["v"])

@@ -99,7 +99,7 @@ class Project:
 
     def reasons(self):
         """Return why set-ups were not shared to their end."""
-        known = shared_setup.read_reasons(self.folder / ".rearview" / "cache")
+        known = shared_setup.read_obstacles(self.folder / ".rearview" / "cache")
         return [reason.text for reason in known.values()]
 
 

@@ -8,7 +8,7 @@ import pytest
 from plan.runs import run, starts
 from rearview.model import Operator, Segment
 from rearview.plan.cost import CostCorrections, CostModel, Prediction, refine, speed
-from rearview.plan.facts import CheckpointFacts, Machine, RunQuestion, Timing, ValueRequest
+from rearview.plan.facts import CheckpointFacts, Machine, RunQuestion, ValueRequest
 from rearview.plan.replay import survey
 from rearview.plan.schedule import divide
 
@@ -162,6 +162,3 @@ def test_corrections_move_the_plan():
     after = divide(survey([question], corrections=known)).segments[0].seconds
     assert after == pytest.approx(2 * before, rel=0.05)
 
-
-def test_a_timing_of_nothing_is_a_guess():
-    assert Timing.of([]) == Timing(0.0, 0.0, 0)

@@ -499,7 +499,7 @@ class History:
 
     def corrections(self, names: Sequence[str] = ()) -> list[Correction]:
         """Return the places that were given by hand, for all statements or for those that log `names`."""
-        kept = self._backfiller.corrections.kept
+        kept = self._backfiller.corrections.all
         return [correction for correction in kept if not names or correction.concerns(names)]
 
     @property

@@ -1,8 +1,8 @@
-"""How fast machines are: the ones that recorded runs, and the one that would replay them.
+"""Measure how fast machines are: those that recorded runs, and the one that would replay them.
 
 A machine is measured in a process of its own: short computing kernels, and the disk of the store.
-`python -m rearview.backfill.calibration FOLDER` prints the measurement as one line of JSON. What replays
-really took corrects the predictions as well (`read_cost_corrections`).
+`python -m rearview.backfill.calibration FOLDER` prints the measurement as one line of JSON. The real
+seconds of replays correct the predictions, too (`read_cost_corrections`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Measured(msgspec.Struct, frozen=True):
     """MB/s."""
     write: float
     load: float = 0.0
-    """Other processes per core that wanted to run."""
+    """Other processes per core that were ready to run."""
     format: int = FORMAT
 
 
@@ -237,11 +237,11 @@ class Machines:
         return hardware_id(self._facts)
 
     def here(self) -> Machine:
-        """Return this machine as last measured; nothing is measured now."""
+        """Return this machine with its last measurement; nothing is measured now."""
         return self._stored(self.name, gethostname())
 
     def of(self, run: Run) -> Machine:
-        """Return the machine that a run was recorded on, as last measured."""
+        """Return the machine that a run was recorded on, with its last measurement."""
         if run.facts.hardware:
             return self._stored(hardware_id(run.facts.hardware), run.host)
         # an older run recorded only its host
@@ -280,8 +280,8 @@ class Machines:
             and not set(machine.kernels) & set(this_machine.kernels)
         }
         return [
-            f"the machine {host} that recorded was never measured, so it is taken to be as fast as "
-            "this one and the interval is wide; `rearview doctor` measures it, there"
+            f"the machine {host}, which recorded, was never measured, so it is assumed to be as fast as "
+            "this one and the interval is wide; `rearview doctor` there measures it"
             for host in sorted(incomparable)
         ]
 

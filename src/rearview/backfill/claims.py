@@ -45,14 +45,14 @@ class SegmentClaims:
     planned: dict[str, Segment] = field(default_factory=dict)
     """By replay, the segment if it runs just as it was planned."""
     _held_states: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
-    """State of the claims when all that is left of a segment was claimed by others."""
+    """State of the claims when other backfills had claimed all that is left of a segment."""
     _active: tuple[float, frozenset[str]] = (0.0, frozenset())
 
     def __post_init__(self) -> None:
         self._first_of_run = {segment.run: segment for segment in reversed(self.segments)}
 
     def take(self, segment: Segment) -> Claim:
-        """Claim what no other backfill has filled or claimed of a segment, and prepare its replay."""
+        """Claim the part of a segment that no other backfill has filled or claimed, and prepare its replay."""
         prepared = self.prepared[segment.run]
         request = prepared.request
         first = self._first_of_run[segment.run] is segment
@@ -101,7 +101,9 @@ class SegmentClaims:
         imports = lead.imports if lead is not None and lead in self.shared_leads else None
         stages = self.stages.get(segment.run, ()) if imports is not None else ()
         # a segment that does not divide the main loop does not stop there
-        stages = tuple(one for one in stages if one.start.statements is not None or file.main)
+        stages = tuple(
+            stage for stage in stages if stage.start.statements is not None or file.main
+        )
         return self.replays.prepare(
             request.run, request.version, file, segment, facts, imports, stages
         )
@@ -169,9 +171,9 @@ def _filled(request: RunRequest, replays: Iterable[Replay]) -> Cells:
 def _reduce(
     request: RunRequest, segment: Segment, segment_cells: Cells, unclaimed: Cells, *, first: bool
 ) -> tuple[RunRequest, Segment, bool]:
-    """Return the part of a segment that is left: fewer names, fewer iterations, without its ends.
+    """Return the part of a segment that is left: fewer names, fewer iterations, maybe without its ends.
 
-    The last value says if that part includes what comes before the loop.
+    The last value is True if that part includes the code before the loop.
     """
     names = tuple(name for name in request.names if unclaimed[name])
     probes = tuple(dict.fromkeys(probe for name in names for probe in request.probes.of(name)))

@@ -22,7 +22,7 @@ FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What identifies an added statement even after its text was changed."""
+    """Identifies an added statement, even after its text was changed."""
 
     path: str
     """Its file, with the name in the newest version that was run."""
@@ -94,31 +94,37 @@ class Corrections:
         """The corrections, and how many entries of the file could not be read."""
         try:
             text = self.file.read_bytes()
-            kept = json.loads(text)
-        except OSError:
+            content = json.loads(text)
+        except FileNotFoundError:
             return (), 0
+        except OSError as exc:
+            raise StoreError(
+                f"{self.file} cannot be read: {exc.strerror}. It holds the places that you gave by hand; "
+                "make it readable.",
+                slug="store-unreadable",
+            ) from exc
         except ValueError:
             return (), 1
         if is_intact(text) is False or (
-            isinstance(kept, dict) and "c" not in kept and "format" in kept
+            isinstance(content, dict) and "c" not in content and "format" in content
         ):
             raise DamagedError(
                 f"{self.file} is not as it was written: a place given by hand may have been changed. "
                 "Remove the file and give the places again (`rearview propagate --correct`).",
                 slug="damaged",
             )
-        if not isinstance(kept, dict):
+        if not isinstance(content, dict):
             return (), 1
-        if "format" not in kept:
-            return _first_format(kept)
-        if kept["format"] != FORMAT:
+        if "format" not in content:
+            return _first_format(content)
+        if content["format"] != FORMAT:
             raise StoreError(
-                f"{self.file} has format {kept['format']}; this Rearview reads up to {FORMAT}. "
+                f"{self.file} has format {content['format']}; this Rearview reads up to {FORMAT}. "
                 "Use a newer Rearview.",
                 slug="store-newer",
             )
         corrections, lost = [], 0
-        for each in kept.get("corrections", ()):
+        for each in content.get("corrections", ()):
             try:
                 corrections.append(_correction(each))
             except (TypeError, KeyError, ValueError):
@@ -126,7 +132,7 @@ class Corrections:
         return tuple(corrections), lost
 
     @property
-    def kept(self) -> tuple[Correction, ...]:
+    def all(self) -> tuple[Correction, ...]:
         """All corrections, in the order in which they were made."""
         return self._read[0]
 
@@ -138,7 +144,7 @@ class Corrections:
             return ""
         return (
             f"{lost} correction{'s' * (lost > 1)} in {self.file} "
-            f"{'is' if lost == 1 else 'are'} ignored: which statement was meant cannot be told. "
+            f"{'is' if lost == 1 else 'are'} ignored: it is not certain which statement was meant. "
             "Make it again with `rearview propagate NAME --correct RUN FILE:LINE`."
         )
 
@@ -147,46 +153,49 @@ class Corrections:
         fresh = {(correction.version, correction.statement) for correction in corrections}
         older = [
             correction
-            for correction in self.kept
+            for correction in self.all
             if (correction.version, correction.statement) not in fresh
         ]
         self._write([*older, *corrections])
 
     def remove(self, corrections: Collection[Correction]) -> None:
         """Delete corrections."""
-        self._write([correction for correction in self.kept if correction not in corrections])
+        self._write([correction for correction in self.all if correction not in corrections])
 
     def _write(self, corrections: Sequence[Correction]) -> None:
         make_folder(self.file.parent)
-        kept = {"format": FORMAT, "corrections": [asdict(correction) for correction in corrections]}
-        publish(self.file, add_check(json.dumps(kept).encode()))
+        content = {
+            "format": FORMAT,
+            "corrections": [asdict(correction) for correction in corrections],
+        }
+        publish(self.file, add_check(json.dumps(content).encode()))
         self.__dict__.pop("_read", None)
 
 
-def _correction(kept: Mapping[str, Any]) -> Correction:
-    which = kept["statement"]
+def _correction(stored: Mapping[str, Any]) -> Correction:
+    identity = stored["statement"]
     statement = Identity(
-        str(which["path"]),
-        tuple(map(str, which["logs"])),
-        tuple(map(str, which["sets"])),
-        int(which["occurrence"]),
+        str(identity["path"]),
+        tuple(map(str, identity["logs"])),
+        tuple(map(str, identity["sets"])),
+        int(identity["occurrence"]),
     )
     return Correction(
-        str(kept["version"]),
+        str(stored["version"]),
         statement,
-        str(kept["path"]),
-        int(kept["line"]),
-        bool(kept["after"]),
-        {str(there): str(here) for there, here in kept["renames"].items()},
-        str(kept["run"]),
+        str(stored["path"]),
+        int(stored["line"]),
+        bool(stored["after"]),
+        {str(new): str(old) for new, old in stored["renames"].items()},
+        str(stored["run"]),
     )
 
 
-def _first_format(kept: Mapping[str, Any]) -> tuple[tuple[Correction, ...], int]:
+def _first_format(content: Mapping[str, Any]) -> tuple[tuple[Correction, ...], int]:
     """Read a file of the first format, in which a statement is identified by the names its text logs."""
     all_corrections: list[Correction] = []
     lost = 0
-    for version, placed in kept.items():
+    for version, placed in content.items():
         corrections = []
         try:
             for each in placed:

@@ -1,7 +1,7 @@
 """Take the statement for a name from the work tree or, if that does not log it, from a past version.
 
-A name that only an older version logs is filled in the newer ones: the statement of the newest version that
-has it is carried from there into all others, newer and older, as an edit of that version would be.
+A name that only a past version logs can be filled in all other runs: the statement of the newest version that
+logs it is carried into all other versions, newer and older, as if that version had been edited.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PastStatement:
     """The newest run of that version."""
     places: tuple[LogPlace, ...]
     probings: tuple[Probing, ...]
-    """How the other versions take them: alone, then with variables that only they read; newer versions, then
-    older ones."""
+    """Bring the statements into the other versions: without, then with, the variables that only they read;
+    newer versions, then older ones."""
 
     def serving(self, run: Run) -> list[Probing]:
         """Return the ways to bring the statements into the version of a run."""
@@ -54,7 +54,7 @@ class PastStatement:
         return Probes((), self.probings[0].text(run.version))
 
     def propagated(self) -> list[Propagated]:
-        """Return what becomes of each other version, newest first."""
+        """Return the outcome for each other version, newest first."""
         by_version: dict[str, Propagated] = {}
         for probing in self.probings:
             for each in probing.propagated()[1:]:
@@ -76,7 +76,7 @@ class StatementSources:
     """The probes of the work tree and, for names that it does not log, those of past versions."""
 
     probing: Probing
-    _known: dict[tuple[str, ...], PastStatement | None] = field(default_factory=dict)
+    _by_names: dict[tuple[str, ...], PastStatement | None] = field(default_factory=dict)
 
     @property
     def edited(self) -> dict[str, str]:
@@ -91,16 +91,16 @@ class StatementSources:
     def past(self, names: Sequence[str]) -> PastStatement | None:
         """Return where the statements come from, if that is a past version; None: the work tree."""
         key = tuple(names)
-        if key not in self._known:
-            self._known[key] = self._find(key)
-        return self._known[key]
+        if key not in self._by_names:
+            self._by_names[key] = self._find(key)
+        return self._by_names[key]
 
     def is_carried(self, run: Run, names: Sequence[str], source: Mapping[str, str]) -> bool:
         """Return True if `source` is the version of a run with statements that were carried there."""
         return any(each.is_carried(run, names, source) for each in self._serving(run, names))
 
     def disprove(self, run: Run, names: Sequence[str], where: tuple[str, int], how: str) -> bool:
-        """Note that a carried statement is wrong at its place; return False if none stands there."""
+        """Note that a carried statement is wrong at its place; return False if there is none."""
         return any(each.disprove(run, names, where, how) for each in self._serving(run, names))
 
     def _serving(self, run: Run, names: Sequence[str]) -> list[Probing]:
@@ -109,8 +109,8 @@ class StatementSources:
 
     @property
     def used(self) -> list[PastStatement]:
-        """The past statements that were asked for so far."""
-        return [each for each in self._known.values() if each is not None]
+        """The past statements that were requested so far."""
+        return [each for each in self._by_names.values() if each is not None]
 
     def _find(self, names: tuple[str, ...]) -> PastStatement | None:
         lacking = tuple(name for name in names if not self.probing.logs(name))
@@ -135,10 +135,10 @@ class StatementSources:
                         f"`rearview backfill {' '.join(lacking)}`.",
                         slug="two-sources-of-names",
                     )
-                return self._taken(names, at, places)
+                return self._past_statement(names, at, places)
         return None
 
-    def _taken(
+    def _past_statement(
         self, names: tuple[str, ...], at: int, places: Sequence[LogPlace]
     ) -> PastStatement | None:
         chain = self.probing.chain

@@ -1,4 +1,4 @@
-"""A question (`Question`), and what it needs of one run: its probes, what it measured, which values it lacks."""
+"""A `Question`, and one run prepared to answer it: its probes, its measurements, the values it lacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rearview.backfill.obstacles import (
 )
 from rearview.backfill.past_statements import StatementSources
 from rearview.backfill.segments import RunRequest, run_facts, with_run_loop_ids
-from rearview.backfill.shared_imports import Lead, lead_of, waited
+from rearview.backfill.shared_imports import Lead, import_seconds, lead_of
 from rearview.backfill.shared_setup import SetupText, setup_text
 from rearview.errors import UsageError
 from rearview.model import Run, Status
@@ -78,7 +78,7 @@ class Question:
     gpus: float | None = None
     """Accelerators that each segment gets on Ray; 0.5 for half of one."""
     again: bool = False
-    """Also run again what has values that could not be proved."""
+    """Also fill values again that could not be proved."""
     sure: float | None = None
     """Least certainty of a statement's place in a past version; None: the setting `propagation`."""
 
@@ -89,16 +89,16 @@ FORK_SECONDS = 0.04
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A request for one run with what the planner needs to know of the run."""
+    """A request for one run, with the facts of the run that the planner needs."""
 
     request: RunRequest
     facts: RunFacts
     ended_replays: frozenset[str] = frozenset()
     """Replays that had ended when the run was prepared."""
     unproved: tuple[str, ...] = ()
-    """Names that have values which nothing recorded can be compared with."""
+    """Names with values that cannot be proved, because the run recorded nothing to compare with."""
     lead: Lead | None = None
-    """How its replays start, if they can share that with others."""
+    """How its replays start; None if they cannot share their start with others."""
     setup: SetupText = field(default_factory=SetupText)
     """The statements before its main loop, to compare with those of other runs."""
     setup_seconds: float = 0.0
@@ -112,7 +112,7 @@ class PreparedRun:
         return self.request.run
 
     def with_shared_start(self) -> PreparedRun:
-        """Return the run without the seconds of its start that are spared if that is shared."""
+        """Return the run without the seconds of its start that are saved by sharing it."""
         if self.lead is None:
             return self
         start, imports = self._shareable(self.lead)
@@ -122,14 +122,14 @@ class PreparedRun:
         return replace(self, facts=shorter, spared=start + imports)
 
     def with_shareable_start(self) -> PreparedRun:
-        """Return the run with the seconds of its start that several processes for it compute once."""
+        """Return the run with the seconds of its start that several of its processes can share."""
         if self.lead is None:
             return self
         return replace(self, facts=replace(self.facts, shareable=sum(self._shareable(self.lead))))
 
     def _shareable(self, lead: Lead) -> tuple[float, float]:
-        """Return the seconds of interpreter start and of imports that a forked process is spared."""
-        imports = min(waited(self.run, lead), self.facts.setup)
+        """Return the seconds of interpreter start and of imports that a forked process saves."""
+        imports = min(import_seconds(self.run, lead), self.facts.setup)
         return self.facts.start - min(self.facts.start, FORK_SECONDS), imports
 
     def question(self) -> RunQuestion:
@@ -141,14 +141,14 @@ class PreparedRun:
             )
         if not request.main_entered_once and not request.at:
             return RunQuestion(self.facts, (self._until_the_end(),))
-        wants: list[ValueRequest] = []
+        requests: list[ValueRequest] = []
         for probe in request.requested:
             if not probe.paths:
                 # no caller of its function is known: it may be called after the loops
-                wants.append(self._until_the_end())
+                requests.append(self._until_the_end())
             paths = probe.paths or (self._deepest_loops(),)
-            wants.extend(self._request(probe, path) for path in paths)
-        return RunQuestion(self.facts, tuple(wants))
+            requests.extend(self._request(probe, path) for path in paths)
+        return RunQuestion(self.facts, tuple(requests))
 
     def _request(self, probe: Probe, path: tuple[str, ...]) -> ValueRequest:
         """Return the request for a statement inside the loops `path`."""
@@ -172,7 +172,7 @@ class PreparedRun:
         )
 
     def _until_the_end(self, at: tuple[At, ...] = ()) -> ValueRequest:
-        """Return a want for values that may be logged anywhere up to the end of the run."""
+        """Return a request for values that may be logged anywhere up to the end of the run."""
         return ValueRequest(
             self.request.names,
             (),
@@ -216,7 +216,7 @@ class RunPreparer:
         question: Question,
         selected: SelectedIterations | None = None,
     ) -> PreparedRun:
-        """Return a run with what it lacks of `names`, in the `selected` iterations (None: all)."""
+        """Return a run with the values of `names` that it lacks, in the `selected` iterations (None: all)."""
         _refuse_if_two_sources(run)
         probes = self._probes(statements, run, names)
         logging_probes = tuple(probe for probe in probes.probes if probe.names)
@@ -261,11 +261,11 @@ class RunPreparer:
             unproved=unproved,
             lead=lead,
             setup=setup_text(run, files, home) if lead is not None else SetupText(),
-            setup_seconds=facts.setup - (waited(run, lead) if lead is not None else 0.0),
+            setup_seconds=facts.setup - (import_seconds(run, lead) if lead is not None else 0.0),
         )
 
     def _probes(self, statements: StatementSources, run: Run, names: tuple[str, ...]) -> Probes:
-        """Return the probes for a run; raise if one of `names` is not logged by any."""
+        """Return the probes for a run; raise if no probe logs one of `names`."""
         probes = statements.of(run, names)
         unknown = [name for name in names if not probes.of(name)]
         if unknown:
@@ -309,7 +309,7 @@ class RunPreparer:
         names: tuple[str, ...],
         find_missing: partial[tuple[tuple[str, ...], frozenset[int] | None]],
     ) -> tuple[str, ...]:
-        """Return the names that have values which count only because nothing can prove them."""
+        """Return the names with values that count although they are not proved: nothing can prove them."""
         if coverage.settled == math.inf or not any(map(is_unproved, replays)):
             return ()
         strict = replace(coverage, settled=math.inf)
@@ -362,9 +362,9 @@ class RunPreparer:
 
 def _no_probe_text(name: str, run: Run, logged: Collection[str]) -> str:
     """Return why nothing can be filled for a name that no statement of the work tree logs."""
-    if near := get_close_matches(name.lower(), {known.lower(): known for known in logged}, n=1):
-        meant = next(known for known in logged if known.lower() == near[0])
-        return f"{name}: no statement logs this. Did you mean `rearview backfill {meant}`?"
+    lower_case = {each.lower(): each for each in logged}
+    if near := get_close_matches(name.lower(), lower_case, n=1):
+        return f"{name}: no statement logs this. Did you mean `rearview backfill {lower_case[near[0]]}`?"
     if name in run.end.captured.get("names", {}):
         return (
             f"{{run}} has {name} already, captured from a variable of that name: `rearview table {name}` "
@@ -372,8 +372,8 @@ def _no_probe_text(name: str, run: Run, logged: Collection[str]) -> str:
         )
     if name.endswith(".py"):
         return (
-            f"{name} is a file. Name what a log statement in it logs: for rearview.log('grad_norm', value) "
-            "that is `rearview backfill grad_norm`."
+            f"{name} is a file. Give the name that a log statement in it logs: for "
+            "rearview.log('grad_norm', value) write `rearview backfill grad_norm`."
         )
     if "," in name:
         return f"{name}: separate names by spaces: `rearview backfill {' '.join(name.split(','))}`."
@@ -387,8 +387,8 @@ def _refuse_if_two_sources(run: Run) -> None:
     if run.continued:
         point = run.continued[0].point or "its end"
         text = (
-            f"{{run}} went on with another source at {point}: no one source repeats it, so it is not "
-            "replayed. What it recorded is in the table."
+            f"{{run}} continued with another source at {point}: no single source repeats it, so it is not "
+            "replayed. Its recorded values are in the table."
         ).format
         raise UsageError(text(run=f"Run {run.id}"), general=text(run="The run"), slug="two-sources")
 
@@ -396,7 +396,7 @@ def _refuse_if_two_sources(run: Run) -> None:
 def _selected_iterations(
     at: Sequence[At], loop: LoopFacts | None, selected: SelectedIterations | None
 ) -> frozenset[int] | None:
-    """Return the iterations of the main loop that are asked for; None: all."""
+    """Return the requested iterations of the main loop; None: all."""
     iterations = None if selected is None else frozenset(selected)
     for each in at:
         if loop is not None and each.loop == name_of(loop.name):

@@ -1,8 +1,8 @@
-"""What a run measured, as the planner takes it; what is asked of the run; and the segment file for a replay.
+"""Convert a run's measurements into facts for the planner, and a planned segment into a segment file.
 
 A run counts the iterations of its loops, their seconds, and the checkpoints it saved. A run that was killed
-says less: its checkpoints tell how far it came. Inner loops with short iterations are not counted to the
-end: the remaining ones are taken to be like those that were counted.
+recorded less: its checkpoints show how far it came. Inner loops with short iterations are not counted to the
+end: the remaining iterations are assumed to be like the counted ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RunRequest:
     missing: frozenset[int] | None = None
     """Iterations of the outermost loop that lack a value; None: all."""
     digests: Mapping[str, str] | None = None
-    """By name, how it is logged: stored with replays, to know later which edits they answer."""
+    """By name, a digest of how it is logged; stored with replays, to know later for which edits they count."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """By name, the kind of its values in other versions; given if probes were carried here."""
 
@@ -52,7 +52,7 @@ class RunRequest:
     def main_entered_once(self) -> bool:
         """Whether the main loop was entered only once.
 
-        Else each entry may hold requested values, and only one of them could be divided.
+        Otherwise each entry may log requested values, and only one entry could be divided.
         """
         return self.run.end.main.alone
 
@@ -190,7 +190,7 @@ def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> 
 
 
 START_SHARE = 0.5
-"""Time that a replay takes to start, as a fraction of what the recording took: it loads half as much."""
+"""Seconds that a replay takes to start, as a fraction of the recording's: a replay loads half as much."""
 _Spent = list[tuple[float, int]]
 """(seconds, iterations) of an inner loop in each iteration of the outermost one."""
 
@@ -240,7 +240,7 @@ def run_facts(
 
 
 def _main_values(main: MainLoop, count: int) -> Sequence[planning.TargetValue] | None:
-    """Return the values of the main loop's target in each iteration, if these are not its indices."""
+    """Return the values of the main loop's target in each iteration; None if they are its indices."""
     span = main.span
     if span is None and main.range is not None:  # of older runs
         span = (main.range[0], main.range[2])

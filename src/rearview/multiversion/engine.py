@@ -16,8 +16,8 @@ from rearview.multiversion.processes import CellHandle, CellProcesses, Died
 from rearview.multiversion.states import Kept, ParkedStates, States, StoredStates, WorkPlace
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove
-from rearview.plan.versions.order import Order, paths_of
-from rearview.plan.versions.order import Path as StepPath
+from rearview.plan.versions.order import Order, ReplayPath, paths_of
+
 from rearview.plan.versions.tree import EXISTING, START, CacheLevel, Do, ReplayStep
 
 LIMIT = 3600.0
@@ -271,7 +271,7 @@ class Engine:
             ):
                 self._lock.wait()
 
-    def _version_of(self, path: StepPath) -> StudyVersion:
+    def _version_of(self, path: ReplayPath) -> StudyVersion:
         end = [step.node for step in path.steps if step.do is Do.COMPUTE][-1]
         return self._versions[self.tree.nodes[end].versions[0]]
 
@@ -483,7 +483,7 @@ class Engine:
         self._tell(Progress(event, node, text, self._done_seconds, self.order.seconds))
 
 
-def _evicted(path: StepPath) -> list[tuple[int, int]]:
+def _evicted(path: ReplayPath) -> list[tuple[int, int]]:
     return [(step.node, step.level) for step in path.steps if step.do is Do.EVICT]
 
 

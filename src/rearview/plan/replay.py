@@ -71,7 +71,7 @@ class Work:
     lead: float = 0.0
     """Seconds that only serve to reach the requested iterations."""
     rerun: float = 0.0
-    """Predicted seconds of one process that restores nothing and runs up to the last that is wanted."""
+    """Predicted seconds of one process that restores nothing and runs up to the last requested value."""
     noise: float = 0.0
     """Variance per second of computing."""
     cells: int = 0

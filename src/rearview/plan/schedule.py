@@ -1,7 +1,7 @@
 """Divide the work of a survey into segments for several workers.
 
 The work is balanced by predicted seconds and kept in the order of priorities. The first half of the module
-only handles lengths: when each ends, a lower bound, equal shares.
+only handles seconds: when each segment ends, a lower bound, equal shares.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def lower_bound(seconds: Sequence[float], workers: int) -> float:
 
 
 def balance(timed_atoms: list[TimedAtoms], count: int) -> list[list[TimedAtoms]]:
-    """Return `stretches` in `count` shares of nearly equal length; they must be sorted, longest first.
+    """Return `timed_atoms` in `count` shares of nearly equal seconds; they must be sorted, longest first.
 
     >>> shares = balance([(3.0, 0, 1), (3.0, 1, 2), (2.0, 2, 3), (2.0, 3, 4), (2.0, 4, 5)], 2)
     >>> sorted(sum(seconds for seconds, _, _ in share) for share in shares)
@@ -135,7 +135,7 @@ def _exchange(
 
 
 AtomRanges = tuple[tuple[int, int], ...]
-"""Ranges of atoms, `first <= i < last`, that one process executes in order: a segment in the making."""
+"""Ranges of atoms, `first <= i < last`, that one process executes in order: the content of one segment."""
 PER_WORKER = (0.125, 0.25, 0.5, 1, 1.2, 1.5, 1.75, 2, 2.5, 3, 4, 6)
 """How many segments per worker are tried."""
 MAX_TRIES = 16
@@ -301,14 +301,14 @@ def _least_gain(added: float, spent: float, workers: int) -> float:
 
 
 def _worth_restoring(cutter: _Cutter, piece: AtomRanges) -> bool:
-    """Return True if a piece restores checkpoints and is noticeably sooner done than a rerun."""
+    """Return True if restoring checkpoints is noticeably faster than a rerun."""
     work = cutter.work
     saved = work.rerun - cutter.cost(piece)
     return saved >= max(NOTICED, RISK * work.rerun) or not work.iterations
 
 
 def _rerun(cutter: _Cutter) -> Segment:
-    """Return a segment that restores nothing and does all that one run has to do."""
+    """Return a segment that restores nothing and does all the work of one run."""
     work = cutter.work
     planned = _segment(cutter, ((0, cutter.total),))
     seconds = work.rerun - cutter.start
@@ -333,9 +333,9 @@ def _candidate_divisions(cutters: list[_Cutter], workers: int) -> Iterator[list[
         limit = _limit(cutters, int(share * workers))
         if limit is None:
             continue
-        both = [(cutter, len(cutter.cut(limit))) for cutter in cutters]
-        yield [cutter.divide_evenly(count, limit) for cutter, count in both]
-        yield [cutter.scatter(count) if count > 1 else cutter.cut(limit) for cutter, count in both]
+        counts = [(cutter, len(cutter.cut(limit))) for cutter in cutters]
+        yield [cutter.divide_evenly(count, limit) for cutter, count in counts]
+        yield [cutter.scatter(count) if count > 1 else cutter.cut(limit) for cutter, count in counts]
     if 0 < len(cutters) <= workers:
         yield _fill_workers(cutters, workers)
 
@@ -388,7 +388,7 @@ def _duration_and_cost(
 def _in_order(
     cutters: list[_Cutter], pieces: list[list[AtomRanges]]
 ) -> list[tuple[int, AtomRanges]]:
-    # within a priority the longest first: the short ones fill the gaps at the end
+    # within a priority the longest first: short segments fill the gaps at the end
     keyed = [
         (cutters[i].work.facts.priority, -cutters[i].cost(piece), i, piece)
         for i, own in enumerate(pieces)

@@ -122,7 +122,7 @@ def prp(
 
 
 def _savings(tree: Tree, kept: set[int], level: CacheLevel) -> Iterator[tuple[int, float]]:
-    """Yield what keeping each further node saves, as the difference of two `depth_first_cost`.
+    """Yield the seconds that keeping each further node saves, as the difference of two `depth_first_cost`.
 
     Only the cost of nodes below it that begin from the same kept state changes, so one pass up and
     one down is enough where the published listing walks the whole tree for each node.
@@ -193,7 +193,7 @@ def parent_choice(
         choices[node, kept] = chosen
         costs[node, kept] = sum(min(costs[c, more], costs[c, kept]) for c in below)
         if chosen:
-            # the listing leaves out what it takes to compute the node that is kept
+            # the published listing leaves out the seconds to compute the kept node
             once = tree.load(near, place) + tree.between(near, node)
             costs[node, kept] += once + tree.save(node, place) - tree.load(node, place)
     return walk(
