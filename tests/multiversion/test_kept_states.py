@@ -19,7 +19,7 @@ def kept(folder):
     files = scripts(folder, a=TEXT.format(1), b=TEXT.format(2))
     known = Measurements(project.store / "multiversion" / "cells.jsonl")
     options = {"backend": "stored", "keep_states": True, "cache": 1e9}
-    replay(files, known=known, store=states, **options)
+    replay(files, measurements=known, store=states, **options)
     return project, states
 
 

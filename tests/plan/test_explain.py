@@ -7,7 +7,7 @@ from rearview.model import Operator
 from rearview.plan.explain import explain
 from rearview.plan.facts import RunQuestion, ValueRequest, parse_at
 from rearview.plan.replay import survey
-from rearview.plan.schedule import divide
+from rearview.plan.divide_work import divide
 
 DEEP = ValueRequest(("n",), ("epoch", "step"))
 

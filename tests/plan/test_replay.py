@@ -18,7 +18,7 @@ from rearview.plan.facts import (
     parse_at,
 )
 from rearview.plan.replay import survey
-from rearview.plan.schedule import divide
+from rearview.plan.divide_work import divide
 
 EPOCHS = [10.0] * 5
 INNER = [8.0] * 5

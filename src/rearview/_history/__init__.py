@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rearview._history.facade import History, history, repair_format
     from rearview._history.inspected_script import inspect_script
     from rearview._history.reports import Comparison, Removal, Row, RunReport
-    from rearview.backfill.corrections import Correction
+    from rearview.backfill.place_corrections import Correction
     from rearview.backfill.prepare import Question
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.reports import (
@@ -80,7 +80,7 @@ _HOMES = {
     "rearview._history.inspected_script": ("inspect_script",),
     "rearview._history.reports": ("Comparison", "Removal", "Row", "RunReport"),
     "rearview._history.begin_run": ("Preemption", "fetch_run", "similar_run", "start_run"),
-    "rearview.backfill.corrections": ("Correction",),
+    "rearview.backfill.place_corrections": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.prepare": ("Question",),
     "rearview.backfill.reports": (

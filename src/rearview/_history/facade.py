@@ -67,7 +67,7 @@ from rearview.store.versions.versions import WORKTREE, Versions
 
 if TYPE_CHECKING:
     from rearview.backfill.backfill import Backfiller
-    from rearview.backfill.corrections import Correction
+    from rearview.backfill.place_corrections import Correction
     from rearview.backfill.prepare import Choices, Question
     from rearview.backfill.propagation import Probing, Propagated
     from rearview.backfill.reports import BackfillReport, PlanReport

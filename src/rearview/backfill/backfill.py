@@ -22,11 +22,11 @@ from rearview.backfill.calibration import (
     read_cost_corrections,
     save_cost_corrections,
 )
-from rearview.backfill.claims import SegmentClaims
-from rearview.backfill.corrections import Corrections
+from rearview.backfill.segment_claims import SegmentClaims
+from rearview.backfill.place_corrections import Corrections
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
 from rearview.backfill.obstacles import changed_inputs
-from rearview.backfill.past_statements import StatementSources
+from rearview.backfill.statement_sources import StatementSources
 from rearview.backfill.prepare import PreparedRun, Question, RunPreparer
 from rearview.backfill.propagation import Probing
 from rearview.backfill.reports import (
@@ -58,7 +58,7 @@ from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
 from rearview.plan.replay import Survey, survey
-from rearview.plan.schedule import divide
+from rearview.plan.divide_work import divide
 from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.files import FULL

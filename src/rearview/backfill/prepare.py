@@ -26,7 +26,7 @@ from rearview.backfill.obstacles import (
     missing_packages,
     script_is_gone,
 )
-from rearview.backfill.past_statements import StatementSources
+from rearview.backfill.statement_sources import StatementSources
 from rearview.backfill.segments import RunRequest, run_facts, with_run_loop_ids
 from rearview.backfill.shared_imports import Lead, import_seconds, lead_of
 from rearview.backfill.shared_setup import SetupText, setup_text

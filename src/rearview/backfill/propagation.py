@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
 
-from rearview.backfill.corrections import Correction, Corrections, Identity
+from rearview.backfill.place_corrections import Correction, Corrections, Identity
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
 from rearview.model.wording import plural

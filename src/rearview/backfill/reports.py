@@ -8,7 +8,7 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
-from rearview.backfill.past_statements import StatementSources
+from rearview.backfill.statement_sources import StatementSources
 from rearview.backfill.prepare import PreparedRun
 from rearview.backfill.shared_setup import SharedStages
 from rearview.execute.replay_jobs import ReplayOutcome

@@ -1,4 +1,4 @@
-"""Open a study: recorded runs, or scripts and notebooks on disk, as versions."""
+"""Open recorded runs, or scripts and notebooks on disk, as the versions of a study."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rearview.errors import SourceError, UsageError
 from rearview.model import Run
 from rearview.model.lineage import CellLineage, Event
 from rearview.multiversion.execution_tree import CellFacts, Measurements, chain_of
-from rearview.multiversion.ro_crate import from_crate
+from rearview.multiversion.package_metadata import from_crate
 from rearview.multiversion.study import (
     FileRef,
     Study,
@@ -51,9 +51,9 @@ UNSET_BY_REPLAY = (
 EXECUTED = "executed.ipynb"
 """File in the folder of a notebook's run: the notebook with its outputs."""
 MOST_RUNS = 500
-"""Newest runs whose cells are looked at for prices."""
+"""Newest runs from which the costs of cells are read."""
 LEAST_STATE = 1 << 20
-"""Bytes that the state after a cell counts at least."""
+"""Least bytes that are assumed for the state after a cell."""
 READ_BY_LIBRARIES = (
     *(".parquet", ".feather", ".arrow", ".h5", ".hdf5", ".nc", ".safetensors", ".npy", ".npz"),
     *(".csv", ".tsv", ".duckdb", ".db", ".sqlite", ".png", ".jpg", ".jpeg", ".tif", ".tiff"),
@@ -71,7 +71,7 @@ class OpenedStudy:
 
     study: Study
     programs: Mapping[str, bytes]
-    known: Measurements
+    measurements: Measurements
     store: Path | None
     title: str
 
@@ -113,24 +113,24 @@ def _opened(
     project: Project, study: Study, programs: Mapping[str, bytes], title: str
 ) -> OpenedStudy:
     folder = project.store / "multiversion"
-    known = Measurements(folder / "cells.jsonl")
-    _learn_from_runs(project, known)
-    return OpenedStudy(study, programs, known, folder / "states", title or project.root.name)
+    measurements = Measurements(folder / "cells.jsonl")
+    _learn_from_runs(project, measurements)
+    return OpenedStudy(study, programs, measurements, folder / "states", title or project.root.name)
 
 
-def _learn_from_runs(project: Project, known: Measurements) -> None:
-    """Take prices and reads of cells from recorded runs, where no replay has measured them."""
+def _learn_from_runs(project: Project, measurements: Measurements) -> None:
+    """Read the costs and inputs of cells from recorded runs, for cells that no replay has measured."""
     runs = Runs(project)
     for run in sorted(runs.ids())[-MOST_RUNS:]:
         chain = ""
         for number, cell in enumerate(read_cells(runs.folder(run)), 1):
             if cell.cell != number:
-                break  # a cell without statements, or a resumed run: what follows has another chain
+                break  # a cell without statements, or a resumed run: the chain of later cells is another
             chain = chain_of(chain, cell.code)
             if not any(event[0] in {"unseen", "more"} for event in cell.events):
                 size = max(LEAST_STATE, cell.size - cell.before)
                 reads = _reads(cell.events, str(project.root))
-                known.learn(chain, CellFacts(cell.seconds, size, reads))
+                measurements.learn(chain, CellFacts(cell.seconds, size, reads))
 
 
 def from_runs(project: Project, runs: Sequence[Run]) -> Study:
@@ -213,9 +213,9 @@ def _executed_cells(folder: Path, cells: tuple[StudyCell, ...]) -> tuple[StudyCe
 def _with_lineage(
     folder: Path, cells: tuple[StudyCell, ...], project: Project
 ) -> tuple[StudyCell, ...]:
-    """Return the cells with what the run recorded of each: seconds, size, reads, inputs.
+    """Return the cells with the seconds, sizes, reads and inputs that the run recorded.
 
-    From the first cell on that has no record, or one of other code, the cells stay as they are.
+    Cells stay unchanged from the first one that has no record, or a record of other code.
     """
     recorded: dict[int, CellLineage] = {}
     for line in read_cells(folder):
@@ -312,7 +312,7 @@ def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, F
 
 
 def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tuple[StudyCell, ...]:
-    """Return the cells with estimated seconds and sizes: what the run measured, cell by cell.
+    """Return the cells with estimated seconds and sizes, from what the run measured.
 
     Imports and loops were measured; the rest of the run is divided equally over the other cells.
     """
@@ -324,15 +324,15 @@ def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tup
         for site, totals in end.loops.items()
         if ":<module>:" in site and totals.outermost
     }
-    known: list[float | None] = []
+    measured: list[float | None] = []
     for cell in cells:
-        mine = sum(imports.pop(name, 0.0) for name in imported_modules(cell.text) & set(imports))
+        own_seconds = sum(imports.pop(name, 0.0) for name in imported_modules(cell.text) & set(imports))
         for name in list(loops):
             if cell.text.lstrip().startswith((f"for {name} ", f"for {name},", "while ")):
-                mine += loops.pop(name)
-        known.append(mine or None)
-    rest = max(0.0, total - sum(seconds or 0.0 for seconds in known))
-    unknown = sum(seconds is None for seconds in known)
+                own_seconds += loops.pop(name)
+        measured.append(own_seconds or None)
+    rest = max(0.0, total - sum(seconds or 0.0 for seconds in measured))
+    unknown = sum(seconds is None for seconds in measured)
     sizes = [c.nbytes for c in Checkpoints(project).of(run.id)]
     return tuple(
         replace(
@@ -340,5 +340,5 @@ def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tup
             seconds=seconds if seconds is not None else rest / max(1, unknown),
             size=max(sizes, default=None),
         )
-        for cell, seconds in zip(cells, known, strict=True)
+        for cell, seconds in zip(cells, measured, strict=True)
     )

@@ -11,7 +11,7 @@ from rearview.model.run import columns_of, name_of
 from rearview.plan.demand import RUN
 from rearview.plan.facts import At, RunQuestion, TargetValue, ValueRequest
 from rearview.plan.replay import Survey, Work, work_of
-from rearview.plan.schedule import divide, schedule, shortest_possible
+from rearview.plan.divide_work import divide, schedule, shortest_possible
 
 SAMPLE = 20
 """Runs that are planned again to find out what another question would save."""

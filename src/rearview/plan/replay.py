@@ -1,6 +1,6 @@
 """Decide which parts of each run must be replayed to fill the requested values, and by which operator.
 
-`survey` is the first half of planning; `schedule.divide` turns its result into segments for workers.
+`survey` is the first half of planning; `divide_work.divide` turns its result into segments for workers.
 """
 
 from __future__ import annotations

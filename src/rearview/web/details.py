@@ -385,7 +385,7 @@ def execution_tree(index: Index, runs: Sequence[str]) -> dict[str, Any]:
         newest = index.chosen("status <> 'running'", limit=MOST_VERSIONS)
         chosen = [index.whole_run(run.id) for run in newest if not run.script.startswith("-m ")]
     opened = open_runs(index.project, chosen)
-    plan = plan_study(opened.study, ReplayOptions(), opened.known, opened.store)
+    plan = plan_study(opened.study, ReplayOptions(), opened.measurements, opened.store)
     return {**_drawn(plan), "runs": {run.name or run.id: run.id for run in chosen}}
 
 

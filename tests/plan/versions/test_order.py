@@ -16,7 +16,7 @@ from rearview.plan.versions.order import (
     paths_of,
     schedule,
 )
-from rearview.plan.versions.published import (
+from rearview.plan.versions.chex_planners import (
     depth_first_cost,
     lfu,
     parent_choice,

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rearview.errors import PlanError
-from rearview.plan.versions.published import (
+from rearview.plan.versions.chex_planners import (
     Choice,
     Kept,
     lfu,

@@ -11,7 +11,7 @@ from difflib import unified_diff
 
 from rearview.source.data_flow import uses
 from rearview.source.probes.probe import Naming
-from rearview.source.propagate.named_values import name_in
+from rearview.source.propagate.carry_bindings import name_in
 from rearview.source.propagate.splice import put
 from rearview.source.propagate.statement import (
     SURE,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -102,8 +104,9 @@ class CellProcesses:
         self, scratch: Path, environment: Mapping[str, str], *, python: str, notebook: bool
     ) -> None:
         self._address = scratch / "engine.sock"
+        self._link_folder: Path | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # a path in a deep folder may be too long for a socket: bind by a short one
+        # the path of a deep folder may be too long for a socket: bind it by a short path
         descriptor = os.open(scratch, os.O_RDONLY)
         try:
             self._listener.bind(f"/proc/self/fd/{descriptor}/engine.sock")
@@ -149,10 +152,12 @@ class CellProcesses:
             ) from exc
 
     def _short_address(self) -> str:
-        """Return an address of the socket that fits into 107 bytes."""
+        """Return an address of the socket that fits into 107 bytes; a link in a short folder if needed."""
         if len(os.fsencode(self._address)) < 100:
             return str(self._address)
-        return _linked(self._address)
+        self._link_folder = Path(tempfile.mkdtemp(prefix="rv-"))
+        (self._link_folder / "s").symlink_to(self._address.parent)
+        return f"{self._link_folder}/s/{self._address.name}"
 
     def _token(self) -> str:
         with self._news:
@@ -186,7 +191,7 @@ class CellProcesses:
                 self._news.wait(min(seconds_left, 0.2))
             handle, error = self._arrived.pop(token)
         if error:
-            raise Died(f"it could not go on after the fork: {error}")
+            raise Died(f"it could not continue after the fork: {error}")
         return handle
 
     def fork(
@@ -226,6 +231,8 @@ class CellProcesses:
         self._process.wait()
         self._log.close()
         self._address.unlink(missing_ok=True)
+        if self._link_folder is not None:
+            shutil.rmtree(self._link_folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -238,11 +245,3 @@ class CellProcesses:
     ) -> None:
         self.close()
 
-
-def _linked(address: Path) -> str:
-    """Return a path of a socket through a short link to its folder."""
-    import tempfile
-
-    link = Path(tempfile.mkdtemp(prefix="rv-")) / "s"
-    link.symlink_to(address.parent)
-    return f"{link}/{address.name}"

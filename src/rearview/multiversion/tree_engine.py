@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rearview.multiversion.execution_tree import CellFacts, ExecutionTree, Measurements
-from rearview.multiversion.processes import CellHandle, CellProcesses, Died
-from rearview.multiversion.states import Kept, ParkedStates, States, StoredStates, WorkPlace
+from rearview.multiversion.process_control import CellHandle, CellProcesses, Died
+from rearview.multiversion.kept_states import KeptState, ParkedStates, StateStore, StoredStates, WorkPlace
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove
 from rearview.plan.versions.order import Order, ReplayPath, paths_of
@@ -43,8 +43,8 @@ class CellResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What the engine has just done, for a live display."""
+class ReplayEvent:
+    """One thing that the engine has just done, for a live display."""
 
     what: str
     """`compute`, `computed`, `keep`, `restore`, `evict`, `note`."""
@@ -70,7 +70,7 @@ class ReplayResult:
     notes: list[str] = field(default_factory=list)
 
 
-class Engine:
+class TreeEngine:
     """Executes the steps of one order on one tree."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Engine:
         levels: tuple[CacheLevel, ...],
         *,
         programs: Mapping[str, bytes],
-        known: Measurements,
+        measurements: Measurements,
         workers: int = 1,
         python: str = sys.executable,
         environment: Mapping[str, str],
@@ -89,13 +89,13 @@ class Engine:
         backend: str = "auto",
         names: Mapping[int, str] | None = None,
         keep_stored: bool = False,
-        tell: Callable[[Progress], None] = lambda _: None,
+        tell: Callable[[ReplayEvent], None] = lambda _: None,
     ) -> None:
         self.tree = tree
         self.order = order
         self.levels = levels
         self.programs = programs
-        self.known = known
+        self.measurements = measurements
         self.python = python
         self.environment = environment
         self.store = store
@@ -108,13 +108,13 @@ class Engine:
         self._versions = {version.name: version for version in tree.study.versions}
         self._tell = tell
         self._lock = threading.Condition()
-        self._kept: dict[tuple[int, int], States] = {}
+        self._kept: dict[tuple[int, int], StateStore] = {}
         self._turn = 0
         self._done_seconds = 0.0
         self._failure: BaseException | None = None
         self._mounts = workers > 1 and can_mount()
         if workers > 1 and not self._mounts:
-            self._note("one worker is used: this system does not let processes have own mounts")
+            self._note("one worker is used: this system does not let a process have mounts of its own")
         self.workers = workers if self._mounts else 1
 
     # -- the whole replay --
@@ -156,7 +156,7 @@ class Engine:
         self._turns: dict[int, int] = {}
         """Index of a path -> number of the first change of the cache that it makes."""
         self._available: dict[int, int] = {}
-        """Index of a path -> the cache must have changed this often before its base is there."""
+        """Index of a path -> how often the cache must have changed before the path can start."""
         checkpoint_numbers: dict[tuple[int, int], int] = {}
         changes = 0
         for i, path in enumerate(paths):
@@ -177,7 +177,7 @@ class Engine:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.2)
-        except BaseException as exc:  # Ctrl-C: the processes end, and with them the workers
+        except BaseException as exc:  # Ctrl-C: end the processes, which ends the workers
             self._fail(exc)
             self._processes.close()
             for thread in threads:
@@ -238,8 +238,8 @@ class Engine:
             for position, step in enumerate(path.steps):
                 if step.do is Do.RESTORE and position == 0:
                     if alive:
-                        process, alive = self._restored(step, version, place)
-                    self._has_begun(index)
+                        process, alive = self._first_state(step, version, place)
+                    self._note_start(index)
                 elif step.do is Do.COMPUTE:
                     if alive and process is not None:
                         alive = self._compute(step.node, version, process)
@@ -253,12 +253,12 @@ class Engine:
                     turn += 1
                     self._pass_turn(turn)
         finally:
-            self._has_begun(index)
+            self._note_start(index)
             if process is not None:
                 process.kill()
-            self._stay_within()
+            self._evict_excess()
 
-    def _has_begun(self, index: int) -> None:
+    def _note_start(self, index: int) -> None:
         with self._lock:
             self._starting.discard(index)
             self._lock.notify_all()
@@ -296,6 +296,17 @@ class Engine:
         with self._lock:
             self._turn = max(self._turn, turn)
             self._lock.notify_all()
+
+    def _first_state(
+        self, step: ReplayStep, version: StudyVersion, place: WorkPlace
+    ) -> tuple[CellHandle | None, bool]:
+        """Like `_restored`; if the process dies meanwhile, the first cell of the path counts as stopped."""
+        try:
+            return self._restored(step, version, place)
+        except Died as exc:
+            with self._lock:
+                self.result.results.setdefault(step.child, CellResult("stopped", why=str(exc)))
+            return None, False
 
     def _restored(
         self, step: ReplayStep, version: StudyVersion, place: WorkPlace
@@ -395,7 +406,7 @@ class Engine:
                 str(answer.get("refused", "")),
             )
         except Died as exc:
-            result, answer = CellResult("stopped", why=f"{exc}"), {}
+            result, answer = CellResult("stopped", why=str(exc)), {}
         with self._lock:
             self.result.computed += 1
             self._done_seconds += planned
@@ -404,7 +415,7 @@ class Engine:
             size = max(1 << 20, process.memory()[1] - self._base_memory)
             facts = CellFacts(result.seconds, size, tuple(sorted(answer["reads"])))
             with self._lock:
-                self.known.add(self.tree.nodes[node].chain, facts)
+                self.measurements.add(self.tree.nodes[node].chain, facts)
         self._say("computed", node, result.why or result.ended)
         return result.goes_on
 
@@ -414,12 +425,12 @@ class Engine:
         """Keep the state of a process as planned, or in another way; return the process that continues."""
         room = self.levels[level].room
         memory = self.levels[level].name == "memory"
-        ways: list[States] = [self._parked, self._stored] if memory else [self._stored]
+        ways: list[StateStore] = [self._parked, self._stored] if memory else [self._stored]
         if self.backend == "stored":
             ways = [self._stored]
         for states in ways:
             kept = states.keep(node, process, place)
-            if not isinstance(kept, Kept):
+            if not isinstance(kept, KeptState):
                 self._note(f"cell {self._label(node)} cannot be {_verb(states)}: {kept}")
                 continue
             process = kept.process
@@ -446,7 +457,7 @@ class Engine:
             if not (self.keep_stored and states is self._stored):
                 states.evict(node)
 
-    def _stay_within(self) -> None:
+    def _evict_excess(self) -> None:
         """Evict parked states that exceed the bound; they grow, as pages are copied when a process writes."""
         memory = [i for i, level in enumerate(self.levels) if level.name == "memory"]
         if not memory:
@@ -462,12 +473,12 @@ class Engine:
                 self.result.peak = max(self.result.peak, used)
                 if used <= self.levels[memory[0]].room or not parked:
                     return
-                # the cheapest to compute again goes first
+                # evict the state that is cheapest to compute again
                 victim = min(parked, key=lambda key: self.tree.tree.reach[key[0]])
             self._note(f"cell {self._label(victim[0])} was evicted: its process has grown")
             self._evict(*victim)
 
-    # -- what people see --
+    # -- notes and events --
 
     def _label(self, node: int) -> str:
         about = self.tree.nodes[node]
@@ -477,17 +488,17 @@ class Engine:
         with self._lock:
             if text not in self.result.notes:
                 self.result.notes.append(text)
-        self._tell(Progress("note", text=text))
+        self._tell(ReplayEvent("note", text=text))
 
     def _say(self, event: str, node: int, text: str = "") -> None:
-        self._tell(Progress(event, node, text, self._done_seconds, self.order.seconds))
+        self._tell(ReplayEvent(event, node, text, self._done_seconds, self.order.seconds))
 
 
 def _evicted(path: ReplayPath) -> list[tuple[int, int]]:
     return [(step.node, step.level) for step in path.steps if step.do is Do.EVICT]
 
 
-def _verb(states: States) -> str:
+def _verb(states: StateStore) -> str:
     return "parked" if isinstance(states, ParkedStates) else "stored"
 
 

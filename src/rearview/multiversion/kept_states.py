@@ -1,4 +1,4 @@
-"""Where states between cells are kept: in parked processes, or as namespaces in files."""
+"""Keep states between cells: in parked processes, or as namespaces in files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rearview.multiversion.processes import CellHandle, CellProcesses, Died
+from rearview.multiversion.process_control import CellHandle, CellProcesses, Died
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, remove
 
@@ -25,17 +25,17 @@ class WorkPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptState:
     """A state was kept: the process that continues, and the bytes taken."""
 
     process: CellHandle
     size: int
 
 
-class States(Protocol):
-    """A place for states; a state is identified by its node in the tree."""
+class StateStore(Protocol):
+    """Keeps and restores states; a state is identified by its node in the tree."""
 
-    def keep(self, node: int, process: CellHandle, place: WorkPlace) -> Kept | str:
+    def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
         """Keep the state of a process; return why not if that is impossible."""
         ...
 
@@ -53,23 +53,26 @@ class States(Protocol):
 
 
 class ParkedStates:
-    """States as forked processes that wait: the whole process state, in milliseconds."""
+    """StateStore as forked processes that wait: the whole process state, in milliseconds."""
 
     def __init__(self, processes: CellProcesses, folders: WorkFolders) -> None:
         self._processes = processes
         self._folders = folders
         self._parked: dict[int, tuple[CellHandle, Path]] = {}
 
-    def keep(self, node: int, process: CellHandle, place: WorkPlace) -> Kept | str:
+    def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
         """Fork: this process stays parked, its child continues in the same folder."""
         image = self._folders.keep_image(f"parked-{node}", place.folder)
-        # the child takes over the folder and the mount of its parent, which no longer uses them
-        child = self._processes.fork(process, place.folder, None, first=True)
+        try:
+            # the child takes over the folder and the mount of its parent, which no longer uses them
+            child = self._processes.fork(process, place.folder, None, first=True)
+        except Died as exc:
+            child = str(exc)
         if isinstance(child, str):
             remove(image)
             return child
         self._parked[node] = (process, image)
-        return Kept(child, process.memory()[1])
+        return KeptState(child, process.memory()[1])
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:  # noqa: ARG002
         """Fork the parked process again, in a copy of its folder."""
@@ -106,7 +109,7 @@ def stored_size(store: Path, name: str) -> int | None:
 
 
 class StoredStates:
-    """States as files with the namespace: they survive a crash and serve the next replay."""
+    """StateStore as files with the namespace: they survive a crash and serve the next replay."""
 
     def __init__(self, processes: CellProcesses, folders: WorkFolders, store: Path) -> None:
         self._processes = processes
@@ -121,12 +124,15 @@ class StoredStates:
     def _folder(self, node: int) -> Path:
         return self._store / self._names[node]
 
-    def keep(self, node: int, process: CellHandle, place: WorkPlace) -> Kept | str:
+    def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
         """Save the namespace and a copy of the work folder; the process continues."""
         folder = self._folder(node)
         remove(folder)
         folder.mkdir(parents=True)
-        answer = process.ask({"do": "save", "file": str(folder / "namespace")}, seconds=SAVING)
+        try:
+            answer = process.ask({"do": "save", "file": str(folder / "namespace")}, seconds=SAVING)
+        except Died as exc:
+            answer = {"refused": str(exc)}
         if "refused" in answer:
             remove(folder)
             return str(answer["refused"])
@@ -136,7 +142,7 @@ class StoredStates:
         part = folder / "complete.part"
         part.write_text(json.dumps(about))
         part.rename(folder / "complete.json")
-        return Kept(process, size)
+        return KeptState(process, size)
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:
         """Load the namespace into a fresh process."""
@@ -152,16 +158,19 @@ class StoredStates:
         if isinstance(process, str):
             return process
         path = place.mount or place.folder
-        process.ask(
-            {
-                "do": "setup",
-                "folder": str(path),
-                "program": version.program,
-                "cwd": version.cwd,
-                "notebook": version.notebook,
-            }
-        )
-        answer = process.ask({"do": "load", "file": str(folder / "namespace")}, seconds=SAVING)
+        try:
+            process.ask(
+                {
+                    "do": "setup",
+                    "folder": str(path),
+                    "program": version.program,
+                    "cwd": version.cwd,
+                    "notebook": version.notebook,
+                }
+            )
+            answer = process.ask({"do": "load", "file": str(folder / "namespace")}, seconds=SAVING)
+        except Died as exc:
+            return str(exc)
         if "refused" in answer:
             process.kill()
             return str(answer["refused"])

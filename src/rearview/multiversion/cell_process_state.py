@@ -1,4 +1,7 @@
-"""Keep the state of a cell process, by forking or as a stored namespace. Standard library only."""
+"""Keep the state of a cell process: what a fork, or a stored namespace, must save and restore.
+
+It runs inside the cell process and imports only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,9 @@ def forbids_fork(own_socket: int) -> str:
     `own_socket` is the connection to the engine.
     """
     threads = [each for each in threading.enumerate() if each is not threading.current_thread()]
-    until = time.monotonic() + ENDING
+    deadline = time.monotonic() + ENDING
     for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             return f"thread {thread.name!r} is running"
     for name, why in _BAD_FORKS.items():
@@ -58,8 +61,8 @@ def forbids_fork(own_socket: int) -> str:
     if children:
         alive = [pid for pid in children.split() if _state(pid) not in {"Z", "X", ""}]
         if alive:
-            some = "a process" if len(alive) == 1 else f"{len(alive)} processes"
-            return f"it has started {some} still running"
+            processes = "a process" if len(alive) == 1 else f"{len(alive)} processes"
+            return f"it has started {processes} still running"
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{fd}")
@@ -227,7 +230,7 @@ def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def apply_settings(settings: dict[str, Any]) -> None:
-    """Apply what `library_settings` returned."""
+    """Apply the settings that `library_settings` returned."""
     import warnings
 
     os.environ.update(settings["environment"])

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace as changed
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from studies import notebook, replay, scripts, texts
 
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
+from rearview.multiversion.process_control import CellProcesses
 from rearview.multiversion.study import FileRef, Study, from_files
-from rearview.multiversion.verdicts import Same
+from rearview.multiversion.verdicts import Comparison
 
 SETUP = """import random
 import sys
@@ -61,7 +63,7 @@ def alone(file):
 def test_versions_from_parked_states_print_what_they_print_alone(tmp_path, workers):
     files = scripts(tmp_path, **{f"v{n}": SETUP + END.format(n=n) for n in range(4)})
     expected = {file.stem: alone(file) for file in files}
-    report = replay(files, known=slow(files, Measurements()), workers=workers)
+    report = replay(files, measurements=slow(files, Measurements()), workers=workers)
     assert {v.name: texts(report, v.name) for v in report.versions} == expected
     assert report.result.checkpoints == 1
     assert report.result.restores == 3
@@ -74,7 +76,7 @@ def test_versions_from_stored_namespaces_print_what_they_print_alone(tmp_path):
     end = "\nCOUNT = {n}\nbox.items.append(count())\nprint(box.items, random.random(), type(box))\n"
     files = scripts(tmp_path, **{f"v{n}": setup + end.format(n=n) for n in range(3)})
     expected = {file.stem: alone(file) for file in files}
-    report = replay(files, known=slow(files, Measurements()), backend="stored", cache=1e9)
+    report = replay(files, measurements=slow(files, Measurements()), backend="stored", cache=1e9)
     assert {v.name: texts(report, v.name) for v in report.versions} == expected
     assert (report.result.checkpoints, report.result.restores) == (1, 2)
 
@@ -88,13 +90,13 @@ def test_states_that_an_earlier_replay_stored_are_used_and_a_changed_file_makes_
     files = scripts(tmp_path, **{f"v{n}": text.format(n=n) for n in range(2)})
     store = tmp_path.parent / "states"
     options = {"backend": "stored", "cache": 1e9, "keep_states": True, "store": store}
-    first = replay(files, known=slow(files, Measurements()), **options)
+    first = replay(files, measurements=slow(files, Measurements()), **options)
     assert first.result.computed == 3
-    again = replay(files, known=slow(files, Measurements()), **options)
+    again = replay(files, measurements=slow(files, Measurements()), **options)
     assert again.result.computed == 2
     assert texts(again, "v1") == "1 1\n"
     data.write_text("2")
-    changed_data = replay(files, known=slow(files, Measurements()), **options)
+    changed_data = replay(files, measurements=slow(files, Measurements()), **options)
     assert changed_data.result.computed == 3
     assert texts(changed_data, "v1") == "2 1\n"
 
@@ -123,7 +125,7 @@ def test_an_endless_cell_and_a_dying_process_end_their_branches_only(tmp_path):
         dying="x = 1\n\nimport os\nos.kill(os.getpid(), 9)\n",
         good="x = 1\n\nprint(x)\n",
     )
-    report = replay(files, known=slow(files, Measurements()), cell_limit=1.0)
+    report = replay(files, measurements=slow(files, Measurements()), cell_limit=1.0)
     assert "did not end within 1 seconds" in report.versions[0].problem
     assert "process died" in report.versions[1].problem
     assert texts(report, "good") == "1\n"
@@ -137,7 +139,7 @@ def test_a_process_with_threads_is_stored_instead_and_one_that_cannot_be_is_comp
     files = scripts(
         tmp_path, **{f"v{n}": text.format(n=n, t="wait.wait, daemon=True") for n in range(2)}
     )
-    report = replay(files, known=slow(files, Measurements()))
+    report = replay(files, measurements=slow(files, Measurements()))
     assert [texts(report, f"v{n}") for n in range(2)] == ["1\n0\n", "1\n1\n"]
     notes = " ".join(report.result.notes)
     assert "cannot be parked: thread" in notes
@@ -148,14 +150,14 @@ def test_a_process_with_threads_is_stored_instead_and_one_that_cannot_be_is_comp
 def test_without_room_nothing_is_kept_and_too_large_a_state_is_let_go(tmp_path):
     files = scripts(tmp_path, **{f"v{n}": f"x = 1\n\nprint(x, {n})\n" for n in range(2)})
     known = slow(files, Measurements())
-    none = replay(files, known=known, cache=0)
+    none = replay(files, measurements=known, cache=0)
     assert none.result.checkpoints == 0
     assert none.result.computed == 4
     files = scripts(
         tmp_path,
         **{f"v{n}": f"x = bytearray(90_000_000)\n\nprint(len(x), {n})\n" for n in range(2)},
     )
-    report = replay(files, known=slow(files, Measurements()), cache=20e6)
+    report = replay(files, measurements=slow(files, Measurements()), cache=20e6)
     assert texts(report, "v1") == "90000000 1\n"
     assert any("was not kept" in note or "was evicted" in note for note in report.result.notes)
 
@@ -169,7 +171,7 @@ def test_the_users_files_are_never_written(tmp_path):
         "print(open('small.txt').read(), open('big.bin', 'rb').read(9), {n})\n"
     )
     files = scripts(tmp_path, **{f"v{n}": text.format(n=n) for n in range(2)})
-    report = replay(files, known=slow(files, Measurements()))
+    report = replay(files, measurements=slow(files, Measurements()))
     assert texts(report, "v1") == "changed b'changedaa' 1\n"
     assert (tmp_path / "small.txt").read_text() == "small"
     assert (tmp_path / "big.bin").read_bytes() == b"a" * (2 << 20)
@@ -189,7 +191,7 @@ def test_each_version_reads_its_own_files_and_arguments(tmp_path):
     known = Measurements()
     for node in build_tree(study).nodes:
         known.add(node.chain, CellFacts(5.0, 1 << 20, ("tools.py",) if node.number == 3 else ()))
-    report = replay(files, study=study, known=known)
+    report = replay(files, study=study, measurements=known)
     assert texts(report, "a") == "[1] a ['a']\n"
     assert texts(report, "b") == "[1] b ['b']\n"
 
@@ -199,7 +201,7 @@ def test_reads_are_measured_per_cell(tmp_path):
     (tmp_path / "tools.py").write_text("import json")
     (file,) = scripts(tmp_path, a="import tools\n\nx = open('data.txt').read()\n\ny = 1\n")
     known = Measurements()
-    report = replay([file], known=known)
+    report = replay([file], measurements=known)
     reads = [known.get(node.chain).reads for node in report.tree.nodes]
     assert reads == [("/", "tools.py"), ("data.txt",), ()]
 
@@ -224,7 +226,7 @@ print(loss.item(), forest.predict_proba(X).sum(0).tolist(), (x @ x).sum().item()
 """
     files = scripts(tmp_path, **{f"v{n}": setup + end.format(n=n) for n in (2, 3)})
     expected = alone(files[1])
-    report = replay(files, known=slow(files, Measurements()))
+    report = replay(files, measurements=slow(files, Measurements()))
     assert texts(report, "v3") == expected
     assert report.result.restores == 1
     assert not report.result.notes
@@ -250,12 +252,12 @@ def test_notebooks_give_the_outputs_that_a_kernel_gives(tmp_path):
     nbformat.write(book, files[0])
     book.cells[2]["source"] = "n = 2"
     nbformat.write(book, files[1])
-    report = replay(files, known=slow(files, Measurements()))
+    report = replay(files, measurements=slow(files, Measurements()))
     for version in report.versions:
         judged = [cell.verdict.same for cell in version.cells]
-        assert judged[:4] == [Same.SAME] * 4, [c.verdict for c in version.cells]
-        assert judged[4] is Same.NOT_COMPARABLE  # it shows durations
-        assert judged[5:] == [Same.SAME] * 2
+        assert judged[:4] == [Comparison.SAME] * 4, [c.verdict for c in version.cells]
+        assert judged[4] is Comparison.NOT_COMPARABLE  # it shows durations
+        assert judged[5:] == [Comparison.SAME] * 2
         assert not version.problem  # the author's cell failed in the same way
     assert report.result.restores == 1
 
@@ -309,3 +311,57 @@ def test_the_cell_process_loads_nothing_of_rearview_but_itself():
         "rearview.multiversion",
         *(f"rearview.multiversion.{m}" for m in ("cell_outputs", "cell_process", "process_state")),
     }
+
+
+def test_a_process_that_dies_while_its_state_is_stored_ends_only_its_own_branch(tmp_path):
+    start = "import os\n\nclass Fatal:\n    def __reduce__(self):\n        os._exit(1)\n\nkept = Fatal()\n"
+    files = scripts(tmp_path, a=f"{start}\nprint(1)\n", b=f"{start}\nprint(2)\n")
+    report = replay(
+        files, measurements=slow(files, Measurements()), backend="stored", cache=1e9, disk=1e9
+    )
+    assert any("its process died" in note for note in report.result.notes)
+    problems = {version.name: version.problem for version in report.versions}
+    assert "its process died" in problems["a"]
+    assert not problems["b"]
+
+
+READS_BELOW = """
+import os
+import sys
+from rearview.multiversion.cell_outputs import Reads
+
+reads = Reads()
+reads.folder = os.path.realpath(sys.argv[1])
+os.chdir(os.path.join(reads.folder, "sub"))
+reads.active = True
+open("data.csv").close()
+open("../top.csv").close()
+open("../../work-2/other.csv").close()
+reads.active = False
+print(list(reads.seen))
+"""
+
+
+def test_reads_are_named_from_the_work_folder_wherever_a_cell_runs(tmp_path):
+    for name in ("work/sub/data.csv", "work/top.csv", "work-2/other.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    done = subprocess.run(
+        [sys.executable, "-c", READS_BELOW, tmp_path / "work"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "['sub/data.csv', 'top.csv']\n"
+
+
+def test_a_short_link_to_a_deep_scratch_folder_is_removed_at_the_end(tmp_path, monkeypatch):
+    short = tmp_path / "t"
+    short.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    deep = tmp_path.joinpath(*["deep-folder"] * 10)
+    deep.mkdir(parents=True)
+    with CellProcesses(deep, os.environ, python=sys.executable, notebook=False) as processes:
+        assert processes.first.ask({"do": "switch", "program": "", "argv": [], "environment": {}})
+        assert list(short.iterdir())
+    assert not list(short.iterdir())
