@@ -5,8 +5,8 @@ import ast
 import pytest
 
 from rearview.backfill.shared_setup import (
-    SharingObstacle,
     SetupText,
+    SharingObstacle,
     _common_depths,
     read_obstacles,
     save_obstacles,

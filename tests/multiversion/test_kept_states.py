@@ -65,5 +65,5 @@ def test_a_torn_line_of_measurements_is_named(tmp_path):
     with file.open("a") as stream:
         stream.write(json.dumps({"chain": "x"})[:5])
     (problem,) = verify(project).problems
-    assert "1 lines that cannot be read" in problem.what
+    assert "1 line that cannot be read" in problem.what
     assert problem.done

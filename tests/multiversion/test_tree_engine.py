@@ -16,7 +16,7 @@ from studies import notebook, replay, scripts, texts
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
 from rearview.multiversion.process_control import CellProcesses
 from rearview.multiversion.study import FileRef, Study, from_files
-from rearview.multiversion.verdicts import Comparison
+from rearview.multiversion.verdicts import OutputMatch
 
 SETUP = """import random
 import sys
@@ -255,9 +255,9 @@ def test_notebooks_give_the_outputs_that_a_kernel_gives(tmp_path):
     report = replay(files, measurements=slow(files, Measurements()))
     for version in report.versions:
         judged = [cell.verdict.same for cell in version.cells]
-        assert judged[:4] == [Comparison.SAME] * 4, [c.verdict for c in version.cells]
-        assert judged[4] is Comparison.NOT_COMPARABLE  # it shows durations
-        assert judged[5:] == [Comparison.SAME] * 2
+        assert judged[:4] == [OutputMatch.SAME] * 4, [c.verdict for c in version.cells]
+        assert judged[4] is OutputMatch.NOT_COMPARABLE  # it shows durations
+        assert judged[5:] == [OutputMatch.SAME] * 2
         assert not version.problem  # the author's cell failed in the same way
     assert report.result.restores == 1
 
@@ -309,7 +309,7 @@ def test_the_cell_process_loads_nothing_of_rearview_but_itself():
     assert set(loaded) == {
         "rearview",
         "rearview.multiversion",
-        *(f"rearview.multiversion.{m}" for m in ("cell_outputs", "cell_process", "process_state")),
+        *(f"rearview.multiversion.{m}" for m in ("cell_outputs", "cell_process", "cell_process_state")),
     }
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from plan.runs import ends, run, starts
 from rearview.model import Operator
+from rearview.plan.divide_work import divide, lower_bound, schedule
 from rearview.plan.facts import RunQuestion, ValueRequest
 from rearview.plan.replay import survey
-from rearview.plan.divide_work import divide, lower_bound, schedule
 
 DEEP = ValueRequest(("n",), ("epoch", "step"))
 TAIL = ValueRequest(("n",), ("epoch",), place="after")

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rearview._history.begin_run import Preemption, edited_source, environment_note, source_note
+from rearview._history.run_command import Preemption, edited_source, environment_note, source_note
 from rearview.config import Settings
 from rearview.errors import DamagedError, UsageError
 from rearview.execute.start_command import (

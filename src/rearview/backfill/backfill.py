@@ -15,19 +15,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from rearview.backfill.calibration import (
+from rearview.backfill.coverage import SelectedIterations, merge_ranges
+from rearview.backfill.hand_places import Corrections
+from rearview.backfill.machine_speed import (
     WORTH_MEASURING,
     Machines,
     cores_of,
     read_cost_corrections,
     save_cost_corrections,
 )
-from rearview.backfill.segment_claims import SegmentClaims
-from rearview.backfill.place_corrections import Corrections
-from rearview.backfill.coverage import SelectedIterations, merge_ranges
 from rearview.backfill.obstacles import changed_inputs
-from rearview.backfill.statement_sources import StatementSources
-from rearview.backfill.prepare import PreparedRun, Question, RunPreparer
+from rearview.backfill.prepare_run import PreparedRun, Question, RunPreparer
 from rearview.backfill.propagation import Probing
 from rearview.backfill.reports import (
     BackfillReport,
@@ -37,6 +35,7 @@ from rearview.backfill.reports import (
     Refusal,
     Unproved,
 )
+from rearview.backfill.segment_claims import SegmentClaims
 from rearview.backfill.shared_imports import runs_with_earlier_lead
 from rearview.backfill.shared_setup import (
     SharedStages,
@@ -44,6 +43,7 @@ from rearview.backfill.shared_setup import (
     save_obstacles,
     shared_stages,
 )
+from rearview.backfill.statement_sources import StatementSources
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.executor import Executor
@@ -55,10 +55,10 @@ from rearview.model import Plan, Run, Segment
 from rearview.model.plan import ReplayFailure
 from rearview.model.wording import plural
 from rearview.plan.cost import refine, speed
+from rearview.plan.divide_work import divide
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
 from rearview.plan.replay import Survey, survey
-from rearview.plan.divide_work import divide
 from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.files import FULL

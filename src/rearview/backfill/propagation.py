@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
 
-from rearview.backfill.place_corrections import Correction, Corrections, Identity
+from rearview.backfill.hand_places import Correction, Corrections, Identity
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
 from rearview.model.wording import plural
@@ -22,8 +22,8 @@ from rearview.source.moved_files import FileNames, renames
 from rearview.source.notebooks import as_programs, name_cells
 from rearview.source.probes.find import check, find
 from rearview.source.probes.probe import Naming, Probe, ProbeKind, Probes, fits, needed
+from rearview.source.propagate.carry_statement import SURE
 from rearview.source.propagate.splice import SeparatedLines, separate_lines
-from rearview.source.propagate.statement import SURE
 from rearview.source.propagate.versions import (
     HandPlace,
     Statement,
@@ -32,7 +32,7 @@ from rearview.source.propagate.versions import (
     through,
 )
 from rearview.source.scopes import bound_by
-from rearview.source.trees import blocks_of
+from rearview.source.statement_trees import blocks_of
 from rearview.store.versions.versions import WORKTREE, Versions
 
 Texts = Mapping[str, str]

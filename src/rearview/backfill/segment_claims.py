@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rearview.backfill.coverage import ALL, Cell, cells_of, filled_cells
-from rearview.backfill.prepare import PreparedRun
-from rearview.backfill.segments import RunRequest, replay_facts, segment_file
+from rearview.backfill.prepare_run import PreparedRun
+from rearview.backfill.run_facts import RunRequest, replay_facts, segment_file
 from rearview.backfill.shared_imports import Lead
 from rearview.execute.executor import SetupStage, Task
 from rearview.execute.pool import Claim
@@ -101,9 +101,7 @@ class SegmentClaims:
         imports = lead.imports if lead is not None and lead in self.shared_leads else None
         stages = self.stages.get(segment.run, ()) if imports is not None else ()
         # a segment that does not divide the main loop does not stop there
-        stages = tuple(
-            stage for stage in stages if stage.start.statements is not None or file.main
-        )
+        stages = tuple(stage for stage in stages if stage.start.statements is not None or file.main)
         return self.replays.prepare(
             request.run, request.version, file, segment, facts, imports, stages
         )

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from rearview.backfill.segments import RunRequest
+from rearview.backfill.run_facts import RunRequest
 from rearview.backfill.shared_imports import Lead
 from rearview.execute.executor import SetupStage
 from rearview.execute.replay_jobs import script_of
@@ -162,9 +162,7 @@ def shared_stages(
             key = f"{run}:{each.request.version}"
             possible.append(SetupStage(key, SetupStart(None, (each.request.main_loop or "",))))
         usable = [
-            stage
-            for stage in possible
-            if stage.key not in obstacles or obstacles[stage.key].usable
+            stage for stage in possible if stage.key not in obstacles or obstacles[stage.key].usable
         ]
         for stage in possible:
             if stage.start.statements is not None or stage.key in obstacles:

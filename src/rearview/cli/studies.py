@@ -29,11 +29,11 @@ from rearview.cli.terminal.output import duration, plural, size
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview.multiversion.tree_engine import ReplayEvent
     from rearview.multiversion.execution_tree import ExecutionTree
+    from rearview.multiversion.open_study import OpenedStudy
     from rearview.multiversion.package import PackageReader
-    from rearview.multiversion.recorded import OpenedStudy
     from rearview.multiversion.study import Study
+    from rearview.multiversion.tree_engine import ReplayEvent
 
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 PLAIN_EVERY = 10.0
@@ -42,7 +42,7 @@ PLAIN_EVERY = 10.0
 
 def _open(words: Sequence[str]) -> OpenedStudy:
     """Return the study that the words name: programs, an RO-Crate folder, or runs (all runs by default)."""
-    from rearview.multiversion.recorded import names_programs, open_programs, open_runs
+    from rearview.multiversion.open_study import names_programs, open_programs, open_runs
 
     if names_programs(words):
         return open_programs(words)
@@ -270,8 +270,8 @@ def _open_package(
     file: Path, scratch: Path, choices: Mapping[str, Any]
 ) -> tuple[PackageReader, OpenedStudy]:
     from rearview.multiversion.execution_tree import Measurements
+    from rearview.multiversion.open_study import OpenedStudy
     from rearview.multiversion.package import MOST_BYTES, open_package
-    from rearview.multiversion.recorded import OpenedStudy
 
     reader = open_package(file, most_bytes=choices["max_size"] or MOST_BYTES)
     study, programs = reader.extract(

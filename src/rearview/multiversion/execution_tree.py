@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import UsageError
-from rearview.model.lineage import CellLineage, difference
+from rearview.model.cell_lineage import CellLineage, difference
 from rearview.multiversion.study import Study, StudyCell, StudyVersion, split_loops
 from rearview.plan.versions.tree import START, Cell, Tree, merge
 from rearview.source.cells import imported_modules, only_defines
@@ -211,7 +211,9 @@ def build_tree(
         chains.append(version_chains)
         rows.append(row)
     tree = merge(rows, start=start)
-    return replace(_described(tree, study, chains, measurements, unavailable), unshared=tuple(unshared))
+    return replace(
+        _described(tree, study, chains, measurements, unavailable), unshared=tuple(unshared)
+    )
 
 
 def _recorded_groups(

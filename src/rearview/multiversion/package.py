@@ -34,9 +34,9 @@ from rearview.multiversion.package_metadata import (
     PackedCell,
     PackedFile,
     PackedVersion,
+    crate_of,
     describe_environment,
 )
-from rearview.multiversion.package_metadata import crate_of
 from rearview.multiversion.study import (
     FileRef,
     Study,

@@ -244,4 +244,3 @@ class CellProcesses:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rearview.multiversion.tree_engine import CellResult, ReplayEvent, ReplayResult, TreeEngine
 from rearview.multiversion.execution_tree import (
     ExecutionTree,
     Measurements,
@@ -22,7 +21,8 @@ from rearview.multiversion.execution_tree import (
 )
 from rearview.multiversion.kept_states import stored_size
 from rearview.multiversion.study import Study, StudyVersion
-from rearview.multiversion.verdicts import OutputVerdict, Comparison, Tolerance, compare
+from rearview.multiversion.tree_engine import CellResult, ReplayEvent, ReplayResult, TreeEngine
+from rearview.multiversion.verdicts import OutputMatch, OutputVerdict, Tolerance, compare
 from rearview.plan.versions.order import Order, order
 from rearview.plan.versions.tree import START, CacheLevel, Tree
 from rearview.source.cells import only_defines
@@ -80,12 +80,16 @@ class VersionReport:
     """Why the version could not be replayed, or why it ended early."""
 
     @property
-    def same(self) -> Comparison:
+    def same(self) -> OutputMatch:
         """The worst verdict of its cells."""
         verdicts = [cell.verdict.same for cell in self.cells]
-        if Comparison.DIFFERENT in verdicts or (self.problem and Comparison.SAME not in verdicts):
-            return Comparison.DIFFERENT
-        return Comparison.NOT_COMPARABLE if Comparison.NOT_COMPARABLE in verdicts else Comparison.SAME
+        if OutputMatch.DIFFERENT in verdicts or (self.problem and OutputMatch.SAME not in verdicts):
+            return OutputMatch.DIFFERENT
+        return (
+            OutputMatch.NOT_COMPARABLE
+            if OutputMatch.NOT_COMPARABLE in verdicts
+            else OutputMatch.SAME
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class StudyReport:
     @property
     def exact(self) -> bool:
         """Whether no version is different and none is missing."""
-        return all(v.same is not Comparison.DIFFERENT and not v.problem for v in self.versions)
+        return all(v.same is not OutputMatch.DIFFERENT and not v.problem for v in self.versions)
 
     @property
     def computed_alone(self) -> float:
@@ -257,10 +261,10 @@ def _version_report(
         first = tree.nodes[node].versions[0] == version.name
         if stopped is not None or cell_result is None:
             verdict = OutputVerdict(
-                Comparison.NOT_COMPARABLE, "it did not run: a cell before it ended the program"
+                OutputMatch.NOT_COMPARABLE, "it did not run: a cell before it ended the program"
             )
             if stopped is not None and stopped.ended == "exit":
-                verdict = OutputVerdict(Comparison.SAME, "the program had ended")
+                verdict = OutputVerdict(OutputMatch.SAME, "the program had ended")
             cells.append(CellReport(i + 1, cell.title, verdict, 0.0, not first, "not run"))
             continue
         verdict = _cell_verdict(version, nodes, i, result, tolerance)
@@ -279,7 +283,7 @@ def _version_report(
             stopped = cell_result
             if cell_result.ended != "exit":
                 problem = f"Cell {i + 1} ({cell.title}) ended the branch: {_reason(cell_result)}."
-                if verdict.same is Comparison.SAME:
+                if verdict.same is OutputMatch.SAME:
                     problem = ""  # the author's cell failed in the same way
     if version.printed is not None and not problem:
         cells = _with_printed(version, nodes, result, cells, tolerance)
@@ -305,11 +309,13 @@ def _cell_verdict(
         later_cell.parts > j and later_cell.outputs is not None
         for j, later_cell in enumerate(version.cells[i:])
     ):
-        return OutputVerdict(Comparison.SAME, "a part of a loop: judged at its end")
+        return OutputVerdict(OutputMatch.SAME, "a part of a loop: judged at its end")
     if cell.outputs is None and cell_result.ended in {"failed", "stopped"}:
-        return OutputVerdict(Comparison.DIFFERENT, f"it {cell_result.ended}: {_reason(cell_result)}")
+        return OutputVerdict(
+            OutputMatch.DIFFERENT, f"it {cell_result.ended}: {_reason(cell_result)}"
+        )
     if cell_result.ended == "stopped":
-        return OutputVerdict(Comparison.DIFFERENT, cell_result.why)
+        return OutputVerdict(OutputMatch.DIFFERENT, cell_result.why)
     outputs: list[dict[str, Any]] = []
     for node in nodes[i - cell.parts + 1 : i + 1]:
         outputs.extend(result.results[node].outputs if node in result.results else ())
@@ -341,7 +347,9 @@ def _with_printed(
     whole_verdict = OutputVerdict(
         verdict.same, verdict.why or "all that was printed is the same", verdict.diff
     )
-    cell_verdict = OutputVerdict(Comparison.SAME, "judged by all that was printed, at the last cell")
+    cell_verdict = OutputVerdict(
+        OutputMatch.SAME, "judged by all that was printed, at the last cell"
+    )
     if not cells:
         return cells
     return [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import SourceError, UsageError
-from rearview.model.lineage import CellLineage
+from rearview.model.cell_lineage import CellLineage
 from rearview.source.cells import code_hash, cut
 
 SKIPPED_FOLDERS = frozenset(

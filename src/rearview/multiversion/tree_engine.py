@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from rearview.multiversion.execution_tree import CellFacts, ExecutionTree, Measurements
+from rearview.multiversion.kept_states import (
+    KeptState,
+    ParkedStates,
+    StateStore,
+    StoredStates,
+    WorkPlace,
+)
 from rearview.multiversion.process_control import CellHandle, CellProcesses, Died
-from rearview.multiversion.kept_states import KeptState, ParkedStates, StateStore, StoredStates, WorkPlace
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove
 from rearview.plan.versions.order import Order, ReplayPath, paths_of
-
 from rearview.plan.versions.tree import EXISTING, START, CacheLevel, Do, ReplayStep
 
 LIMIT = 3600.0
@@ -114,7 +119,9 @@ class TreeEngine:
         self._failure: BaseException | None = None
         self._mounts = workers > 1 and can_mount()
         if workers > 1 and not self._mounts:
-            self._note("one worker is used: this system does not let a process have mounts of its own")
+            self._note(
+                "one worker is used: this system does not let a process have mounts of its own"
+            )
         self.workers = workers if self._mounts else 1
 
     # -- the whole replay --

@@ -335,7 +335,9 @@ def _candidate_divisions(cutters: list[_Cutter], workers: int) -> Iterator[list[
             continue
         counts = [(cutter, len(cutter.cut(limit))) for cutter in cutters]
         yield [cutter.divide_evenly(count, limit) for cutter, count in counts]
-        yield [cutter.scatter(count) if count > 1 else cutter.cut(limit) for cutter, count in counts]
+        yield [
+            cutter.scatter(count) if count > 1 else cutter.cut(limit) for cutter, count in counts
+        ]
     if 0 < len(cutters) <= workers:
         yield _fill_workers(cutters, workers)
 

@@ -9,9 +9,9 @@ from operator import lt
 from rearview.model import Plan, Segment
 from rearview.model.run import columns_of, name_of
 from rearview.plan.demand import RUN
+from rearview.plan.divide_work import divide, schedule, shortest_possible
 from rearview.plan.facts import At, RunQuestion, TargetValue, ValueRequest
 from rearview.plan.replay import Survey, Work, work_of
-from rearview.plan.divide_work import divide, schedule, shortest_possible
 
 SAMPLE = 20
 """Runs that are planned again to find out what another question would save."""
@@ -236,6 +236,3 @@ def _saved(all_work: Sequence[Work], change: Callable[[Work, ValueRequest], Valu
 
 def _count(number: int, noun: str) -> str:
     return noun if number == 1 else f"{number} {noun}s"
-
-
-

@@ -135,7 +135,6 @@ TargetValue = float | str
 EVERY_ITERATION = range(1 << 62)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Machine:
     """How fast a machine is, according to a short measurement."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rearview.source.trees import SCOPES, StatementNode
+from rearview.source.statement_trees import SCOPES, StatementNode
 
 BUILTINS = frozenset(dir(builtins)) | {
     "__file__",

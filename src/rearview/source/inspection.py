@@ -1,6 +1,4 @@
-"""What the text of a program shows before it runs: its loops and what they change, its log calls, what
-prevents checkpoints, and where probes could go.
-"""
+"""Inspect the text of a program before it runs: loops, log calls, obstacles to checkpoints, places for probes."""
 
 from __future__ import annotations
 
@@ -9,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rearview.errors import SourceError
+from rearview.source.estimated_effects import Changeset, LibraryFacts, augment, effects, explain
 from rearview.source.instrument import COMPILERS
 from rearview.source.log_calls import TRACKERS, Aliases, calls_in
-from rearview.source.loop_effects import Changeset, LibraryFacts, augment, effects, explain
 from rearview.source.loops import (
     FUNCTIONS,
     LOOPS,

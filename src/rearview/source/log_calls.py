@@ -193,7 +193,9 @@ def names_logged(source: Mapping[str, str]) -> dict[str, list[LogPlace]]:
         aliases = Aliases(tree)
         for call, function, loops in _placed(tree, MODULE, "", (), aliases):
             for name in call.names:
-                places.setdefault(name, []).append(LogPlace(path, call.node.lineno, loops, function))
+                places.setdefault(name, []).append(
+                    LogPlace(path, call.node.lineno, loops, function)
+                )
     return places
 
 

@@ -8,14 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import PlanError
-from rearview.plan.versions.order import (
-    by_blocks,
-    depth_first_choice,
-    dynamic,
-    order,
-    paths_of,
-    schedule,
-)
 from rearview.plan.versions.chex_planners import (
     depth_first_cost,
     lfu,
@@ -23,6 +15,14 @@ from rearview.plan.versions.chex_planners import (
     prp,
     sequential,
     walk,
+)
+from rearview.plan.versions.order import (
+    by_blocks,
+    depth_first_choice,
+    dynamic,
+    order,
+    paths_of,
+    schedule,
 )
 from rearview.plan.versions.search import search
 from rearview.plan.versions.tree import (

@@ -4,7 +4,7 @@ from textwrap import dedent
 
 import pytest
 
-from rearview.source.propagate.statement import carry
+from rearview.source.propagate.carry_statement import carry
 
 
 def carried(new, old, marker="LOG", **options):

@@ -1,6 +1,6 @@
 from rearview.source.propagate.match import match
+from rearview.source.statement_trees import grow
 from rearview.source.text import try_parse
-from rearview.source.trees import grow
 
 
 def lines(new, old):

@@ -25,7 +25,7 @@ from rearview.runtime.capture.assigned_scalars import number
 from rearview.runtime.capture.captured_records import Allowance
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.recorder import PointEncoder, Recorder
-from rearview.source.printed_numbers import numbers_in
+from rearview.source.numbers_in_output import numbers_in
 from rearview.store.records import encode_point
 
 STEP = "step"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rearview.source.log_calls import log_call
 from rearview.source.loops import FUNCTIONS
-from rearview.source.probes.bindings import (
+from rearview.source.probes.naming_edits import (
     NamedValue,
     Rebindable,
     RewrittenStatement,
@@ -293,9 +293,13 @@ class _Aligner:
         """Record for each statement of two blocks, and of the blocks inside, whether it is paired."""
         olds, news = effective(olds), effective(news)
         pairs = self._settled([(a, b) for a, b, _ in self.pair(olds, news)], news)
-        above = {id(named_value.stmt) for pair in pairs for named_value in self._named_values(*pair)}
+        above = {
+            id(named_value.stmt) for pair in pairs for named_value in self._named_values(*pair)
+        }
         for pair in pairs:
-            self.result.named_values.extend((named_value, parents) for named_value in self._named_values(*pair))
+            self.result.named_values.extend(
+                (named_value, parents) for named_value in self._named_values(*pair)
+            )
         place_old = {id(stmt): i for i, stmt in enumerate(olds)}
         place_new = {id(stmt): i for i, stmt in enumerate(news)}
         at_old = at_new = 0

@@ -29,8 +29,10 @@ from rearview.source.loops import (
 from rearview.source.moved_files import FileNames
 from rearview.source.mutations import Levels, ProgramFacts, facts
 from rearview.source.probes.align import Added, StatementComparison, compare
-from rearview.source.probes.bindings import NamedValue, Rebindable, rebindable
-from rearview.source.probes.edits import (
+from rearview.source.probes.loop_carried import START, Need, needs
+from rearview.source.probes.naming_edits import NamedValue, Rebindable, rebindable
+from rearview.source.probes.probe import Naming, Position, Probe, ProbeKind, Probes, fits
+from rearview.source.probes.refused_edits import (
     class_refusal,
     missing_file_refusal,
     missing_statement_refusal,
@@ -38,8 +40,6 @@ from rearview.source.probes.edits import (
     reflection_refusal,
     shadow_refusals,
 )
-from rearview.source.probes.loop_carried import START, Need, needs
-from rearview.source.probes.probe import Naming, Position, Probe, ProbeKind, Probes, fits
 from rearview.source.probes.side_effects import Judge, ProbeRefusal
 from rearview.source.scopes import Scopes, bound_by
 from rearview.source.text import parse
@@ -230,7 +230,11 @@ class _ProbeCollector:
             )
         ]
         judge = self._judge(
-            path, scopes, added, aliases, [named_value for named_value, _ in comparison.named_values]
+            path,
+            scopes,
+            added,
+            aliases,
+            [named_value for named_value, _ in comparison.named_values],
         )
         for stmt, added_names in comparison.widened:
             narrow: ast.stmt = ast.Import(names=list(added_names))

@@ -187,7 +187,8 @@ def needed(probes: Probes, names: Sequence[str]) -> set[Probe]:
             for probe in nodes
             if probe not in kept
             and (
-                binds[probe] & read or (probe.kind not in _WRITES_ONLY and mentions[probe] & bound_names)
+                binds[probe] & read
+                or (probe.kind not in _WRITES_ONLY and mentions[probe] & bound_names)
             )
         }
         if not further:

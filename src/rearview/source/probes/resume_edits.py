@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from rearview.source.loops import FUNCTIONS, LOOPS, loop_ids, recorded_loop_ids
 from rearview.source.probes.align import MissingStatement, compare
+from rearview.source.statement_trees import first_line, last_line
 from rearview.source.text import Parsed, decode, try_parse
-from rearview.source.trees import first_line, last_line
 
 _DEFINITIONS = (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)
 _FRESH = 1000
@@ -56,7 +56,9 @@ class ResumeEdit:
             todo += [function for _, function in functions if function.name in fresh]
 
 
-def resume_edit(recorded: Mapping[str, bytes], old: Mapping[str, bytes], new: Mapping[str, bytes]) -> ResumeEdit:
+def resume_edit(
+    recorded: Mapping[str, bytes], old: Mapping[str, bytes], new: Mapping[str, bytes]
+) -> ResumeEdit:
     """Return what an edit of the text `old` into `new` changes.
 
     Loops keep the ids that they have in the `recorded` text, if they are in it.

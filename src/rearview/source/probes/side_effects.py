@@ -168,7 +168,9 @@ class Judge(ast.NodeVisitor):
     def _suspend(self, node: ast.Yield | ast.YieldFrom | ast.Await) -> None:
         if not self._own:
             self._refuse(
-                node, "it hands control to recorded code in the middle of the probe", "Leave it out."
+                node,
+                "it hands control to recorded code in the middle of the probe",
+                "Leave it out.",
             )
         self.generic_visit(node)
 
@@ -257,7 +259,10 @@ class Judge(ast.NodeVisitor):
         if called in mutations.SETTINGS and (
             self._alone == id(node) or called != "set_grad_enabled"
         ):
-            return "it changes a setting of the whole process", "Use its `with` form, or leave it out."
+            return (
+                "it changes a setting of the whole process",
+                "Use its `with` form, or leave it out.",
+            )
         if called.endswith("_") and not called.endswith("__") and live and not _harmless(node):
             return mutations.IN_PLACE
         if called in mutations.FIRST_ARGUMENT and levels and levels[0] is not Level.FRESH:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rearview.source.propagate.common_subsequence import align_items
-from rearview.source.trees import (
+from rearview.source.statement_trees import (
     KEYWORDS,
     StatementNode,
     StatementTree,
@@ -68,7 +68,7 @@ def match(new: StatementTree, old: StatementTree) -> Matching:
     r"""Return the pairs of statements of two trees.
 
     >>> from rearview.source.text import try_parse
-    >>> from rearview.source.trees import grow
+    >>> from rearview.source.statement_trees import grow
     >>> new, old = (grow(try_parse(t)) for t in ("a = 1\nf(a)", "if on:\n    a = 1\n    f(a)"))
     >>> [(n.start, o.start) for n, o in match(new, old).there.items() if not n.is_block]
     [(1, 2), (2, 3)]
@@ -397,7 +397,9 @@ class _Matcher:
             if not shared:
                 continue
             current = matching.there.get(new)
-            ranked = sorted(shared, key=lambda old: (-self.shared_fraction(new, old, shared), old.order))
+            ranked = sorted(
+                shared, key=lambda old: (-self.shared_fraction(new, old, shared), old.order)
+            )
             best = ranked[0]
             score = self.shared_fraction(new, best, shared)
             if current is None:
@@ -405,7 +407,11 @@ class _Matcher:
                     matching.pair(new, best)
                 elif score >= 0.35 and self.head[new] == self.head[best]:
                     self.claim(new, best, shared[best])
-            elif best is not current and score > 0.5 and self.shared_fraction(new, current, shared) == 0:
+            elif (
+                best is not current
+                and score > 0.5
+                and self.shared_fraction(new, current, shared) == 0
+            ):
                 rival = matching.back.get(best)
                 if rival is None:
                     matching.pair(new, best)
@@ -430,7 +436,9 @@ class _Matcher:
                 if self.whole[partner] == self.whole[node] and not node.children:
                     matching.pair(equal[0], partner)
 
-    def shared_fraction(self, new: StatementNode, old: StatementNode, shared: Counter[StatementNode]) -> float:
+    def shared_fraction(
+        self, new: StatementNode, old: StatementNode, shared: Counter[StatementNode]
+    ) -> float:
         return 2 * shared[old] / max(1, self.count[new] + self.count[old] - 2)
 
     def rest(self) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from rearview.source.data_flow import BUILTINS, Uses, binds, definition, parameters, uses, visible
 from rearview.source.mutations import last_name
 from rearview.source.propagate.match import Matching
-from rearview.source.trees import StatementNode, StatementTree
+from rearview.source.statement_trees import StatementNode, StatementTree
 
 _NAME = re.compile(r"^[^\W\d]\w*$")
 

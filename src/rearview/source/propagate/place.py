@@ -22,14 +22,14 @@ from rearview.source.propagate.match import Matching
 from rearview.source.propagate.place_between import (
     LEAVING,
     REACH,
-    Nowhere,
     NewPlace,
+    Nowhere,
     between,
     child_of,
     siblings,
 )
 from rearview.source.propagate.splice import indent_of
-from rearview.source.trees import StatementNode, StatementTree, similarity
+from rearview.source.statement_trees import StatementNode, StatementTree, similarity
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,12 @@ def _by_statements(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
     inner = _inside_branch(new_place, anchors, target, at)
     if inner is not None:
         block, index = inner
-        return Place(block, index, 0.8 * agree * certainty, ("it is next to the statement that sets what it reads",))
+        return Place(
+            block,
+            index,
+            0.8 * agree * certainty,
+            ("it is next to the statement that sets what it reads",),
+        )
     split = _split_neighbours(anchors, target, home, new_place.used)
     if split is not None:
         return split
@@ -139,7 +144,9 @@ def _by_statements(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
     return Place(target, at, agree * certainty * strength, tuple(reasons))
 
 
-def _evidence(anchor_indexes: dict[_Anchor, int], target: StatementNode, at: int) -> tuple[float, list[str]]:
+def _evidence(
+    anchor_indexes: dict[_Anchor, int], target: StatementNode, at: int
+) -> tuple[float, list[str]]:
     """Return how strongly the statements next to a place support it, from 0 to 1, and in words."""
     touching = {
         a.before
@@ -156,11 +163,17 @@ def _evidence(anchor_indexes: dict[_Anchor, int], target: StatementNode, at: int
 
 
 def _with_same_values(
-    matching: Matching, new_place: NewPlace, target: StatementNode, anchor_indexes: dict[_Anchor, int], at: int
+    matching: Matching,
+    new_place: NewPlace,
+    target: StatementNode,
+    anchor_indexes: dict[_Anchor, int],
+    at: int,
 ) -> int:
     """Return the place next to a neighbour at which the variables read come from the same statements."""
     beside = [
-        a.old.index + a.before for a in anchor_indexes if a.near and a.exact and a.old.parent is target
+        a.old.index + a.before
+        for a in anchor_indexes
+        if a.near and a.exact and a.old.parent is target
     ]
     return next((each for each in beside if _same_values(matching, new_place, target, each)), at)
 
@@ -274,7 +287,9 @@ def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
     return close[0].old.parent
 
 
-def _beside_definition(matching: Matching, new_place: NewPlace, target: StatementNode) -> StatementNode:
+def _beside_definition(
+    matching: Matching, new_place: NewPlace, target: StatementNode
+) -> StatementNode:
     """Return the block, or a deeper one in which the variables that the statement reads are set.
 
     After a loop a variable has only its last value; after a branch it may have none.
@@ -351,7 +366,10 @@ def _is_loop(node: StatementNode) -> bool:
 
 
 def _edge_of_home(
-    anchors: list[_Anchor], new_place: NewPlace, target: StatementNode | None, home: StatementNode | None
+    anchors: list[_Anchor],
+    new_place: NewPlace,
+    target: StatementNode | None,
+    home: StatementNode | None,
 ) -> bool:
     """Return True if a first or last statement has one neighbour deeper but its block is still there."""
     if home is None or target is None or home not in list(target.above()):
@@ -434,7 +452,9 @@ def _beside_neighbour(
     anchor_indexes: dict[_Anchor, int], low: int, high: int, count: int
 ) -> tuple[int, int]:
     """Return the places next to the nearest statement if statements farther away, which moved, disagree."""
-    close = [(a, at) for a, at in anchor_indexes.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5]
+    close = [
+        (a, at) for a, at in anchor_indexes.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5
+    ]
     nearest = min((a.far for a, _ in close), default=0)
     giving = [(a, at) for a, at in close if a.gives]
     beside = [(a.before, at + 1 if a.before else at) for a, at in close if a.near]
@@ -452,7 +472,9 @@ def _beside_neighbour(
     return max(0, first), min(last, count)
 
 
-def _after_definitions(matching: Matching, new_place: NewPlace, target: StatementNode) -> Iterable[int]:
+def _after_definitions(
+    matching: Matching, new_place: NewPlace, target: StatementNode
+) -> Iterable[int]:
     """Yield the least index for each name read that is set in the same block."""
     for name in new_place.used.reads:
         home = definition(new_place.block, new_place.index, name)
@@ -464,12 +486,16 @@ def _after_definitions(matching: Matching, new_place: NewPlace, target: Statemen
             yield at + 1
 
 
-def _set_otherwise(anchor_indexes: dict[_Anchor, int], new_place: NewPlace, target: StatementNode, at: int) -> bool:
+def _set_otherwise(
+    anchor_indexes: dict[_Anchor, int], new_place: NewPlace, target: StatementNode, at: int
+) -> bool:
     """Return True if an unchanged neighbour is at a place where every name read has a value.
 
     The statement that sets such a name now was paired with an equal statement farther down.
     """
-    beside = any(a.near and a.exact and not a.before and anchor_indexes[a] == at for a in anchor_indexes)
+    beside = any(
+        a.near and a.exact and not a.before and anchor_indexes[a] == at for a in anchor_indexes
+    )
     return beside and all(
         definition(target, at, name) is not None
         for name in new_place.used.reads
@@ -489,7 +515,9 @@ def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | No
     ]
     if len(twins) != 1 or twins[0].is_block:
         return None
-    same = [block for block in matching.there[twins[0]].children if block.role == new_place.block.role]
+    same = [
+        block for block in matching.there[twins[0]].children if block.role == new_place.block.role
+    ]
     return same[0] if same else None
 
 
@@ -517,7 +545,12 @@ def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> 
         return Place(target, 0, 0.8, ("the block is empty there",))
     if owner is not None and matching.same(owner) and not owner.is_scope and new_place.index == 0:
         return Place(target, 0, 0.7, ("it is the first of the same block",))
-    if owner in matching.there and owner is not None and not owner.is_scope and new_place.index == 0:
+    if (
+        owner in matching.there
+        and owner is not None
+        and not owner.is_scope
+        and new_place.index == 0
+    ):
         return Place(target, 0, 0.65, ("it is the first of a block that is there",))
     if owner is not None and matching.same(owner) and not owner.is_scope:
         last = len(target.children)

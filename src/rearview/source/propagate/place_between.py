@@ -18,7 +18,7 @@ from rearview.source.data_flow import (
     visible,
 )
 from rearview.source.propagate.match import Matching
-from rearview.source.trees import StatementNode, lead
+from rearview.source.statement_trees import StatementNode, lead
 
 REACH = 8  # siblings looked at on either side
 LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -147,7 +147,9 @@ def between(
     )
 
 
-def _follows_definition(matching: Matching, new_place: NewPlace, target: StatementNode, low: int) -> bool:
+def _follows_definition(
+    matching: Matching, new_place: NewPlace, target: StatementNode, low: int
+) -> bool:
     """Return True if the unchanged statement above, which sets what is read, is right before a place."""
     if not new_place.index or not low:
         return False
@@ -176,7 +178,11 @@ def _split_gap(
         return least
     if not (before and after):  # rewritten statements may be farther away
         before, after = (
-            [n for n in siblings(matching, new_place, before=side)[:REACH] if n not in matching.there]
+            [
+                n
+                for n in siblings(matching, new_place, before=side)[:REACH]
+                if n not in matching.there
+            ]
             for side in (True, False)
         )
     gains = [
@@ -227,7 +233,9 @@ def _possible(new_place: NewPlace, target: StatementNode, low: int, high: int) -
     return low, high
 
 
-def _completed(matching: Matching, new_place: NewPlace, deciding: list[StatementNode]) -> int | None:
+def _completed(
+    matching: Matching, new_place: NewPlace, deciding: list[StatementNode]
+) -> int | None:
     """Return the place after the statements that together set what one definition sets in the new text.
 
     `x, known = f(y)` may have been `x = f(y)` and an `if` that sets `x` and `known`.

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rearview.source.statement_trees import StatementNode, StatementTree, blocks_of
 from rearview.source.text import Parsed, newline, split, try_parse
-from rearview.source.trees import StatementNode, StatementTree, blocks_of
 
 _PIECE = re.compile(
     r"""(?P<comment>\#[^\r\n]*)

@@ -10,8 +10,8 @@ from enum import StrEnum
 from rearview.source.propagate.common_subsequence import align_items
 from rearview.source.propagate.match import Matching, match
 from rearview.source.propagate.names import aligned
+from rearview.source.statement_trees import StatementNode, grow
 from rearview.source.text import try_parse
-from rearview.source.trees import StatementNode, grow
 
 
 class Edit(StrEnum):

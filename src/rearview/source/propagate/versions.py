@@ -11,9 +11,8 @@ from difflib import unified_diff
 
 from rearview.source.data_flow import uses
 from rearview.source.probes.probe import Naming
-from rearview.source.propagate.carry_bindings import name_in
-from rearview.source.propagate.splice import put
-from rearview.source.propagate.statement import (
+from rearview.source.propagate.carry_naming import name_in
+from rearview.source.propagate.carry_statement import (
     SURE,
     Carried,
     candidates,
@@ -23,6 +22,7 @@ from rearview.source.propagate.statement import (
     refuse,
     unsure,
 )
+from rearview.source.propagate.splice import put
 from rearview.source.text import newline, split, try_parse
 
 CLEAR = 0.95  # with at least this confidence, the direct answer needs no second one
@@ -169,7 +169,9 @@ def _version(
     if straight.reason:
         better = step.adjusted(stepped, "carried step by step")
     elif step.reason:
-        better = straight.adjusted(straight.confidence * 0.9, "the version next to it gives no place")
+        better = straight.adjusted(
+            straight.confidence * 0.9, "the version next to it gives no place"
+        )
     elif step.files == straight.files:
         both = 1 - (1 - straight.confidence) * (1 - stepped)
         better = straight.adjusted(both, "the same place directly and step by step")

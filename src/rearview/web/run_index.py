@@ -38,7 +38,7 @@ from rearview.store.tables.record_files import (
 from rearview.store.tables.schema import load_runs
 from rearview.store.tables.seal import Summary
 from rearview.store.values import convert
-from rearview.web.index_tables import (
+from rearview.web.run_index_tables import (
     COLUMNS,
     GIVEN,
     INDEXED_RUNS,

@@ -12,14 +12,14 @@ from typing import Any
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, Status
-from rearview.model.environment import is_restored
+from rearview.model.environment_variables import is_restored
 from rearview.model.run import name_of
-from rearview.multiversion.recorded import open_runs
+from rearview.multiversion.open_study import open_runs
 from rearview.multiversion.replay import ReplayOptions, StudyPlan, plan_study
 from rearview.plan.versions.tree import START, Do
 from rearview.store.tables.connection import quoted
-from rearview.web.index import Index
 from rearview.web.rows import plain
+from rearview.web.run_index import Index
 
 MOST_LINES = 4000
 """Printed lines in one answer."""

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
-from rearview.backfill.calibration import Machines
 from rearview.backfill.coverage import (
     CoverageQuery,
     SelectedIterations,
@@ -19,6 +18,7 @@ from rearview.backfill.coverage import (
     is_unproved,
     missing_values,
 )
+from rearview.backfill.machine_speed import Machines
 from rearview.backfill.obstacles import (
     logged_in_unparsable_file,
     logged_outside_project,
@@ -26,10 +26,10 @@ from rearview.backfill.obstacles import (
     missing_packages,
     script_is_gone,
 )
-from rearview.backfill.statement_sources import StatementSources
-from rearview.backfill.segments import RunRequest, run_facts, with_run_loop_ids
+from rearview.backfill.run_facts import RunRequest, run_facts, with_run_loop_ids
 from rearview.backfill.shared_imports import Lead, import_seconds, lead_of
 from rearview.backfill.shared_setup import SetupText, setup_text
+from rearview.backfill.statement_sources import StatementSources
 from rearview.errors import UsageError
 from rearview.model import Run, Status
 from rearview.model.run import columns_of, is_notebook, name_of

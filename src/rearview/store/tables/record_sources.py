@@ -61,7 +61,7 @@ class Sources:
         self.unproved: set[str] = set()
         """Names that may have unproved values."""
         self.captured: dict[str, Origin] = {}
-        """Names that none of the runs logged with Rearview, and what their values were taken from."""
+        """Names that none of the runs logged with Rearview -> the source of their values."""
         self._withheld = withheld
         self._parts = {run.id: self._visible_parts(run_records, run.id) for run in runs}
         self.catalogue = Catalogue()
@@ -110,9 +110,9 @@ class Sources:
     def names_by_default(self) -> list[str]:
         """Return the columns of a table for which no names are given.
 
-        All that was logged, with Rearview or another logger. Variables and printed numbers only if
-        one of the runs logged nothing at all; of those, the ones of outermost loops and of no loop,
-        or, if there are none, the ones in the fewest loops.
+        These are all names that were logged, with Rearview or another logger. If one of the runs logged
+        nothing at all, variables and printed numbers are added: those outside loops and in outermost loops
+        or, if there are none, those in the fewest loops.
         """
         weak = {name for name, origin in self.captured.items() if origin in UNASKED}
         logged = [name for name in self.catalogue.names if name not in weak]
@@ -230,8 +230,9 @@ class Sources:
                 parts, which = self._parts[run], (run, self._withheld)
                 if which not in self._run_records.pivoted:
                     replays = self._run_records.replays.get(run, [])
-                    made = points(self._project, self._duck, run, parts, replays)
-                    self._run_records.pivoted[which] = made
+                    self._run_records.pivoted[which] = points(
+                        self._project, self._duck, run, parts, replays
+                    )
                 pivoted = self._run_records.pivoted[which]
                 if pivoted is not None:
                     self._files.pivoted.append(pivoted)
@@ -343,8 +344,8 @@ class Sources:
 def _strongest(parts: list[RecordPart]) -> list[RecordPart]:
     """Return the parts of one run with weaker captured records of a name hidden.
 
-    What the run or a replay logged hides captured values of the same name in other loops; at the
-    same point it is preferred when rows are made. Of several captured sources one gives all values.
+    Values that the run or a replay logged hide captured values of the same name in other loops; at the same
+    point they are preferred when rows are built. Of several captured sources, one gives all values.
     """
     sources = {id(part): captured_origin(part.summary.replay) for part in parts}
     if not any(sources.values()):

@@ -1,5 +1,5 @@
+from rearview.source.statement_trees import grow, words
 from rearview.source.text import try_parse
-from rearview.source.trees import grow, words
 
 
 def tree(text, **options):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rearview.web import index as module
-from rearview.web.index import Index
+from rearview.web import run_index as module
+from rearview.web.run_index import Index
 from recorded import Recorded, at
 
 

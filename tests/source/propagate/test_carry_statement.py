@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rearview.source.propagate.statement import carry
+from rearview.source.propagate.carry_statement import carry
 from rearview.source.text import decode, encode
 
 GOLD = Path(__file__).parents[2] / "gold" / "propagation"

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from rearview.source.log_calls import Aliases, log_call
 from rearview.source.probes.probe import fits
+from rearview.source.statement_trees import blocks_of
 from rearview.source.text import split, try_parse
-from rearview.source.trees import blocks_of
 
 _SOURCES = (ast.Assign, ast.AnnAssign)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rearview.source.printed_numbers import PrintedNumbers, numbers_in
+from rearview.source.numbers_in_output import PrintedNumbers, numbers_in
 
 LINES = {
     # plain scripts

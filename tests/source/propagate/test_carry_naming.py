@@ -4,7 +4,7 @@ import pytest
 
 from rearview.source.probes.find import check, find
 from rearview.source.probes.probe import Naming
-from rearview.source.propagate.carry_bindings import name_in
+from rearview.source.propagate.carry_naming import name_in
 from rearview.source.propagate.versions import HandPlace, Statement, through
 
 NEWEST = """\

@@ -129,7 +129,11 @@ REFUSED = {
         "gives the value the name `best`, which the recorded code uses",
         "best = clip",
     ),
-    "another value": ([(CLIP, "v = clip_grad_norm_(net.parameters(), 2.0)\n")], "in place", "2.0"),
+    "another value": (
+        [(CLIP, "v = clip_grad_norm_(net.parameters(), 2.0)\n")],
+        "replaces the recorded",
+        "2.0",
+    ),
     "inside a log call": (
         [(CLIP, f"rearview.log('v', {CLIP.strip()})\n")],
         "Write `value = clip_grad_norm_(net.parameters(), 1.0)` in its place",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rearview.source.loops import FUNCTIONS
 from rearview.source.probes.align import Added, MissingStatement, StatementComparison
-from rearview.source.probes.bindings import NamedValue
+from rearview.source.probes.naming_edits import NamedValue
 from rearview.source.probes.side_effects import ProbeRefusal
 from rearview.source.scopes import Scope
 from rearview.source.text import BODIES, blocks

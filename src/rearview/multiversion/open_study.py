@@ -11,7 +11,7 @@ from pathlib import Path
 from rearview.config import Settings
 from rearview.errors import SourceError, UsageError
 from rearview.model import Run
-from rearview.model.lineage import CellLineage, Event
+from rearview.model.cell_lineage import CellLineage, Event
 from rearview.multiversion.execution_tree import CellFacts, Measurements, chain_of
 from rearview.multiversion.package_metadata import from_crate
 from rearview.multiversion.study import (
@@ -326,7 +326,9 @@ def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tup
     }
     measured: list[float | None] = []
     for cell in cells:
-        own_seconds = sum(imports.pop(name, 0.0) for name in imported_modules(cell.text) & set(imports))
+        own_seconds = sum(
+            imports.pop(name, 0.0) for name in imported_modules(cell.text) & set(imports)
+        )
         for name in list(loops):
             if cell.text.lstrip().startswith((f"for {name} ", f"for {name},", "while ")):
                 own_seconds += loops.pop(name)

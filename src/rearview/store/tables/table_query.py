@@ -1,4 +1,4 @@
-"""One question as SQL: the columns, rows and order (`"acc desc, epoch"`) of a table."""
+"""Build the SQL of one table: its columns, its rows and their order (`"acc desc, epoch"`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from rearview.errors import UsageError
 from rearview.model.proof import TRUSTED
-from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import ident, key, quoted
 from rearview.store.tables.pivot import (
     INTERPOLATED,
@@ -24,6 +23,7 @@ from rearview.store.tables.pivot import (
     rows_of,
     with_interpolated,
 )
+from rearview.store.tables.record_sources import Sources
 
 _COMMA = re.compile(r""",(?=(?:[^"]*"[^"]*")*[^"]*$)""")
 """A comma outside of double quotes."""

@@ -1,7 +1,7 @@
 """Measure how fast machines are: those that recorded runs, and the one that would replay them.
 
 A machine is measured in a process of its own: short computing kernels, and the disk of the store.
-`python -m rearview.backfill.calibration FOLDER` prints the measurement as one line of JSON. The real
+`python -m rearview.backfill.machine_speed FOLDER` prints the measurement as one line of JSON. The real
 seconds of replays correct the predictions, too (`read_cost_corrections`).
 """
 
@@ -56,7 +56,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 def measure(folder: Path) -> Measured | None:
     """Measure this machine and the disk of `folder` in a process; None if that fails."""
-    command = [sys.executable, "-P", "-m", "rearview.backfill.calibration", str(folder)]
+    command = [sys.executable, "-P", "-m", "rearview.backfill.machine_speed", str(folder)]
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     try:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rearview.backfill import calibration
-from rearview.backfill.calibration import BUSY, FRESH, FRESH_BUSY, Machines, Measured, cores_of
+from rearview.backfill import machine_speed
+from rearview.backfill.machine_speed import BUSY, FRESH, FRESH_BUSY, Machines, Measured, cores_of
 from rearview.model import Run, RunEnd, RunStart, Status
 
 HERE = {"cpu": "a", "cores": 2, "gpus": []}
@@ -20,7 +20,7 @@ def measured(monkeypatch):
         taken.append(folder)
         return found["measured"]
 
-    monkeypatch.setattr(calibration, "measure", measure)
+    monkeypatch.setattr(machine_speed, "measure", measure)
     return taken, found
 
 
@@ -78,7 +78,7 @@ def test_a_machine_that_was_never_measured_is_named(tmp_path, measured):
 
 def test_a_run_of_which_only_the_host_is_known_is_of_this_machine_if_the_host_is(tmp_path):
     here = Machines(tmp_path, HERE)
-    assert here.of(run(None, calibration.gethostname())).name == here.name
+    assert here.of(run(None, machine_speed.gethostname())).name == here.name
     assert here.of(run(None, "node7")).name != here.name
 
 

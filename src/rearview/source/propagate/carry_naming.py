@@ -11,8 +11,8 @@ from rearview.source.probes.probe import Naming
 from rearview.source.propagate.match import match
 from rearview.source.propagate.names import names_in
 from rearview.source.propagate.splice import put
+from rearview.source.statement_trees import StatementNode, StatementTree, grow
 from rearview.source.text import Parsed, newline, split, try_parse
-from rearview.source.trees import StatementNode, StatementTree, grow
 
 Path = tuple[tuple[str, int], ...]
 """Fields, with the index in those that are lists, from a statement to an expression in it."""

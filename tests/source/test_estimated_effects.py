@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.source.loop_effects import LibraryFacts, augment, changeset, effects, explain
+from rearview.source.estimated_effects import LibraryFacts, augment, changeset, effects, explain
 
 
 def of(body, **known):

@@ -26,7 +26,9 @@ RULES = (
 )
 """The meaning of each rule, by number; rules 0 and 5 give no estimate."""
 
-READ_ONLY_CALLS = frozenset({*mutations.FRESH, *mutations.COPIES, "print", "assert_close", "min", "max"})
+READ_ONLY_CALLS = frozenset(
+    {*mutations.FRESH, *mutations.COPIES, "print", "assert_close", "min", "max"}
+)
 
 
 @dataclass(frozen=True, slots=True)

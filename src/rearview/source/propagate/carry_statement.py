@@ -19,7 +19,7 @@ from rearview.source.propagate.names import (
     resolve,
 )
 from rearview.source.propagate.place import Place, anywhere, locate, others, place_at
-from rearview.source.propagate.place_between import Nowhere, NewPlace
+from rearview.source.propagate.place_between import NewPlace, Nowhere
 from rearview.source.propagate.splice import (
     comment_above,
     idle,
@@ -29,8 +29,7 @@ from rearview.source.propagate.splice import (
     render,
     step,
 )
-from rearview.source.text import Parsed, newline, split, try_parse
-from rearview.source.trees import (
+from rearview.source.statement_trees import (
     StatementNode,
     StatementTree,
     blocks_of,
@@ -38,6 +37,7 @@ from rearview.source.trees import (
     grow,
     last_line,
 )
+from rearview.source.text import Parsed, newline, split, try_parse
 
 BY_HAND = "put there by hand"
 SURE = 0.7  # a place with less confidence is refused, unless the user sets another limit
@@ -188,7 +188,9 @@ def carry_to(
     return _write(selection, matching, new_place, by_hand, _HandPlace(at, renames or {}))
 
 
-def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Selection, Matching, NewPlace] | str:
+def _read(
+    new: str, lines: tuple[int, int], old: str
+) -> tuple[_Selection, Matching, NewPlace] | str:
     """Return the statements, how the two texts match, and their place; or why they cannot be read."""
     here, there = try_parse(new), try_parse(old)
     if isinstance(here, str):
@@ -274,7 +276,9 @@ def _write(
     renames = by_hand.renames if by_hand is not None else {}
     free = replace(used, reads=used.reads - renames.keys())
     votes = Votes(matching)
-    names = resolve(matching, votes, free, (new_place.block, new_place.index), (place.block, place.index))
+    names = resolve(
+        matching, votes, free, (new_place.block, new_place.index), (place.block, place.index)
+    )
     imports = imports_for(names.missing, matching)
     unknown = [name for name in names.missing if name not in imports]
     if unknown:
