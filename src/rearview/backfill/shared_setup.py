@@ -2,7 +2,7 @@
 
 Segments of different runs share the statements with which their scripts begin, up to the first that
 differs. Segments of one run share everything up to the main loop. What the set-up does when it runs decides
-how much of that is really shared (`runtime/shared_setup.py`); what was found out is remembered here, for
+how much of that is really shared (`runtime/replay/setup_process.py`); what was found out is remembered here, for
 `--explain` and for the next backfill.
 """
 

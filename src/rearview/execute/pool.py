@@ -13,9 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from rearview.execute.backfill_status import (
+    Eta,
+    Event,
+    Progress,
+    RecordTail,
+    SegmentProgress,
+    StatusFile,
+)
 from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome, needs_rerun
-from rearview.execute.status import Eta, Event, Progress, RecordTail, SegmentProgress, StatusFile
 from rearview.model import Run, Segment
 from rearview.model.plan import ReplayFailure
 from rearview.model.run import name_of
@@ -32,7 +39,7 @@ _READ_EVERY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What `Claims.take` grants of a segment."""
+    """The part of a segment that `Claims.take` grants."""
 
     task: Task | None
     """The part that is ours to run now; None: nothing."""
@@ -46,7 +53,7 @@ class Claims(Protocol):
     """Divides segments among the backfills that run at the same time."""
 
     def take(self, segment: Segment) -> Claim:
-        """Claim what no other backfill has filled or claimed of a segment."""
+        """Claim the part of a segment that no other backfill has filled or claimed."""
         ...
 
     def release(self, segment: Segment, task: Task, why: str) -> None:
@@ -182,7 +189,7 @@ class Pool:
             self._next_claim = now + _READ_EVERY
 
     def _take_next(self) -> None:
-        """Claim the next segment and start what is granted of it."""
+        """Claim the next segment, and start the part that is granted."""
         number, task = self._waiting.popleft()
         if task is None:
             segment, run = self._segments[number], self._runs[number]

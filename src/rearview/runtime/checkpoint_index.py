@@ -20,10 +20,10 @@ import msgspec
 
 from rearview.errors import ReplayError
 from rearview.model import Checkpoint, Edge, LoopStep
-from rearview.runtime.frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.loops import LoopEntry
+from rearview.runtime.program_frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.sandbox.file_view import PathUse
-from rearview.runtime.sandbox.outputs import put_back
+from rearview.runtime.sandbox.output_files import put_back
 from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, address_of
 from rearview.runtime.session import Session
 from rearview.state.capture import capture

@@ -17,7 +17,7 @@ from types import FrameType, GeneratorType
 from typing import Any, Protocol
 
 from rearview.model import LoopTotals, Step
-from rearview.runtime.frames import position
+from rearview.runtime.program_frames import position
 from rearview.source.instrument import LoopSite
 from rearview.state.codecs.iterators import LoopIterator, draw_items
 

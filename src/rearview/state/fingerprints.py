@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
-from rearview.state.memory import is_array, is_tensor
+from rearview.state.memory_blocks import is_array, is_tensor
 
 BYTES_A_SECOND = 1e9
 """Assumed speed of hashing, to leave out a large value before any time is spent on it."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rearview.errors import StateError
 from rearview.state.code_lookup import importable
-from rearview.state.memory import Blocks, RestoredMemory
+from rearview.state.memory_blocks import Blocks, RestoredMemory
 
 _HEAP_TYPE = 1 << 9
 _POINTER = 8

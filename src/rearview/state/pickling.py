@@ -20,7 +20,7 @@ from rearview.state import code_lookup
 from rearview.state.builders import BUILDERS, LOST_CLASS, Lost, reason_of
 from rearview.state.codecs import arrays, data_loaders, iterators, tensors
 from rearview.state.codecs.containers import READ_ONLY, WEAK_CONTAINERS, ObjectId
-from rearview.state.codecs.context import CHILD, is_running
+from rearview.state.codecs.context_variables import CHILD, is_running
 from rearview.state.codecs.open_files import (
     CSV_WRITER,
     OUTSIDE,
@@ -32,7 +32,7 @@ from rearview.state.codecs.open_files import (
 from rearview.state.codecs.open_files import stream_kind as stream
 from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 from rearview.state.kinds import REF, Capturing, layout_of
-from rearview.state.memory import SMALL, is_array, is_tensor, root_of
+from rearview.state.memory_blocks import SMALL, is_array, is_tensor, root_of
 
 Reducer = Callable[[Any, Capturing], Any]
 

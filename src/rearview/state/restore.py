@@ -17,7 +17,6 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.state import code_lookup
-from rearview.state.anchors import Anchors
 from rearview.state.builders import NAMES, Lost, prelude
 from rearview.state.capture import split
 from rearview.state.codecs import arrays, data_loaders, iterators, open_files, tensors
@@ -31,8 +30,9 @@ from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 from rearview.state.codecs.rng import write_global
 from rearview.state.codecs.tensors import plain_access
 from rearview.state.kinds import layout_of
-from rearview.state.memory import Block, RestoredMemory
+from rearview.state.memory_blocks import Block, RestoredMemory
 from rearview.state.object_ids import set_content
+from rearview.state.object_walk import Anchors
 
 
 class Restoration:
@@ -70,7 +70,9 @@ class Restoration:
     def build_tensor(self, cls: type, *rest: Any) -> Any:
         """Return a tensor on its block of memory."""
         *body, requires_grad, grad, extra = rest
-        return self._dress(cls, tensors.tensor_on(self.memory, body), requires_grad, grad, extra)
+        return self._finish_tensor(
+            cls, tensors.tensor_on(self.memory, body), requires_grad, grad, extra
+        )
 
     def build_special_tensor(
         self, cls: type, form: Sequence[Any], requires_grad: bool, grad: Any, extra: Any
@@ -80,9 +82,13 @@ class Restoration:
 
         wrapped = form[0] == "wrapper"
         tensor = tensors.from_special(form)
-        return self._dress(torch.Tensor if wrapped else cls, tensor, requires_grad, grad, extra)
+        return self._finish_tensor(
+            torch.Tensor if wrapped else cls, tensor, requires_grad, grad, extra
+        )
 
-    def _dress(self, cls: type, tensor: Any, requires_grad: bool, grad: Any, extra: Any) -> Any:
+    def _finish_tensor(
+        self, cls: type, tensor: Any, requires_grad: bool, grad: Any, extra: Any
+    ) -> Any:
         import torch
 
         attrs, hooks, late_hooks, lost_graph, flags = extra or (

@@ -1,6 +1,6 @@
 """Read a skeleton as a tree of nodes, without running any of the program's code, and describe nodes in words.
 
-`compare` and `checkpoint_variables` use it. The functions at the end are rules of comparison: which identities
+`compare` and `read_variables` use it. The functions at the end are rules of comparison: which identities
 count, which values are equal, which parts are left out.
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from rearview.model.environment import SET_IN_REPLAYS, is_restored
-from rearview.state.anchors import Anchors, bare
 from rearview.state.builders import LOST_CLASS, NAMES, prelude
 from rearview.state.capture import split
 from rearview.state.codecs.containers import SAME
 from rearview.state.exclusions import class_named
-from rearview.state.memory import Block
+from rearview.state.memory_blocks import Block
 from rearview.state.object_ids import set_content
+from rearview.state.object_walk import Anchors, bare
 
 
 class Ref:
@@ -52,19 +52,19 @@ class ArrayBody(tuple[Any, ...]):
 
 
 EXTRAS = "<hooks and attributes>"
-_DRESS = (".requires_grad", ".grad", EXTRAS)
+_TENSOR_FIELDS = (".requires_grad", ".grad", EXTRAS)
 CONTENT_FIELDS = {
-    "tensor": ("", *_DRESS),
+    "tensor": ("", *_TENSOR_FIELDS),
     "array": ("", "", ".shape", "<attributes>"),
     "cell": ("",),
     "defaultdict": ("", ".default_factory"),
 }
 NODE_FIELDS = {
-    "build tensor": ("<type>", "", *_DRESS),
+    "build tensor": ("<type>", "", *_TENSOR_FIELDS),
     "build array": ("",),
     "build small_array": ("",),
     "build anchor": ("",),
-    "build special_tensor": ("<type>", "", *_DRESS),
+    "build special_tensor": ("<type>", "", *_TENSOR_FIELDS),
 }
 
 

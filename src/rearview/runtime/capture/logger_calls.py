@@ -1,19 +1,13 @@
-"""Turn calls of other loggers into captured records: the part that all sources of such calls share.
+"""Turn calls of other loggers into captured records: the part that all loggers share.
 
 The library's own function runs first and its result is returned. A failure here switches the source off
 and is noted with the run. Only the outermost of nested calls counts: values that a framework passes to a
 logger are captured once.
-
-On request, numbers in messages that code of the project passes to Python's `logging` are captured too.
-Messages that reach standard output or error are captured as printed lines already; this is for messages that
-go to a file only. A message is formatted only if its arguments are plain values, so that no code of the
-program runs.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,9 +17,8 @@ from rearview.model import Point, Step
 from rearview.model.run import SEEN, Origin
 from rearview.runtime.capture.assigned_scalars import number
 from rearview.runtime.capture.captured_records import Allowance
-from rearview.runtime.capture.parameters import Parameters
-from rearview.runtime.recorder import PointEncoder, Recorder
-from rearview.source.printed_numbers import numbers_in
+from rearview.runtime.recorder import Recorder
+from rearview.runtime.session import PointEncoder
 from rearview.store.records import encode_point
 
 STEP = "step"
@@ -72,12 +65,12 @@ class LoggerCalls:
         setattr(owner, name, call)
 
     def watch_elsewhere(self, function: Any, origin: Origin, after: After) -> None:
-        """Call `after` with the arguments of calls of `function` that a background writer makes."""
+        """Call `after` with the arguments of each call of `function` that a background writer makes."""
         if callable(function):
             setattr(function, SEEN, self._seen(origin, after))
 
     def _seen(self, origin: Origin, after: After) -> After:
-        """Return what is to be called with the arguments of each call, inside others or not."""
+        """Return a function that calls `after` with the arguments of a call, unless it is inside another watched call."""
         nested, off = self._nested, False
 
         def seen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -157,26 +150,3 @@ def _kept(value: Any) -> Any:
     if type(value).__module__ in {"torch", "torch.nn.parameter"} and not value.dim():
         return value.item()  # on an accelerator: the logger has waited for it already
     return None
-
-
-def capture_logging(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record the named numbers of messages from now on."""
-
-    def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        record = args[1] if len(args) > 1 else kwargs["record"]
-        if parameters.is_project_file(record.pathname):
-            calls.keep(Origin.LOGGING, numbers_in(_message(record)))
-
-    calls.watch(logging.Logger, "handle", Origin.LOGGING, handled)
-
-
-def _message(record: logging.LogRecord) -> str:
-    """Return the text of a message; empty if formatting it would run code of the program."""
-    values = record.args if isinstance(record.args, tuple) else (record.args,)
-    if type(record.msg) is not str:
-        return ""
-    if record.args and not all(
-        type(argument) is str or number(argument) is not None for argument in values
-    ):
-        return ""
-    return record.getMessage()

@@ -30,9 +30,9 @@ from rearview.runtime.cells.library_state import (
 from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.cells.result_store import FORMAT, CellEntry, GroupRef, ResultStore
 from rearview.runtime.cells.skipped_cells import LateRun, Skipped, SkippedCells
+from rearview.runtime.sandbox.cell_lineage import Lineage
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.environment import names_read
-from rearview.runtime.sandbox.lineage import Lineage
 from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
 

@@ -13,8 +13,8 @@ from rearview.runtime.cells.cell_analysis import FILE_QUESTIONS, CellAnalysis
 from rearview.runtime.cells.library_state import digest_of
 from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.sandbox import entropy
+from rearview.runtime.sandbox.cell_lineage import Lineage
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.lineage import Lineage
 from rearview.state.fingerprints import fingerprints
 from rearview.state.variable_groups import BY_REFERENCE
 

@@ -32,9 +32,9 @@ from rearview.runtime.importer import register_module
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
-from rearview.runtime.sandbox.file_log import InputFiles
+from rearview.runtime.sandbox.cell_lineage import Lineage
 from rearview.runtime.sandbox.file_view import PathUse
-from rearview.runtime.sandbox.lineage import Lineage
+from rearview.runtime.sandbox.input_files import InputFiles
 from rearview.runtime.session import Session
 from rearview.source.instrument import instrument, without_targets
 from rearview.source.loops import loop_ids

@@ -17,7 +17,7 @@ from rearview.state.variable_groups import (
     Serialized,
     codes_of,
     serialize,
-    together,
+    sharing_groups,
 )
 
 BYTES_A_SECOND = 200e6
@@ -163,7 +163,7 @@ class NotebookState:
             else:
                 rest[name] = value
         references = self.references()
-        for names in together(rest):
+        for names in sharing_groups(rest):
             group = self.groups.get(names[0])
             same = group is not None and group.names == names
             moved = any(self.ids.get(name) != id(live[name]) for name in names)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.runtime.sandbox import clock, entropy
-from rearview.runtime.sandbox.lineage import Lineage
+from rearview.runtime.sandbox.cell_lineage import Lineage
 from rearview.runtime.session import Session
 
 

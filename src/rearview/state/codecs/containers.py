@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
-from rearview.state.memory import is_tensor
+from rearview.state.memory_blocks import is_tensor
 
 _STARTS = 60
 _REPAIRS = 40
