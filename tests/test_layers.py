@@ -48,7 +48,7 @@ MAY_IMPORT = {
         "checkpointer config errors model runtime runtime/sandbox source state/codecs store "
         "store/checkpoints store/tables"
     ),
-    "runtime/sandbox": "model source state state/codecs store store/checkpoints",
+    "runtime/sandbox": "model state state/codecs store store/checkpoints",
     "runtime/saving": "config errors model store store/checkpoints store/maintenance",
     # the way back
     "execute": "config errors model store store/checkpoints store/versions",

@@ -45,8 +45,8 @@ from rearview.execute.backfill_status import Progress, StatusFile, running_backf
 from rearview.execute.executor import Executor
 from rearview.execute.fork_server_client import FORK_SERVER_SUPPORTED
 from rearview.execute.local import Local
-from rearview.execute.pool import Pool
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
+from rearview.execute.run_plan import Pool
 from rearview.model import Plan, Run, Segment
 from rearview.model.plan import ReplayFailure
 from rearview.model.wording import plural

@@ -18,8 +18,8 @@ from rearview.backfill.segments import RunRequest, replay_facts, segment_file
 from rearview.backfill.shared_imports import Lead
 from rearview.execute.backfill_status import StatusFile, active_backfills
 from rearview.execute.executor import SetupStage, Task
-from rearview.execute.pool import Claim
 from rearview.execute.replay_jobs import ReplayJobs
+from rearview.execute.run_plan import Claim
 from rearview.model import Segment
 from rearview.store.runs import Replay
 

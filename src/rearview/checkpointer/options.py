@@ -20,7 +20,7 @@ from rearview.checkpointer.save_folder import SaveFolder
 from rearview.errors import UsageError
 from rearview.model.wording import parse_duration
 from rearview.remote.base import Remote, scheme_of
-from rearview.remote.htcondor_transfer import JobAd
+from rearview.remote.htcondor_folder import JobAd
 from rearview.remote.open import open_remote
 
 MODES = (None, "None", "shared", "xrootd", "htcondor", "manual")

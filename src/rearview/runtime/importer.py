@@ -37,7 +37,7 @@ from rearview.source.cells import ENTER, cell_starts, cut, has_markers, mark_cel
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
 from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
 from rearview.state.codecs.data_loaders import watch_loaders
-from rearview.state.codecs.iterators import LoopIterator
+from rearview.state.codecs.generators import LoopIterator
 from rearview.state.object_walk import without_weak_references
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from rearview.runtime.library_loops import CLOCKS
 from rearview.source.instrument import PART, TURN
-from rearview.state.codecs.iterators import assign_locals
+from rearview.state.codecs.generators import assign_locals
 
 Belongs = Callable[[str], bool]
 """Returns True if a file belongs to the project."""

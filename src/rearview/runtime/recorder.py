@@ -27,16 +27,16 @@ from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
-from rearview.runtime.capture.captured_records import CapturedRecords
-from rearview.runtime.cells.script_cells import ScriptCells
-from rearview.runtime.closing_lines import closing_lines, print_closing_lines
+from rearview.runtime.capture.captured_record_files import CapturedRecords
+from rearview.runtime.cells.script_lineage import ScriptCells
+from rearview.runtime.final_message import closing_lines, print_closing_lines
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
 from rearview.runtime.program_frames import position, qualified, unobserved
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.input_files import InputFiles
-from rearview.runtime.sandbox.output_files import Outputs
 from rearview.runtime.sandbox.printed_lines import PrintedLines
+from rearview.runtime.sandbox.written_files import Outputs
 from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason

@@ -62,7 +62,7 @@ def main(plain: frozenset[str] | None = None) -> None:
     kernel = None
     try:
         if not control.module and is_notebook(control.target):
-            from rearview.runtime.cells.notebook import make_kernel
+            from rearview.runtime.cells.notebook_kernel import make_kernel
 
             kernel = make_kernel(control)
         session = _begin(control, shared)
@@ -204,7 +204,7 @@ def run(
 
 
 def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
-    from rearview.runtime.cells.notebook import run_notebook
+    from rearview.runtime.cells.notebook_kernel import run_notebook
 
     try:
         return run_notebook(control, session, kernel)

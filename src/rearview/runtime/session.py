@@ -29,7 +29,7 @@ from rearview.runtime.loops import (
 from rearview.runtime.program_frames import Modules, position, project_frames, resolved, roots
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
-from rearview.state.codecs.iterators import LoopIterator, sources_of
+from rearview.state.codecs.generators import LoopIterator, sources_of
 from rearview.state.object_walk import Anchors
 from rearview.store.project import FOLDER, Project
 from rearview.store.records import encode_place, encode_point

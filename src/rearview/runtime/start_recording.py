@@ -38,13 +38,13 @@ from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.environment import EnvironmentReads
 from rearview.runtime.sandbox.input_files import InputFiles
-from rearview.runtime.sandbox.output_files import Outputs
 from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_making_again
 from rearview.runtime.sandbox.printed_lines import PrintedLines
+from rearview.runtime.sandbox.written_files import Outputs
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.writer import RemoteCopy, Writer
 from rearview.runtime.session import Session, current_session, use_session
-from rearview.state.builders import REFUSAL_HANDLERS
+from rearview.state.builder_names import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.files import fields_of_record

@@ -17,16 +17,16 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.model import MissingPart
-from rearview.state.builders import BUILDERS
+from rearview.state.builder_names import BUILDERS
+from rearview.state.codecs.base import Kind
 from rearview.state.codecs.containers import set_recipe
 from rearview.state.codecs.python_objects import CellKind
 from rearview.state.codecs.rng import read_global
 from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
-from rearview.state.kinds import Kind
+from rearview.state.ids_in_values import MarkedContents, possible_ids, with_marked_ids
 from rearview.state.memory_blocks import SMALL, Blocks, extent, gc_paused
-from rearview.state.object_ids import MarkedContents, possible_ids, with_marked_ids
 from rearview.state.object_walk import Anchors, find_path
-from rearview.state.pickling import Unpicklable, reducer_for
+from rearview.state.reducers import Unpicklable, reducer_for
 
 _SET = b"\x8f\x94("
 """Opcodes at the start of a pickled set that is not empty."""

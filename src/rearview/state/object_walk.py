@@ -19,8 +19,8 @@ from rearview.errors import StateError
 from rearview.model.wording import in_words
 from rearview.state.classify import INLINE, THROUGH, VALUE, kind_of
 from rearview.state.codecs.arrays import form_of, owns_memory
+from rearview.state.codecs.base import Kind, PathStep, WalkRules, steps
 from rearview.state.codecs.tensors import plain_access
-from rearview.state.kinds import Kind, PathStep, WalkRules, steps
 
 Project = Callable[[Any], bool]
 

@@ -19,8 +19,8 @@ from typing import Any
 from rearview.model.run import Origin
 from rearview.model.wording import parameter_in_text
 from rearview.runtime.capture.assigned_scalars import number
-from rearview.runtime.capture.logger_calls import LoggerCalls
 from rearview.runtime.capture.parameters import Parameters
+from rearview.runtime.capture.watch_loggers import LoggerCalls
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.source.printed_numbers import numbers_in
 

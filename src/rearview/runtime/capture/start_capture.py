@@ -14,14 +14,14 @@ from rearview.runtime.capture.captured_loggers import (
     capture_transformers,
     capture_wandb,
 )
-from rearview.runtime.capture.captured_records import CapturedRecords
-from rearview.runtime.capture.logger_calls import LoggerCalls
+from rearview.runtime.capture.captured_record_files import CapturedRecords
 from rearview.runtime.capture.parameters import (
     Parameters,
     capture_command_lines,
     capture_config_files,
     keep_dataclasses,
 )
+from rearview.runtime.capture.watch_loggers import LoggerCalls
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.session import PointEncoder
 from rearview.store.values import Put

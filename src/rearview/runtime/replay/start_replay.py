@@ -37,9 +37,9 @@ from rearview.runtime.sandbox.input_files import (
     temporary_prefixes,
     unrecorded_prefixes,
 )
-from rearview.runtime.sandbox.output_files import for_native_paths
 from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
 from rearview.runtime.sandbox.printed_lines import watch_streams
+from rearview.runtime.sandbox.written_files import for_native_paths
 from rearview.runtime.session import use_session
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project

@@ -1,6 +1,6 @@
 """Reducers: pickle objects created after the walk into the skeleton, one function per type.
 
-`capture` calls `reducer_for` once per type. A reducer returns a builder (see `builders`), its
+`capture` calls `reducer_for` once per type. A reducer returns a builder (see `builder_names`), its
 arguments and the content, as `__reduce_ex__` does.
 """
 
@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rearview.state import code_lookup
-from rearview.state.builders import BUILDERS, LOST_CLASS, Lost, reason_of
-from rearview.state.codecs import arrays, data_loaders, iterators, tensors
+from rearview.state.builder_names import BUILDERS, LOST_CLASS, Lost, reason_of
+from rearview.state.codecs import arrays, data_loaders, generators, tensors
+from rearview.state.codecs.base import REF, Capturing, layout_of
 from rearview.state.codecs.containers import READ_ONLY, WEAK_CONTAINERS, ObjectId
-from rearview.state.codecs.context_variables import CHILD, is_running
 from rearview.state.codecs.open_files import (
     CSV_WRITER,
     OUTSIDE,
@@ -31,7 +31,7 @@ from rearview.state.codecs.open_files import (
 )
 from rearview.state.codecs.open_files import stream_kind as stream
 from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
-from rearview.state.kinds import REF, Capturing, layout_of
+from rearview.state.codecs.thread_and_process_values import CHILD, is_running
 from rearview.state.memory_blocks import SMALL, is_array, is_tensor, root_of
 
 Reducer = Callable[[Any, Capturing], Any]
@@ -359,7 +359,7 @@ def _file(obj: Any, capturing: Capturing) -> Any:
 
 
 def _generator(obj: Any, capturing: Capturing) -> Any:
-    recipe = iterators.generator_recipe(obj, capturing)
+    recipe = generators.generator_recipe(obj, capturing)
     if recipe is None:
         return BUILDERS["lost"], (f"{type(obj).__name__} in the middle",)
     function, arguments, count, state = recipe
@@ -415,7 +415,7 @@ _BY_TYPE: dict[type, Reducer] = {
     types.ModuleType: _module,
     types.MappingProxyType: _read_only,
     weakref.ref: _weakref,
-    iterators.LoopIterator: _loop_iterator,
+    generators.LoopIterator: _loop_iterator,
     types.GeneratorType: _generator,
     types.CoroutineType: _generator,
     types.AsyncGeneratorType: _generator,

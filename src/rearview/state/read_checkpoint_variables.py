@@ -1,7 +1,7 @@
 """Read the variables of a checkpoint as plain values, without running any of the program's code.
 
 `rearview.history()` uses it to show a checkpoint. It builds Python's own values, tensors, arrays and
-the `state_dict` of torch modules and optimizers from the tree of nodes in `skeleton`. Every other
+the `state_dict` of torch modules and optimizers from the tree of nodes in `skeleton_reader`. Every other
 object becomes a `NotGiven` with the reason.
 """
 
@@ -19,7 +19,14 @@ from rearview.errors import RearviewError, StateError
 from rearview.state.codecs.containers import READ_ONLY, SAME
 from rearview.state.codecs.tensors import from_special
 from rearview.state.object_walk import bare
-from rearview.state.skeleton import ArrayBody, BlockNode, ObjectNode, OutsideKey, Ref, Skeleton
+from rearview.state.skeleton_reader import (
+    ArrayBody,
+    BlockNode,
+    ObjectNode,
+    OutsideKey,
+    Ref,
+    Skeleton,
+)
 
 _MODULE = {"_parameters", "_buffers", "_modules"}
 _OPTIMIZER = {"param_groups", "state", "defaults"}

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from rearview.state.compare import compare
-from rearview.state.skeleton import Skeleton
+from rearview.state.skeleton_reader import Skeleton
 
 
 class Thing:

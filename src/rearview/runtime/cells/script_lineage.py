@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.sandbox import clock, entropy
-from rearview.runtime.sandbox.cell_lineage import Lineage
 from rearview.runtime.session import Session
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rearview.model import Point, Step
 from rearview.model.run import SEEN, Origin
 from rearview.runtime.capture.assigned_scalars import number
-from rearview.runtime.capture.captured_records import Allowance
+from rearview.runtime.capture.captured_record_files import Allowance
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.session import PointEncoder
 from rearview.store.records import encode_point

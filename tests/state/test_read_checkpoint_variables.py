@@ -13,7 +13,7 @@ from torch import nn
 
 from rearview.errors import RearviewError
 from rearview.state.capture import MAGIC
-from rearview.state.read_variables import ModuleState, NotGiven, Variables
+from rearview.state.read_checkpoint_variables import ModuleState, NotGiven, Variables
 
 Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - an old one
 

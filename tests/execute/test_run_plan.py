@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.execute.executor import Task
-from rearview.execute.pool import Claim, Pool
 from rearview.execute.replay_jobs import ReplayOutcome
+from rearview.execute.run_plan import Claim, Pool
 from rearview.model import Operator, ReplayReport, Run, Segment, Status
 from rearview.model.plan import ReplayFailure
 
@@ -268,7 +268,7 @@ def test_progress_never_goes_backwards(data):
         return now[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rearview.execute.pool.time.monotonic", clock)
+        patch.setattr("rearview.execute.run_plan.time.monotonic", clock)
         patch.setattr(Pool, "_records_of", lambda *_: Tail(sorted(data.draw(fractions))))
         granted = Granted(Path("nowhere"), replays)
         pool = Pool(replays, machine, granted, events.append)

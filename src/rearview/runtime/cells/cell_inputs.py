@@ -23,7 +23,7 @@ from rearview.model.lineage import CellLineage, Event, lineage_of
 from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
 from rearview.source.cells import code_hash
-from rearview.state.fingerprints import fingerprints
+from rearview.state.variable_fingerprints import fingerprints
 from rearview.store.project import FOLDER
 from rearview.store.recorded_inputs import append_cell
 

@@ -1,6 +1,6 @@
 """Read a skeleton as a tree of nodes, without running any of the program's code, and describe nodes in words.
 
-`compare` and `read_variables` use it. The functions at the end are rules of comparison: which identities
+`compare` and `read_checkpoint_variables` use it. The functions at the end are rules of comparison: which identities
 count, which values are equal, which parts are left out.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from rearview.model.environment import SET_IN_REPLAYS, is_restored
-from rearview.state.builders import LOST_CLASS, NAMES, prelude
+from rearview.state.builder_names import LOST_CLASS, NAMES, prelude
 from rearview.state.capture import split
 from rearview.state.codecs.containers import SAME
 from rearview.state.exclusions import class_named
+from rearview.state.ids_in_values import set_content
 from rearview.state.memory_blocks import Block
-from rearview.state.object_ids import set_content
 from rearview.state.object_walk import Anchors, bare
 
 

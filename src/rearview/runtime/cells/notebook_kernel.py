@@ -28,11 +28,11 @@ from rearview.model.lineage import CellLineage
 from rearview.model.plan import Control
 from rearview.runtime import importer
 from rearview.runtime.cells.cached_kernel import CachedKernel
+from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.importer import register_module
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
-from rearview.runtime.sandbox.cell_lineage import Lineage
 from rearview.runtime.sandbox.file_view import PathUse
 from rearview.runtime.sandbox.input_files import InputFiles
 from rearview.runtime.session import Session

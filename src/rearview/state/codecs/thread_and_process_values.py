@@ -13,8 +13,8 @@ from threading import local
 from typing import Any
 
 from rearview.errors import StateError
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules, steps
 from rearview.state.codecs.containers import fill_dict
-from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
 
 _POINTERS = frozenset("zZPO")
 _UNSET = object()

@@ -1,4 +1,4 @@
-"""Builders: the functions that a skeleton names and `restore` calls to build objects again.
+"""Names of the builders: the functions that a skeleton names and `restore` calls to build objects again.
 
 A skeleton never names a function of Rearview directly, so functions can be renamed. `Lost` takes
 the place of an object that could not be captured: a restored program that uses it fails by `refuse`.

@@ -14,10 +14,10 @@ import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rearview.state.builders import NAMES
+from rearview.state.builder_names import NAMES
+from rearview.state.codecs.base import Capturing
 from rearview.state.codecs.containers import ObjectId
 from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
-from rearview.state.kinds import Capturing
 
 _NUMBER = re.compile(rb"\x8a(?=\x05.{4}[^\x00]|[\x06\x07])", re.DOTALL)
 """Opcode of a number of five to seven bytes; it also matches inside other numbers."""

@@ -21,8 +21,8 @@ from operator import attrgetter, length_hint
 from typing import Any
 
 from rearview.errors import StateError
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules, steps
 from rearview.state.codecs.data_loaders import is_loader_iterator
-from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
 
 FURTHEST = 100_000
 """Items that a restore draws from a generator before it gives up reaching the recorded yield."""

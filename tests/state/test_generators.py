@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rearview.source.instrument import HOOK, ITER, WALK, instrument
-from rearview.state.codecs import data_loaders, iterators
-from rearview.state.codecs.iterators import LoopIterator
+from rearview.state.codecs import data_loaders
+from rearview.state.codecs.generators import LoopIterator, sources_of
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_the_generators_that_feed_a_loop_are_found_behind_what_wraps_them(made):
     source = module.cycle(range(3))
     wrapped = enumerate(zip(source, range(10), strict=False))
     next(wrapped)
-    assert iterators.sources_of(wrapped, lambda name: name == "test_theirs") == [source]
+    assert sources_of(wrapped, lambda name: name == "test_theirs") == [source]
 
 
 def test_a_walk_hands_on_what_is_sent_and_closes_only_through_yield_from(made):
