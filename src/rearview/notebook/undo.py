@@ -17,7 +17,7 @@ from typing import Any
 
 from rearview.errors import UsageError
 from rearview.state.codecs.rng import read_random_state, write_random_state
-from rearview.state.memory_blocks import gc_paused
+from rearview.state.memory_blocks import GcPaused
 from rearview.state.variable_groups import (
     BY_REFERENCE,
     Serialized,
@@ -157,7 +157,7 @@ class Undo:
         for group in todo.values():
             assert group.data is not None
             # the copy becomes the variable; the next cell that reaches it makes a new copy
-            with gc_paused():
+            with GcPaused():
                 restored |= pickle.loads(group.data, buffers=group.buffers)
             group.data, group.buffers, group.digest = None, [], ""
             if group.notes:

@@ -24,7 +24,7 @@ from rearview.state.codecs.python_objects import CellKind
 from rearview.state.codecs.rng import read_global
 from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
 from rearview.state.ids_in_values import MarkedContents, possible_ids, with_marked_ids
-from rearview.state.memory_blocks import SMALL, Blocks, extent, gc_paused
+from rearview.state.memory_blocks import SMALL, Blocks, GcPaused, extent
 from rearview.state.object_walk import Anchors, find_path
 from rearview.state.reducers import Unpicklable, reducer_for
 
@@ -322,7 +322,7 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
     the rest.
     """
     # thousands of short-lived tuples would start garbage collections of the whole program
-    with gc_paused(), plain_access():
+    with GcPaused(), plain_access():
         return _capture(anchors, roots, rng=rng)
 
 

@@ -1,17 +1,16 @@
 """Memory blocks of arrays and tensors: each block is stored once, however many views it has.
 
-`Blocks` collects the blocks of one capture, `RestoredMemory` provides them to one restore. `gc_paused`
+`Blocks` collects the blocks of one capture, `RestoredMemory` provides them to one restore. `GcPaused`
 suspends garbage collection while objects are captured.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rearview.errors import StateError
@@ -38,15 +37,21 @@ def view_of(address: int, nbytes: int) -> Any:
     return _memory_as_array()[address - 1 : address - 1 + nbytes]
 
 
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Collect no garbage in the body: it makes millions of objects, and none that can be collected."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
+class GcPaused:
+    """Context manager: no garbage is collected in the body, which makes millions of objects, but no garbage.
+
+    It is a class because a generator would make objects after the collector is enabled again, and so
+    could start a collection itself.
+    """
+
+    __slots__ = ("_was_enabled",)
+
+    def __enter__(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, kind: object, exc: object, trace: object) -> None:
+        if self._was_enabled:
             gc.enable()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rearview.state.memory_blocks import bytes_of, gc_paused
+from rearview.state.memory_blocks import GcPaused, bytes_of
 
 MOST_OBJECTS = 500_000
 """Objects that are searched for sharing between variables; beyond that, all variables count as one group."""
@@ -77,7 +77,7 @@ def serialize(
             return super().reducer_override(obj) if kept is None else kept
 
     out = io.BytesIO()
-    with gc_paused():
+    with GcPaused():
         GroupPickler(out, protocol=5, buffer_callback=buffers.append).dump(dict(content))
     data = out.getvalue()
     digest = xxhash.xxh3_128(data)
