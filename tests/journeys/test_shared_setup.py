@@ -13,7 +13,7 @@ from plainly import SOURCE
 from rearview._history import history
 from rearview.backfill import shared_setup
 from rearview.execute import fork_server_client
-from rearview.plan import schedule
+from rearview.plan import divide_work
 
 pytestmark = pytest.mark.skipif(
     not fork_server_client.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
@@ -99,7 +99,7 @@ class Project:
 
     def reasons(self):
         """Return why set-ups were not shared to their end."""
-        known = shared_setup.read_reasons(self.folder / ".rearview" / "cache")
+        known = shared_setup.read_obstacles(self.folder / ".rearview" / "cache")
         return [reason.text for reason in known.values()]
 
 
@@ -294,7 +294,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def divided(project, monkeypatch):
-    monkeypatch.setattr(schedule, "NOTICED", 0.0)
+    monkeypatch.setattr(divide_work, "NOTICED", 0.0)
     project.script, project.asked = DIVIDED, ""
     return project
 

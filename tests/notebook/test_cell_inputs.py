@@ -7,7 +7,7 @@ import pytest
 
 from notebooks import rearview as run
 from notebooks import write
-from rearview.model.lineage import same_state
+from rearview.model.cell_lineage import same_state
 from rearview.runtime.cells.cell_inputs import Opened
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import read_cells

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rearview.model import RunEnd
 from rearview.model.wording import plural, printable
-from rearview.source.printed_numbers import numbers_in
+from rearview.source.numbers_in_output import numbers_in
 from rearview.store.printed_lines import printed
 
 NAMED = 6

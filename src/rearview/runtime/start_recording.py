@@ -291,9 +291,9 @@ def _use_source(session: Resumer, run: Run, source: str | None, versions: Versio
         return
     recorded = versions.files(run.version)
     old = recorded if run.source == run.version else versions.files(run.source)
-    from rearview.source.probes.mended_source import mend
+    from rearview.source.probes.resume_edits import resume_edit
 
-    change = mend(recorded, old, texts)
+    change = resume_edit(recorded, old, texts)
     session.compiler.ids = change.ids
     if source and session.target is not None:
         from rearview.runtime.resumer import SourceChange

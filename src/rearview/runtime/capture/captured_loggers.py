@@ -23,7 +23,7 @@ from rearview.runtime.capture.assigned_scalars import number
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.capture.watch_loggers import LoggerCalls
 from rearview.runtime.sandbox.entropy import after_import
-from rearview.source.printed_numbers import numbers_in
+from rearview.source.numbers_in_output import numbers_in
 
 _SUMMARY_WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _MEDIA = ("add_histogram", "add_histogram_raw", "add_image", "add_images", "add_figure")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rearview.model.lineage import CellLineage
+from rearview.model.cell_lineage import CellLineage
 from rearview.runtime.cells.cell_analysis import analyse
 from rearview.runtime.cells.cell_cache import CellCache
 from rearview.runtime.cells.cell_inputs import Lineage

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from rearview.model.lineage import CellLineage
+from rearview.model.cell_lineage import CellLineage
 from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import CellAnalysis, analyse
 from rearview.runtime.cells.cell_effects import CellEffects

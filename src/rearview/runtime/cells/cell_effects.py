@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rearview.model.lineage import CellLineage
+from rearview.model.cell_lineage import CellLineage
 from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import FILE_QUESTIONS, CellAnalysis
 from rearview.runtime.cells.cell_inputs import Lineage

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rearview.model.lineage import CellLineage, Event, lineage_of
+from rearview.model.cell_lineage import CellLineage, Event, lineage_of
 from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
 from rearview.source.cells import code_hash

@@ -24,7 +24,7 @@ from types import CodeType
 from typing import Any, cast
 
 from rearview.errors import UsageError
-from rearview.model.lineage import CellLineage
+from rearview.model.cell_lineage import CellLineage
 from rearview.model.plan import Control
 from rearview.runtime import importer
 from rearview.runtime.cells.cached_kernel import CachedKernel

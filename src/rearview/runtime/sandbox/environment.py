@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from rearview.model.environment import (
+from rearview.model.environment_variables import (
     Environment,
     VariableClass,
     class_of,
