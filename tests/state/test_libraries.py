@@ -166,9 +166,7 @@ def test_a_lightgbm_booster_with_its_training_set_is_reported(program):
     run = program(lambda: {"booster": lightgbm.Booster({"verbose": -1}, train)}, None)
     run.names["booster"].update()
     captured, _ = run.capture()
-    assert "booster: LightGBM does not save the training set" in map(
-        str, captured.missing
-    )
+    assert "booster: LightGBM does not save the training set" in map(str, captured.missing)
 
 
 def test_lightgbm_boosters_resume_as_they_predict(program):
