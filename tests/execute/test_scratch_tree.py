@@ -94,7 +94,7 @@ def test_a_folder_with_a_newer_file_is_not_one_link(project, photos, tmp_path_fa
     assert len(shown) == (119 if touched.endswith(".png") else 120)
 
 
-def test_a_folder_in_which_the_run_wrote_is_none(project, photos, tmp_path_factory):
+def test_a_folder_in_which_the_run_wrote_is_not_one_link(project, photos, tmp_path_factory):
     tree, made = laid_out(project, tmp_path_factory, written_by_run=(["photos/1/1.png"], []))
     assert made == ()
     assert not (tree / "photos/1/1.png").exists()

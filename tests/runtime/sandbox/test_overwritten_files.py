@@ -66,7 +66,7 @@ def resumed(folder):
 
 
 @pytest.mark.parametrize("held", ["None", "__import__('sqlite3').connect(':memory:')"])
-def test_a_resumed_program_that_looks_for_its_own_files_finds_those_of_its_first_start(
+def test_a_resumed_program_that_looks_for_its_own_files_ends_like_an_uninterrupted_one(
     tmp_path, monkeypatch, held
 ):
     """From its last checkpoint, or from the start where it holds what cannot be saved."""

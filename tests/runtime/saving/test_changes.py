@@ -109,7 +109,9 @@ def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, 
     equal(checkpoints, 1, state)
 
 
-def test_if_memory_cannot_be_prepared_the_copy_takes_longer(make, checkpoints, monkeypatch):
+def test_if_memory_cannot_be_prepared_the_checkpoint_is_saved_all_the_same(
+    make, checkpoints, monkeypatch
+):
     monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
 
     def no_memory(self, nbytes):
