@@ -53,7 +53,7 @@ def ran(folder, *words, **env):
     return done.stdout.split()
 
 
-def test_the_slides_program_runs_as_it_is(tmp_path):
+def test_the_program_of_the_published_slides_runs_unchanged(tmp_path):
     (tmp_path / "slide.py").write_text(SLIDE)
     assert ran(tmp_path, "slide.py", PYTHONPATH=TOP) == ["250", "201"]
     assert ran(tmp_path, "slide.py", PYTHONPATH=TOP) == ["451", "402"]
