@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import perf_counter, process_time
+from time import perf_counter, process_time, thread_time
 from types import FrameType
 from typing import Any
 
@@ -42,7 +42,7 @@ from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason
 from rearview.runtime.saving.writer import RemoteCopy, Writer
-from rearview.runtime.session import Session
+from rearview.runtime.session import LoopNest, Session
 from rearview.state.capture import capture
 from rearview.state.codecs.tensors import memory_of
 from rearview.store.records import RecordFile, encode_point
@@ -196,12 +196,20 @@ class Recorder(Session):
             self.fail(exc)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return 1 for the first iterations of an outermost loop, however short they are."""
+        """Return 1 for the first iterations of an outermost loop, as long as there is time for it."""
+        return 1 if self._is_looked_at(entry) else super().slice(entry, size)
+
+    def _is_looked_at(self, entry: LoopEntry) -> bool:
+        """Return True if the variables of a loop are captured after each iteration, however short it is."""
         nest = self.nest
-        if self.assigned is not None and nest is not None and nest.entry is entry:
-            if entry.history.iterations + entry.now < _LOOKED_AT and entry.site.assigned:
-                return 1
-        return super().slice(entry, size)
+        return (
+            self.assigned is not None
+            and nest is not None
+            and nest.entry is entry
+            and bool(entry.site.assigned)
+            and entry.history.iterations + entry.now < _LOOKED_AT
+            and not self.assigned.allowance.used_up
+        )
 
     @unobserved
     def _loop_left(self, entry: LoopEntry, frame: FrameType | None) -> None:
@@ -233,6 +241,18 @@ class Recorder(Session):
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
+        if self.assigned is None or not index or not self._is_looked_at(entry):
+            self._at_boundary(nest, entry, index, frame)
+            return index
+        # a boundary after each short iteration is there for its variables: it costs of their time
+        allowance, done = self.assigned.allowance, (self.seq, self.walk_seconds)
+        began, spent = thread_time(), allowance.spent
+        self._at_boundary(nest, entry, index, frame)
+        if (self.seq, self.walk_seconds) == done:  # else a save or a walk took the time
+            allowance.add(began, counted=allowance.spent - spent)
+        return index
+
+    def _at_boundary(self, nest: LoopNest, entry: LoopEntry, index: int, frame: FrameType) -> None:
         if self.loops_begin is not None:
             begin, self.loops_begin = self.loops_begin, None
             begin(frame)
@@ -262,7 +282,6 @@ class Recorder(Session):
                 self.overhead.add_wait(self.writer.training_resumes())
         except Exception as exc:
             self.fail(exc)
-        return index
 
     def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
         """Return True if the policy should be asked about an inner boundary, which takes 0.1 ms."""
