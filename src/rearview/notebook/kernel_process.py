@@ -100,12 +100,12 @@ class KernelProcess:
             shutdown_wait_time=float(10**6),
         )
         manager.load_connection_file()
-        manager.client_factory = _client_class()
+        manager.client_factory = _channels_class()
         manager.context.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
         manager._kernel_spec = spec  # noqa: SLF001 - none is installed, so none is looked up
         kernel = self
 
-        class Provisioner(LocalProvisioner):
+        class StartedKernel(LocalProvisioner):
             async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
                 return {**kwargs, "cmd": list(kernel.begun.command)}
 
@@ -116,14 +116,14 @@ class KernelProcess:
                 self.connection_info = manager.get_connection_info()
                 return self.connection_info
 
-        manager.provisioner = Provisioner(kernel_spec=spec, parent=manager)
+        manager.provisioner = StartedKernel(kernel_spec=spec, parent=manager)
         return manager
 
 
 def _manager_class() -> Any:
     from jupyter_client.manager import AsyncKernelManager
 
-    class Manager(AsyncKernelManager):
+    class KernelManager(AsyncKernelManager):
         async def _async_wait(self, pollinterval: float = 0.1) -> None:
             """Wait for the end of the process; the system reports it, where it can."""
             pid = getattr(self.provisioner, "pid", None)
@@ -131,7 +131,7 @@ def _manager_class() -> Any:
                 await _end_of(pid)
             await super()._async_wait(pollinterval)
 
-    return Manager
+    return KernelManager
 
 
 async def _end_of(pid: int) -> None:
@@ -151,13 +151,13 @@ async def _end_of(pid: int) -> None:
         os.close(number)
 
 
-def _client_class() -> Any:
+def _channels_class() -> Any:
     from queue import Empty
     from time import monotonic
 
     from jupyter_client.asynchronous.client import AsyncKernelClient
 
-    class Client(AsyncKernelClient):
+    class KernelChannels(AsyncKernelClient):
         def start_channels(self, *args: Any, **kwargs: Any) -> None:
             """Start the channels except the heartbeat: the process itself shows whether it lives."""
             super().start_channels(*args, **{**kwargs, "hb": False})
@@ -189,4 +189,4 @@ def _client_class() -> Any:
                 self._handle_kernel_info_reply(message)
                 return
 
-    return Client
+    return KernelChannels
