@@ -85,7 +85,7 @@ _BRIEF = 0.001
 _CROWDED = 0.5
 """Fraction of a core that a late copy may lack and still be made."""
 _PATIENCE = 0.05
-"""Seconds before an inner boundary is considered again after the policy refused one."""
+"""Seconds before a boundary is considered again after the policy refused one of the same kind."""
 
 
 @dataclass
@@ -133,7 +133,7 @@ class Recorder(Session):
     failed: bool = False
     """Whether recording has failed; then the program runs on unrecorded."""
     iteration_began: float = 0.0
-    """Time when the iteration of the outermost loop began."""
+    """Time of the last boundary of the outermost loop at which the policy was asked, or of its start."""
     last: float = 0.0
     """Time of the last saved boundary that a replay could start from."""
     finished: bool = False
@@ -145,6 +145,10 @@ class Recorder(Session):
         self.began = perf_counter()
         self.stride = SLICE if self.settings.every else STRIDE
         self.walk_seconds = 0.0
+        self._waited_at_turn = 0.0
+        """Seconds that the program had waited for Rearview when the present iteration began."""
+        self._outer_due = 0.0
+        """Time before which no boundary of the outermost loop is considered."""
         self.timeline = Timeline()
         self._prefixes = PointEncoder()
 
@@ -163,7 +167,7 @@ class Recorder(Session):
         """Take a loop off the stack and add its duration to the timeline."""
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not untried(entry, frame):
-            self.timeline.turn(entry.now + 1, self.overhead.waited)
+            self._turn(entry.now + 1)
         super().leave(entry, frame, ended=ended)
         if self.assigned is not None:
             self._loop_left(entry, frame)
@@ -259,15 +263,18 @@ class Recorder(Session):
         self._iteration_ended(entry, index - 1, frame)
         if self.signals is not None and self.signals.requested is not None:
             self.leave_program(entry, index, frame)
+        due = False
         try:
             if nest.entry is entry:
-                self.timeline.turn(index, self.overhead.waited)
-                if index:
-                    self.overhead.end_iteration(
-                        entry.site.id + Edge.START, perf_counter() - self.iteration_began
-                    )
-                self.iteration_began = perf_counter()
+                self._turn(index)
                 self.printing.turn()
+                if self._outer_boundary_is_due(index):
+                    if index:
+                        self.overhead.end_iteration(
+                            entry.site.id + Edge.START, perf_counter() - self.iteration_began
+                        )
+                    self.iteration_began = perf_counter()
+                    due = True
             elif len(self.stack) == 2:
                 self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
@@ -276,12 +283,25 @@ class Recorder(Session):
                     self.walk_seconds += nest.seconds
                     self.overhead.enter_loop(nest.seconds, memory_of(anchors.alive()))
                     self.writer.prepare(self.overhead.nbytes)
-            elif index and (nest.entry is entry or self._inner_boundary_is_due(entry)):
+            elif index and (due or (nest.entry is not entry and self._inner_boundary_is_due(entry))):
                 self.consider(entry, index, Edge.START, frame)
             if nest.entry is entry:
                 self.overhead.add_wait(self.writer.training_resumes())
         except Exception as exc:
             self.fail(exc)
+
+    def _turn(self, index: int) -> None:
+        """Begin iteration `index` of the outermost loop on the timeline."""
+        waited = self.overhead.total
+        self.timeline.turn(index, waited - self._waited_at_turn)
+        self._waited_at_turn = waited
+
+    def _outer_boundary_is_due(self, index: int) -> bool:
+        """Return True if the policy should be asked about a boundary of the outermost loop.
+
+        It need not be asked again soon after it refused one: short iterations then cost less.
+        """
+        return not index or self.settings.every or perf_counter() >= self._outer_due
 
     def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
         """Return True if the policy should be asked about an inner boundary, which takes 0.1 ms."""
@@ -358,7 +378,10 @@ class Recorder(Session):
         since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
         if not decision.save and not self._last_chance(entry, edge):
-            self.due[Edge.START if edge is Edge.START else entry.site.id] = begun + _PATIENCE
+            if edge is Edge.START and not depth:
+                self._outer_due = begun + _PATIENCE
+            else:
+                self.due[Edge.START if edge is Edge.START else entry.site.id] = begun + _PATIENCE
             self.overhead.add_wait(perf_counter() - begun)
             return
         refusal = None if self.settings.every else self.writer.refusal()

@@ -33,6 +33,8 @@ MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
 LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
 """Seconds that fingerprints of variables may take after a cell, and as a share of the cell's seconds."""
+MEASURED_SHARE = 0.002
+"""Share of the time that adding up the memory of the process may take."""
 CHANGES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
     *("os.chdir", "os.fork", "os.chmod", "os.chown", "os.utime"),
@@ -108,8 +110,8 @@ class Opened:
 class ProcessMemory:
     """The proportional set size of this process (Pss), known after each cell at little cost.
 
-    The system needs milliseconds to add it up, more with every gigabyte. Where that is more than a
-    hundredth of the time since it was last read, the change of the resident size since then is added.
+    The system needs milliseconds to add it up, more with every gigabyte. Where that is more than a small
+    share of the time since it was last read, the change of the resident size since then is added.
     """
 
     def __init__(self) -> None:
@@ -122,7 +124,7 @@ class ProcessMemory:
         """Return the size in bytes; 0 if this system does not tell."""
         begun = perf_counter()
         resident = _resident()
-        if self._size and self._cost > CHECKED_SHARE * (begun - self._read_at):
+        if self._size and self._cost > MEASURED_SHARE * (begun - self._read_at):
             return max(1, self._size + resident - self._resident)
         self._size, self._resident = _proportional_size(), resident
         self._read_at = perf_counter()
