@@ -101,7 +101,7 @@ class Plan:
 
 VARIABLE = "REARVIEW_CONTROL"
 """Environment variable that holds a `Control`, so that the command line stays the program's own."""
-LAUNCHER = f"{__file__.removesuffix('model/plan.py')}runtime/process/start.py"
+LAUNCHER = f"{__file__.removesuffix('model/plan.py')}runtime/process/first_file.py"
 """Python file that starts a process which reads a `Control`."""
 
 

@@ -19,11 +19,11 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine
 from papermill.log import logger
 
-from rearview._history.begin_run import start_run
+from rearview._history.run_command import start_run
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
 from rearview.model.plan import VARIABLE
-from rearview.notebook.front import (
+from rearview.notebook.kernel_client import (
     check,
     given_up,
     keep,

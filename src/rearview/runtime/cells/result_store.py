@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from rearview.model.lineage import Event
+from rearview.model.cell_lineage import Event
 from rearview.state.variable_groups import Serialized
 from rearview.store.files import make_folder
 
