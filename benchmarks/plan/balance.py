@@ -11,9 +11,9 @@ and then a slow one.
 import random
 
 from rearview.model import Point, Step
+from rearview.plan.divide_work import divide, lower_bound, schedule, shortest_possible
 from rearview.plan.facts import CheckpointFacts, LoopFacts, RunFacts, RunQuestion, ValueRequest
 from rearview.plan.replay import survey
-from rearview.plan.schedule import divide, lower_bound, schedule, shortest_possible
 
 DEEP = ValueRequest(("n",), ("epoch", "step"))
 

@@ -2,7 +2,7 @@
 
     python benchmarks/propagation/calibrate.py CASES.jsonl ...
 
-Prints the table `CALIBRATION` of `rearview.source.propagate.statement`. Give it cases of the tuning
+Prints the table `CALIBRATION` of `rearview.source.propagate.carry_statement`. Give it cases of the tuning
 repositories only. Cases are sorted by score; neighbours whose share of right answers falls are pooled
 (isotonic regression), then groups of fewer than `LEAST` cases with the next one. Half a right and half
 a wrong answer are added to each group, so that no group is called certain.

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "src"))
 from mine import Case
 
-from rearview.source.propagate.statement import carry
+from rearview.source.propagate.carry_statement import carry
 from rearview.source.propagate.versions import Statement, through
 
 Answer = tuple[int, str] | None

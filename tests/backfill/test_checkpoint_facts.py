@@ -1,6 +1,6 @@
 """What planning is told of checkpoints."""
 
-from rearview.backfill.segments import checkpoint_facts
+from rearview.backfill.run_facts import checkpoint_facts
 from rearview.model import Checkpoint, CheckpointMeta, LoopStep, ObjectRef, Point, Step
 
 MB = 1_000_000

@@ -10,8 +10,8 @@ import pytest
 
 import rearview
 from rearview._history import history
-from rearview.backfill import calibration
-from rearview.backfill.calibration import Machines, Measured
+from rearview.backfill import machine_speed
+from rearview.backfill.machine_speed import Machines, Measured
 from rearview.durable_files import add_check
 
 SCRIPT = """\
@@ -52,7 +52,7 @@ def wide(plan):
 
 
 def test_a_short_plan_for_a_run_of_this_machine_measures_nothing(past, monkeypatch):
-    monkeypatch.setattr(calibration, "measure", None)
+    monkeypatch.setattr(machine_speed, "measure", None)
     plan = past.plan(["weight"], workers=1)
     assert plan.notes == []
     assert wide(plan) < 0.6
@@ -61,12 +61,12 @@ def test_a_short_plan_for_a_run_of_this_machine_measures_nothing(past, monkeypat
 def test_a_run_of_another_machine_is_scaled_once_both_were_measured(past, monkeypatch):
     here = past.plan(["weight"], workers=1)
     move(past)
-    monkeypatch.setattr(calibration, "measure", lambda _: FAST)
+    monkeypatch.setattr(machine_speed, "measure", lambda _: FAST)
     doubtful = past.plan(["weight"], workers=1)
     assert "node7" in doubtful.notes[0]
     assert doubtful.plan.seconds == pytest.approx(here.plan.seconds)
     assert wide(doubtful) > 1.5
-    monkeypatch.setattr(calibration, "measure", lambda _: SLOW)
+    monkeypatch.setattr(machine_speed, "measure", lambda _: SLOW)
     Machines(past.project.cache, OTHER).measure()  # as `rearview doctor` does there
     scaled = past.plan(["weight"], workers=1)
     assert scaled.notes == []

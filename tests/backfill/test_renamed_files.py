@@ -57,7 +57,7 @@ def test_a_renamed_script_takes_statements_under_its_old_name(project, name):
     write(project, **{name: probed(SCRIPT)})
     now = name.replace("__dot__", "/")
     notes = filled(project, "t")
-    assert f"{now}.py is taken to be what was train.py in 1 run" in notes
+    assert f"{now}.py is assumed to be the file that was train.py in 1 run" in notes
     assert values(project, "t") == [0, 2, 4, 8, 12, 18]
 
 
@@ -67,7 +67,7 @@ def test_a_renamed_module_takes_statements_and_is_imported_as_it_was(project):
         "    return result", "    rearview.log('r', result)\n    return result"
     )
     write(project, train=SCRIPT.replace("from util", "from tools"), tools=text)
-    assert filled(project, "r") == ["tools.py is taken to be what was util.py in 1 run"]
+    assert filled(project, "r") == ["tools.py is assumed to be the file that was util.py in 1 run"]
     assert values(project, "r") == [0, 2, 2, 4, 4, 6]
 
 
@@ -94,8 +94,8 @@ def test_a_script_renamed_twice_is_followed_through_the_versions_between(project
         assert recorded(project, f"{name}.py").code == 0
     write(project, app__dot__fit=probed(texts["app/fit"]))
     assert filled(project, "t") == [
-        "app/fit.py is taken to be what was main.py in 1 run",
-        "app/fit.py is taken to be what was train.py in 2 runs",
+        "app/fit.py is assumed to be the file that was main.py in 1 run",
+        "app/fit.py is assumed to be the file that was train.py in 2 runs",
     ]
     assert values(project, "t") == [0, 2, 4, 8, 12, 18] * 4
     assert "--- a/train.py" in history(project).propagate("t")[-1].diff

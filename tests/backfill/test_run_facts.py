@@ -9,7 +9,7 @@ from limits import HUNG
 from plainly import recorded, write
 from rearview._history import history
 from rearview.backfill.reports import MissingCells
-from rearview.backfill.segments import deep_loops, inner_loops
+from rearview.backfill.run_facts import deep_loops, inner_loops
 from rearview.model import LoopTotals, MainLoop, RunEnd
 from rearview.model.run import read_record
 

@@ -5,16 +5,16 @@ import ast
 import pytest
 
 from rearview.backfill.shared_setup import (
-    KnownReason,
     SetupText,
+    SharingObstacle,
     _common_depths,
-    read_reasons,
-    save_reasons,
+    read_obstacles,
+    save_obstacles,
     setup_text,
 )
 from rearview.model import Run, Status
 from rearview.model.run import MainLoop, RunEnd, RunStart
-from rearview.runtime.shared_setup import _is_safe, _seeds
+from rearview.runtime.replay.setup_statements import is_safe, only_gives_seeds
 
 HOME = "/home/project"
 LOADS = b"import numpy\nRATE = 1\ndata = load()\nx = data * 2\nfor epoch in x:\n    pass\n"
@@ -71,15 +71,26 @@ def test_a_script_that_does_not_parse_shares_nothing():
     assert shared(SetupText(), SetupText()) == [[], []]
 
 
-def test_reasons_are_remembered_and_the_oldest_forgotten(tmp_path):
-    save_reasons(tmp_path, {f"k{n}": ("it reads the clock", True) for n in range(300)})
-    save_reasons(tmp_path, {"last": ("a thread was left behind", False)})
-    known = read_reasons(tmp_path)
-    assert known["last"] == KnownReason("a thread was left behind", usable=False)
+def test_obstacles_are_kept_in_a_cache_folder_that_is_created(tmp_path):
+    save_obstacles(tmp_path / "cache", {"k": ("it reads the clock", True)})
+    assert read_obstacles(tmp_path / "cache") == {"k": SharingObstacle("it reads the clock")}
+
+
+def test_a_cache_that_cannot_be_written_does_not_fail_a_backfill(tmp_path):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    save_obstacles(tmp_path / "cache", {"k": ("it reads the clock", True)})
+    assert read_obstacles(tmp_path / "cache") == {}
+
+
+def test_obstacles_are_remembered_and_the_oldest_forgotten(tmp_path):
+    save_obstacles(tmp_path, {f"k{n}": ("it reads the clock", True) for n in range(300)})
+    save_obstacles(tmp_path, {"last": ("a thread was left behind", False)})
+    known = read_obstacles(tmp_path)
+    assert known["last"] == SharingObstacle("a thread was left behind", usable=False)
     assert "k0" not in known
     assert "k299" in known
     (tmp_path / "shared-setup.json").write_text("{")
-    assert read_reasons(tmp_path) == {}
+    assert read_obstacles(tmp_path) == {}
 
 
 def parsed(text):
@@ -102,7 +113,7 @@ def parsed(text):
     ],
 )
 def test_only_statements_that_draw_nothing_give_seeds(text, seeds):
-    assert _seeds(*parsed(text)) is seeds
+    assert only_gives_seeds(*parsed(text)) is seeds
 
 
 @pytest.mark.parametrize(
@@ -118,5 +129,5 @@ def test_only_statements_that_draw_nothing_give_seeds(text, seeds):
         ("x.y = 1", False),
     ],
 )
-def test_statements_that_only_bind_names_need_no_keeper(text, safe):
-    assert _is_safe(parsed(text)[0]) is safe
+def test_statements_that_only_bind_names_need_no_standby(text, safe):
+    assert is_safe(parsed(text)[0]) is safe

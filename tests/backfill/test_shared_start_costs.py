@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from rearview._history import history
-from rearview.backfill.calibration import read_cost_corrections
-from rearview.backfill.prepare import PreparedRun
-from rearview.backfill.segments import RunRequest
-from rearview.backfill.shared_imports import Lead, lead_of, waited
+from rearview.backfill.machine_speed import read_cost_corrections
+from rearview.backfill.prepare_run import PreparedRun
+from rearview.backfill.run_facts import RunRequest
+from rearview.backfill.shared_imports import Lead, import_seconds, lead_of
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Operator, ReplayReport, Run, RunEnd, RunStart, Segment, Status
 from rearview.plan.facts import RunFacts
@@ -27,8 +27,8 @@ def run(imports=None, **facts):
 
 
 def test_only_what_is_shared_is_spared():
-    assert waited(run(imports=TOOK), LEAD) == pytest.approx(3.0)
-    assert waited(run(), LEAD) == 0.0
+    assert import_seconds(run(imports=TOOK), LEAD) == pytest.approx(3.0)
+    assert import_seconds(run(), LEAD) == 0.0
 
 
 def test_a_run_that_follows_others_is_predicted_without_its_start():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rearview.errors import SiteError
-from rearview.execute.ray_files import ShippingList
+from rearview.execute.ray_file_list import ShippingList
 from rearview.execute.ray_shipping import StagedResults
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.objects import Batch, Objects, digest
@@ -146,7 +146,7 @@ def test_fetched_records_get_a_file_name_that_is_free(project):
     assert (project.runs / "run" / f"records-{os.getpid()}-2.jsonl").exists()
 
 
-def test_a_value_that_is_not_what_its_name_says_is_refused(project):
+def test_an_object_whose_content_does_not_match_its_hash_is_refused(project):
     node, found, values, _ = brought(project)
     node.files[values[0][0]] = b"another valu3!"
     with pytest.raises(SiteError, match="damaged"):

@@ -195,7 +195,7 @@ FORBIDDEN = {
     "a line of the set-up that was removed": (
         "    weight = warm_up()\n",
         "",
-        "stands beside `weight = warm_up()`, which was removed",
+        "is next to `weight = warm_up()`, which was removed",
     ),
     "a default of a function": (
         "def report(epoch, value):",
@@ -236,7 +236,7 @@ def test_a_run_of_two_sources_says_so_and_is_not_replayed(project):
     )
     filled = project.rearview("backfill", "w")
     assert filled.returncode == 1
-    assert "went on with another source" in filled.stdout + filled.stderr
+    assert "continued with another source" in filled.stdout + filled.stderr
 
 
 def test_a_continued_run_that_stops_again_goes_on_with_its_last_source(project):

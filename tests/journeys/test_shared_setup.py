@@ -12,11 +12,11 @@ from limits import HUNG
 from plainly import SOURCE
 from rearview._history import history
 from rearview.backfill import shared_setup
-from rearview.execute import local
-from rearview.plan import schedule
+from rearview.execute import fork_server_client
+from rearview.plan import divide_work
 
 pytestmark = pytest.mark.skipif(
-    not local.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
+    not fork_server_client.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
 )
 
 SCRIPT = """
@@ -99,7 +99,7 @@ class Project:
 
     def reasons(self):
         """Return why set-ups were not shared to their end."""
-        known = shared_setup.read_reasons(self.folder / ".rearview" / "cache")
+        known = shared_setup.read_obstacles(self.folder / ".rearview" / "cache")
         return [reason.text for reason in known.values()]
 
 
@@ -115,13 +115,13 @@ def project(tmp_path, monkeypatch):
         (folder / f"part{k}.txt").write_text(f"{k}.5")
     made = Project(folder, tmp_path / "count")
     made.count.write_text("")
-    spawn = local.ForkServerClient.spawn_setup
+    spawn = fork_server_client.ForkServerClient.spawn_setup
 
     def watched(server, *args):
         made.setups.append(args[1].start)
         return spawn(server, *args)
 
-    monkeypatch.setattr(local.ForkServerClient, "spawn_setup", watched)
+    monkeypatch.setattr(fork_server_client.ForkServerClient, "spawn_setup", watched)
     return made
 
 
@@ -294,7 +294,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def divided(project, monkeypatch):
-    monkeypatch.setattr(schedule, "NOTICED", 0.0)
+    monkeypatch.setattr(divide_work, "NOTICED", 0.0)
     project.script, project.asked = DIVIDED, ""
     return project
 

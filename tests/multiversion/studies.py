@@ -36,10 +36,10 @@ def scripts(folder, **texts):
     return files
 
 
-def replay(files, *, known=None, store=None, study=None, tell=lambda _: None, **options):
+def replay(files, *, measurements=None, store=None, study=None, tell=lambda _: None, **options):
     study = study or from_files(files)
     chosen = ReplayOptions(**options)
-    known = known or Measurements()
+    known = measurements or Measurements()
     plan = plan_study(study, chosen, known, store)
     programs = {v.name: f.read_bytes() for v, f in zip(study.versions, files, strict=True)}
     return replay_study(

@@ -19,7 +19,7 @@ def kept(folder):
     files = scripts(folder, a=TEXT.format(1), b=TEXT.format(2))
     known = Measurements(project.store / "multiversion" / "cells.jsonl")
     options = {"backend": "stored", "keep_states": True, "cache": 1e9}
-    replay(files, known=known, store=states, **options)
+    replay(files, measurements=known, store=states, **options)
     return project, states
 
 
@@ -65,5 +65,5 @@ def test_a_torn_line_of_measurements_is_named(tmp_path):
     with file.open("a") as stream:
         stream.write(json.dumps({"chain": "x"})[:5])
     (problem,) = verify(project).problems
-    assert "1 lines that cannot be read" in problem.what
+    assert "1 line that cannot be read" in problem.what
     assert problem.done

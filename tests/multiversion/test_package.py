@@ -18,16 +18,22 @@ from studies import notebook, printed, scripts
 from rearview.errors import RearviewError, ReplayError, SourceError, StoreError
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
 from rearview.multiversion.package import open_package, pack
-from rearview.multiversion.package_manifest import Manifest, PackageEnvironment, requirements
-from rearview.multiversion.ro_crate import from_crate
+from rearview.multiversion.package_metadata import (
+    Manifest,
+    PackageEnvironment,
+    from_crate,
+    requirements,
+)
 from rearview.multiversion.study import from_files
 
 
-def packed(tmp_path, files, known=None, **more):
+def packed(tmp_path, files, measurements=None, **more):
     study = from_files(files)
     programs = {v.name: f.read_bytes() for v, f in zip(study.versions, files, strict=True)}
     target = tmp_path.parent / f"{tmp_path.name}.rvz"
-    return pack(target, study, programs=programs, known=known or Measurements(), **more)
+    return pack(
+        target, study, programs=programs, measurements=measurements or Measurements(), **more
+    )
 
 
 @pytest.fixture(scope="module")

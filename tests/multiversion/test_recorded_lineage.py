@@ -4,9 +4,9 @@ import pytest
 
 from notebooks import rearview as run
 from notebooks import write
-from rearview.model.lineage import CellLineage
+from rearview.model.cell_lineage import CellLineage
 from rearview.multiversion.execution_tree import build_tree
-from rearview.multiversion.recorded import open_programs, open_runs
+from rearview.multiversion.open_study import open_programs, open_runs
 from rearview.multiversion.study import Study, StudyVersion, program_cells
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import read_cells
@@ -35,16 +35,16 @@ def test_a_tree_of_notebook_runs_has_their_prices_and_parts_at_the_cell_that_rea
     (tmp_path / "data.txt").write_text("2")
     run(tmp_path, "run", "-q", "study.ipynb")
     study = opened(tmp_path)
-    tree = build_tree(study.study, study.known)
+    tree = build_tree(study.study, study.measurements)
     assert tree.tree.parent[:6] == (-1, 0, 1, 2, 1, 4)
     assert all(node.measured for node in tree.nodes)
     seconds = [cell.seconds for cell in tree.tree.cells]
     assert seconds[1] > 10 * seconds[3]
-    (reason,) = {text.partition(": ")[2] for text in tree.apart}
+    (reason,) = {text.partition(": ")[2] for text in tree.unshared}
     assert reason == "the input differs: file data.txt"
     # the same notebook as a file on disk has these prices too
     alone = open_programs([str(tmp_path / "study.ipynb")])
-    known = build_tree(alone.study, alone.known)
+    known = build_tree(alone.study, alone.measurements)
     assert [node.measured for node in known.nodes] == [True] * 4
     # and the outputs that each run showed are those that replays are compared with
     shown = [version.cells[3].outputs[0]["text"] for version in study.study.versions]
@@ -74,9 +74,9 @@ def test_states_that_have_equal_lineage_and_other_values_are_not_shared_and_that
     for seed in "12":
         run(tmp_path, "run", "-q", "study.ipynb", PYTHONHASHSEED=seed)
     study = opened(tmp_path)
-    tree = build_tree(study.study, study.known)
+    tree = build_tree(study.study, study.measurements)
     assert tree.tree.parent == (-1, 0, 1, 0, 3)
-    (reason,) = tree.apart
+    (reason,) = tree.unshared
     assert reason.endswith("after cell 2: seen has another value")
     assert "seen has another value" in run(tmp_path, "tree").stderr
 
@@ -87,10 +87,10 @@ def test_a_loop_that_was_recorded_longer_is_still_one_path(tmp_path):
         (tmp_path / "train.py").write_text(text.format(stop))
         run(tmp_path, "run", "-q", "--cells", "train.py")
     study = opened(tmp_path)
-    tree = build_tree(study.study, study.known)
+    tree = build_tree(study.study, study.measurements)
     short, long = tree.paths.values()
     assert short[:2] == long[:2]
-    assert not tree.apart
+    assert not tree.unshared
 
 
 def test_cost_that_is_not_similar_keeps_states_apart():
@@ -104,7 +104,7 @@ def test_cost_that_is_not_similar_keeps_states_apart():
     assert len(alike.tree) == 1
     other = build_tree(Study((version("a", 2.0), version("b", 300.0))))
     assert len(other.tree) == 2
-    assert "it took 2 s and 300 s" in other.apart[0]
+    assert "it took 2 s and 300 s" in other.unshared[0]
 
 
 def test_a_version_whose_file_is_gone_is_named_and_the_others_are_replayed(tmp_path):
@@ -115,7 +115,7 @@ def test_a_version_whose_file_is_gone_is_named_and_the_others_are_replayed(tmp_p
         run(tmp_path, "run", "-q", "--cells", "study.py")
     (tmp_path / "one.bin").unlink()
     study = opened(tmp_path)
-    tree = build_tree(study.study, study.known)
+    tree = build_tree(study.study, study.measurements)
     ((name, why),) = tree.unavailable.items()
     assert name == study.study.versions[0].name
     assert "one.bin, which is gone" in why

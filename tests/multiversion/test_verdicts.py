@@ -6,7 +6,7 @@ import io
 import pytest
 from PIL import Image
 
-from rearview.multiversion.verdicts import Same, Tolerance, compare
+from rearview.multiversion.verdicts import OutputMatch, Tolerance, compare
 
 
 def stream(text, name="stdout"):
@@ -74,7 +74,7 @@ LOOSE = Tolerance(relative=1e-3)
 )  # fmt: skip
 def test_outputs_are_judged(author, replayed, tolerance, same, why):
     verdict = compare(author, replayed, tolerance)
-    assert verdict.same == Same(same)
+    assert verdict.same == OutputMatch(same)
     assert why in verdict.why
 
 

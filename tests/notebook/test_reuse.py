@@ -11,7 +11,7 @@ import pytest
 
 from limits import HUNG
 from notebooks import cell, environment, outputs, write
-from rearview.notebook.front import reuse_lines
+from rearview.notebook.kernel_client import reuse_lines
 from rearview.runtime.cells.cell_analysis import analyse
 from rearview.runtime.cells.result_store import ResultStore
 from rearview.state.variable_groups import serialize

@@ -8,9 +8,9 @@ import pytest
 from plan.runs import run, starts
 from rearview.model import Operator, Segment
 from rearview.plan.cost import CostCorrections, CostModel, Prediction, refine, speed
-from rearview.plan.facts import CheckpointFacts, Machine, RunQuestion, Timing, ValueRequest
+from rearview.plan.divide_work import divide
+from rearview.plan.facts import CheckpointFacts, Machine, RunQuestion, ValueRequest
 from rearview.plan.replay import survey
-from rearview.plan.schedule import divide
 
 SLOW = Machine("slow", {"python": 2.0}, read=100.0, write=100.0)
 FAST = Machine("fast", {"python": 1.0}, read=1000.0, write=500.0)
@@ -161,7 +161,3 @@ def test_corrections_move_the_plan():
     before = divide(survey([question])).segments[0].seconds
     after = divide(survey([question], corrections=known)).segments[0].seconds
     assert after == pytest.approx(2 * before, rel=0.05)
-
-
-def test_a_timing_of_nothing_is_a_guess():
-    assert Timing.of([]) == Timing(0.0, 0.0, 0)

@@ -4,10 +4,10 @@ import pytest
 
 from plan.runs import ends, run, starts
 from rearview.model import Operator
-from rearview.plan.explain import by_operator, explain
+from rearview.plan.divide_work import divide
+from rearview.plan.explain import explain
 from rearview.plan.facts import RunQuestion, ValueRequest, parse_at
 from rearview.plan.replay import survey
-from rearview.plan.schedule import divide
 
 DEEP = ValueRequest(("n",), ("epoch", "step"))
 
@@ -95,10 +95,10 @@ def test_a_probe_that_carries_values_is_told_to_log_single_ones():
     assert "carries a value" in texts(told)
 
 
-def test_segments_are_counted_by_operator():
+def test_a_statement_before_the_loop_needs_the_set_up_alone():
     facts = run([10.0] * 4, inner=[9.0] * 4)
     plan = divide(survey([RunQuestion(facts, (ValueRequest(("n",), (), place="before"),))]))
-    assert by_operator(plan) == {Operator.SETUP: (1, 3.0)}
+    assert [(each.operator, each.seconds) for each in plan.segments] == [(Operator.SETUP, 3.0)]
 
 
 def test_an_empty_plan_is_explained_as_empty():

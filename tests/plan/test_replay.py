@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from plan.runs import checkpoint, ends, run, starts
 from rearview.model import Operator, Point, Step
+from rearview.plan.divide_work import divide
 from rearview.plan.facts import (
     CheckpointFacts,
     DeepFacts,
@@ -18,7 +19,6 @@ from rearview.plan.facts import (
     parse_at,
 )
 from rearview.plan.replay import survey
-from rearview.plan.schedule import divide
 
 EPOCHS = [10.0] * 5
 INNER = [8.0] * 5

@@ -1,10 +1,10 @@
 import pytest
 
 from rearview.errors import UsageError
+from rearview.remote.copy_function import FunctionRemote
 from rearview.remote.folder import FolderRemote
 from rearview.remote.fsspec import FsspecRemote
-from rearview.remote.function import FunctionRemote
-from rearview.remote.htcondor import CondorRemote, JobAd
+from rearview.remote.htcondor_folder import CondorRemote, JobAd
 from rearview.remote.open import open_remote
 from rearview.remote.xrootd import XrootdRemote
 
@@ -22,7 +22,7 @@ from rearview.remote.xrootd import XrootdRemote
         (print, None, FunctionRemote),
     ],
 )
-def test_the_target_says_which_kind_it_is(target, mode, kind):
+def test_the_target_decides_the_kind_of_remote(target, mode, kind):
     assert isinstance(open_remote(target, mode), kind)
 
 

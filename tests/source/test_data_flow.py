@@ -1,8 +1,8 @@
 import ast
 
 from rearview.source.data_flow import conflict, definition, uses, visible
+from rearview.source.statement_trees import grow
 from rearview.source.text import try_parse
-from rearview.source.trees import grow
 
 
 def of(text):

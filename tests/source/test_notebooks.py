@@ -8,8 +8,8 @@ import pytest
 from notebooks import cell, write
 from rearview.errors import SourceError
 from rearview.source.notebooks import (
-    in_cells,
-    in_cells_of,
+    divide_into_cells,
+    name_cells,
     normal,
     parse,
     python_of,
@@ -61,13 +61,15 @@ def test_an_added_cell_becomes_part_of_the_one_before_and_lines_stay(tmp_path):
             *("log(0)", "x = 1", "log(x)", "for i in x:\n    f(i)\n    log(i)", "y = 2", "log(y)"),
         ).read_bytes()
     )
-    fitted = in_cells_of(old.text, new.text)
+    fitted = divide_into_cells(old.text, new.text)
     assert fitted.count("\n") == new.text.count("\n")
     assert ast.dump(ast.parse(fitted)) == ast.dump(ast.parse(new.text))
     marks = [line for line in fitted.split("\n") if line.startswith("# %% In")]
     assert marks == ["# %% In [1]", "# %% In [2]", "# %% In [3]"]
     with pytest.raises(SourceError, match="one to one"):
-        in_cells_of(old.text, parse(write(tmp_path / "c.ipynb", "x = 1\ny = 2").read_bytes()).text)
+        divide_into_cells(
+            old.text, parse(write(tmp_path / "c.ipynb", "x = 1\ny = 2").read_bytes()).text
+        )
 
 
 def test_executing_a_notebook_does_not_change_its_source(tmp_path):
@@ -85,5 +87,5 @@ def test_executing_a_notebook_does_not_change_its_source(tmp_path):
 
 def test_places_in_the_program_text_are_told_by_cell_and_line():
     text = "# %% In [1]\nx = 1\n# %% In [2]\ny = 2\nz = 3\n"
-    said = in_cells("see lab/a.ipynb.py:5 and b.py:5", {"lab/a.ipynb.py": text})
+    said = name_cells("see lab/a.ipynb.py:5 and b.py:5", {"lab/a.ipynb.py": text})
     assert said == "see lab/a.ipynb cell 2, line 2 and b.py:5"

@@ -150,7 +150,7 @@ def test_a_filter_reads_no_file_and_writes_nothing(reading, where):
 
 
 def test_a_filter_that_never_ends_is_stopped(reading, monkeypatch):
-    monkeypatch.setattr("rearview.web.index.PATIENCE", 0.2)
+    monkeypatch.setattr("rearview.web.run_index.PATIENCE", 0.2)
     where = "(SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b) > 0"
     from urllib.parse import quote
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from rearview.errors import UsageError
-from rearview.web.index import Index
 from rearview.web.rows import Columns, Points, Query, Rows, Sort, completions, csv_lines, point_rows
+from rearview.web.run_index import Index
 from recorded import Recorded, at
 
 

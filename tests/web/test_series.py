@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rearview.errors import UsageError
-from rearview.web.index import Index
+from rearview.web.run_index import Index
 from rearview.web.series import Chart, Series
 from recorded import Recorded, at
 

@@ -11,12 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rearview._history.begin_run import Preemption, fetch_run, similar_run, start_run
     from rearview._history.facade import History, history, repair_format
-    from rearview._history.inspected_script import inspect_script
-    from rearview._history.reports import Comparison, Removal, Row, RunReport
-    from rearview.backfill.corrections import Correction
-    from rearview.backfill.prepare import Question
+    from rearview._history.run_command import Preemption, fetch_run, similar_run, start_run
+    from rearview._history.run_reports import Comparison, Removal, Row, RunReport
+    from rearview._history.script_inspection import inspect_script
+    from rearview.backfill.hand_places import Correction
+    from rearview.backfill.prepare_run import Question
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.reports import (
         BackfillReport,
@@ -25,9 +25,15 @@ if TYPE_CHECKING:
         Refusal,
         Unproved,
     )
+    from rearview.execute.backfill_status import (
+        ENDED,
+        BackfillStatus,
+        Event,
+        Progress,
+        SegmentProgress,
+    )
     from rearview.execute.replay_jobs import ReplayOutcome
     from rearview.execute.start_command import StartCommand
-    from rearview.execute.status import ENDED, BackfillStatus, Event, Progress, SegmentProgress
     from rearview.plan.facts import Machine
     from rearview.source.inspection import Inspection
     from rearview.store.machine import cores
@@ -77,12 +83,12 @@ __all__ = [
 
 _HOMES = {
     "rearview._history.facade": ("History", "history", "repair_format"),
-    "rearview._history.inspected_script": ("inspect_script",),
-    "rearview._history.reports": ("Comparison", "Removal", "Row", "RunReport"),
-    "rearview._history.begin_run": ("Preemption", "fetch_run", "similar_run", "start_run"),
-    "rearview.backfill.corrections": ("Correction",),
+    "rearview._history.script_inspection": ("inspect_script",),
+    "rearview._history.run_reports": ("Comparison", "Removal", "Row", "RunReport"),
+    "rearview._history.run_command": ("Preemption", "fetch_run", "similar_run", "start_run"),
+    "rearview.backfill.hand_places": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
-    "rearview.backfill.prepare": ("Question",),
+    "rearview.backfill.prepare_run": ("Question",),
     "rearview.backfill.reports": (
         "BackfillReport",
         "MissingCells",
@@ -92,7 +98,13 @@ _HOMES = {
     ),
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
     "rearview.execute.start_command": ("StartCommand",),
-    "rearview.execute.status": ("ENDED", "BackfillStatus", "Event", "Progress", "SegmentProgress"),
+    "rearview.execute.backfill_status": (
+        "ENDED",
+        "BackfillStatus",
+        "Event",
+        "Progress",
+        "SegmentProgress",
+    ),
     "rearview.plan.facts": ("Machine",),
     "rearview.source.inspection": ("Inspection",),
     "rearview.store.machine": ("cores",),

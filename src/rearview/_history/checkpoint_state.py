@@ -15,7 +15,7 @@ from rearview.model import Checkpoint, Run
 from rearview.model.run import CELL, columns_of
 
 if TYPE_CHECKING:
-    from rearview.state.checkpoint_variables import Variables
+    from rearview.state.read_checkpoint_variables import Variables
     from rearview.store.checkpoints.checkpoints import LoadedCheckpoint
 
 _log = logging.getLogger("rearview")
@@ -47,7 +47,7 @@ class PastState(Mapping[str, Any]):
     @cached_property
     def _variables(self) -> Variables:
         # the one part of the runtime that reads a state as data; see docs/decisions/state-as-data.md
-        from rearview.state.checkpoint_variables import Variables
+        from rearview.state.read_checkpoint_variables import Variables
 
         anchors = msgspec.json.decode(self._loaded["anchors"])
         signature = [str(name) for name in anchors.get("signature", ())]

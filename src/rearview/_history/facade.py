@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rearview._history.begin_run import Preemption
 from rearview._history.checkpoint_state import (
     PastRun,
     PastState,
@@ -21,19 +20,20 @@ from rearview._history.checkpoint_state import (
     warn_if_not_exact,
     with_history,
 )
-from rearview._history.export_values import SavedValue, load_stored, save_values
 from rearview._history.plots import Plot, plot_of
-from rearview._history.reports import Comparison, Removal, RunReport, compare
+from rearview._history.run_command import Preemption
+from rearview._history.run_reports import Comparison, Removal, RunReport, compare
+from rearview._history.value_files import SavedValue, load_stored, save_values
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
-from rearview.execute.start_command import (
-    StartCommand,
-)
-from rearview.execute.status import (
+from rearview.execute.backfill_status import (
     BackfillStatus,
     Progress,
     request_workers,
     running_backfills,
+)
+from rearview.execute.start_command import (
+    StartCommand,
 )
 from rearview.model import Checkpoint, Origin, Run, Verdict
 from rearview.model.proof import WITHHELD, compared, worst
@@ -43,7 +43,7 @@ from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.store import labels, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.run_files import RunFile, content_of, files_of
+from rearview.store.checkpoints.written_files import RunFile, content_of, files_of
 from rearview.store.files import write_error
 from rearview.store.labels import check_name, check_note, check_tag
 from rearview.store.maintenance.gc import Freed, recorded_objects
@@ -67,8 +67,8 @@ from rearview.store.versions.versions import WORKTREE, Versions
 
 if TYPE_CHECKING:
     from rearview.backfill.backfill import Backfiller
-    from rearview.backfill.corrections import Correction
-    from rearview.backfill.prepare import Choices, Question
+    from rearview.backfill.hand_places import Correction
+    from rearview.backfill.prepare_run import Choices, Question
     from rearview.backfill.propagation import Probing, Propagated
     from rearview.backfill.reports import BackfillReport, PlanReport
     from rearview.source.propagate.statement_diff import StatementChange
@@ -499,7 +499,7 @@ class History:
 
     def corrections(self, names: Sequence[str] = ()) -> list[Correction]:
         """Return the places that were given by hand, for all statements or for those that log `names`."""
-        kept = self._backfiller.corrections.kept
+        kept = self._backfiller.corrections.all
         return [correction for correction in kept if not names or correction.concerns(names)]
 
     @property
@@ -556,7 +556,7 @@ class History:
     ) -> BackfillReport:
         """Replay a run as it was recorded, with the probes of the work tree if any, and prove it."""
         self.check_trust("A replay")
-        from rearview.backfill.prepare import Question
+        from rearview.backfill.prepare_run import Question
 
         question = Question((), at=at, workers=workers)
         return self._backfiller.replay(self.run(which), question, progress)
@@ -689,7 +689,7 @@ class History:
 
 
 def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
-    from rearview.backfill.prepare import Question
+    from rearview.backfill.prepare_run import Question
 
     if isinstance(names, Question):
         return replace(names, **choices)

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rearview._history.begin_run import Preemption, edited_source, environment_note, source_note
+from rearview._history.run_command import Preemption, edited_source, environment_note, source_note
 from rearview.config import Settings
 from rearview.errors import DamagedError, UsageError
 from rearview.execute.start_command import (
@@ -17,7 +17,7 @@ from rearview.execute.start_command import (
 )
 from rearview.model import Control, Run, Status
 from rearview.model.run import is_notebook
-from rearview.source.probes.mended_source import mend
+from rearview.source.probes.resume_edits import resume_edit
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import environment_of
@@ -118,7 +118,7 @@ class RunResumer:
         recorded, old = self.versions.files(run.version), self.versions.files(run.source)
         new = {**old, **edited}
         unchanged_loops = {
-            loop for ids in mend(recorded, old, new).ids.values() for loop in ids.values()
+            loop for ids in resume_edit(recorded, old, new).ids.values() for loop in ids.values()
         }
         for loop, *_ in last.meta.path:
             if loop not in unchanged_loops and loop.partition(":")[0] in new:

@@ -1,9 +1,9 @@
-"""Fill what is missing: a backfill is four verbs.
+"""Fill missing values of past runs, in four steps.
 
-1. `missing`: which runs lack which values, and which statements would log them;
-2. `plan`: which segments have to run again for that, and what they cost; nothing runs;
-3. `run`: run the segments of a plan on an executor, and learn from what they took;
-4. `report`: what came of it, and how far it can be trusted.
+1. `missing` finds the runs that lack values, and the statements that would log them.
+2. `plan` chooses the segments that must run again, and predicts their cost; nothing runs.
+3. `run` runs the segments on an executor, and corrects the next predictions by the real seconds.
+4. `report` says which values were filled, and whether the replays were exact.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from rearview.backfill.calibration import (
+from rearview.backfill.coverage import SelectedIterations, merge_ranges
+from rearview.backfill.hand_places import Corrections
+from rearview.backfill.machine_speed import (
     WORTH_MEASURING,
     Machines,
     cores_of,
     read_cost_corrections,
     save_cost_corrections,
 )
-from rearview.backfill.claims import SegmentClaims
-from rearview.backfill.corrections import Corrections
-from rearview.backfill.coverage import SelectedIterations, merge_ranges
 from rearview.backfill.obstacles import changed_inputs
-from rearview.backfill.past_statements import StatementSources
-from rearview.backfill.prepare import PreparedRun, Question, RunPreparer
+from rearview.backfill.prepare_run import PreparedRun, Question, RunPreparer
 from rearview.backfill.propagation import Probing
 from rearview.backfill.reports import (
     BackfillReport,
@@ -37,23 +35,31 @@ from rearview.backfill.reports import (
     Refusal,
     Unproved,
 )
+from rearview.backfill.segment_claims import SegmentClaims
 from rearview.backfill.shared_imports import runs_with_earlier_lead
-from rearview.backfill.shared_setup import SharedStages, read_reasons, save_reasons, shared_stages
+from rearview.backfill.shared_setup import (
+    SharedStages,
+    read_obstacles,
+    save_obstacles,
+    shared_stages,
+)
+from rearview.backfill.statement_sources import StatementSources
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
+from rearview.execute.backfill_status import Progress, StatusFile, running_backfills
 from rearview.execute.executor import Executor
-from rearview.execute.local import FORK_SERVER_SUPPORTED, Local
-from rearview.execute.pool import Pool
+from rearview.execute.fork_server_client import FORK_SERVER_SUPPORTED
+from rearview.execute.local import Local
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
-from rearview.execute.status import Progress, StatusFile, running_backfills
+from rearview.execute.run_plan import Pool
 from rearview.model import Plan, Run, Segment
 from rearview.model.plan import ReplayFailure
 from rearview.model.wording import plural
 from rearview.plan.cost import refine, speed
+from rearview.plan.divide_work import divide
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
 from rearview.plan.replay import Survey, survey
-from rearview.plan.schedule import divide
 from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.files import FULL
@@ -107,7 +113,7 @@ class Backfiller:
 
     @cached_property
     def machines(self) -> Machines:
-        """How fast the machines are that recorded runs, and this one."""
+        """The measured speed of this machine and of the machines that recorded runs."""
         return Machines(self.project.cache)
 
     @cached_property
@@ -120,7 +126,7 @@ class Backfiller:
         return RunPreparer(self.project, self.runs, self.versions, self.checkpoints, self.machines)
 
     def probing(self, runs: Sequence[Run], sure: float | None = None) -> Probing:
-        """Return the probes in the work tree, as the versions of `runs` take them.
+        """Return the probes in the work tree, for the versions of `runs`.
 
         `sure` replaces the setting `propagation`.
         """
@@ -128,7 +134,7 @@ class Backfiller:
         return Probing(self.versions, runs, self.corrections, sure=least)
 
     def statements(self, runs: Sequence[Run], sure: float | None = None) -> StatementSources:
-        """Return the statements of the work tree and of past versions, as those of `runs` take them."""
+        """Return the statements of the work tree and of past versions, for the versions of `runs`."""
         return StatementSources(self.probing(runs, sure))
 
     def backfill(
@@ -159,10 +165,10 @@ class Backfiller:
         runs: Sequence[Run],
         progress: Progress | None,
     ) -> tuple[BackfillReport, PlanReport] | None:
-        """Return report and plan after carried statements that failed went elsewhere; None if none did.
+        """Return report and plan after carried statements that failed were moved; None if none was.
 
-        A statement that finds a name missing, or logs another kind of value than in other versions,
-        is at a wrong place. The next likely place is tried, or the run is refused.
+        A carried statement is at a wrong place if it reads a name that does not exist, or logs another
+        kind of value than in other versions. The next likely place is tried, or the run is refused.
         """
         statements = planned.statements
         failed = {
@@ -186,18 +192,18 @@ class Backfiller:
                 moved[run.id] = f"{outcome.probe[0]}:{outcome.probe[1]} raised {outcome.raised}"
         if not moved:
             return None
-        some = [run for run in runs if run.id in moved]
-        replanned = self.plan(question, self.missing(question, some, statements))
+        moved_runs = [run for run in runs if run.id in moved]
+        replanned = self.plan(question, self.missing(question, moved_runs, statements))
         result = self.run(replanned, question, progress)
-        then = self.report(replanned, question, result, 0.0)
+        second = self.report(replanned, question, result, 0.0)
         placed = {segment.run for segment in replanned.plan.segments}
-        both = replace(
+        combined = replace(
             report,
             outcomes=[
                 *(each for each in report.outcomes if each.run not in moved),
-                *then.outcomes,
+                *second.outcomes,
             ],
-            refusals=[*report.refusals, *then.refusals],
+            refusals=[*report.refusals, *second.refusals],
             replaced=(
                 *report.replaced,
                 *(
@@ -206,10 +212,10 @@ class Backfiller:
                     if run in placed
                 ),
             ),
-            event_files=tuple(dict.fromkeys((*report.event_files, *then.event_files))),
+            event_files=tuple(dict.fromkeys((*report.event_files, *second.event_files))),
         )
-        known = {**planned.prepared, **replanned.prepared}
-        return both, replace(replanned, prepared=known, statements=statements)
+        prepared_runs = {**planned.prepared, **replanned.prepared}
+        return combined, replace(replanned, prepared=prepared_runs, statements=statements)
 
     def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
@@ -225,9 +231,9 @@ class Backfiller:
     def missing(
         self, question: Question, runs: Sequence[Run], statements: StatementSources | None = None
     ) -> MissingValues:
-        """Return which of `runs` lack values of the names, in the iterations that are asked for."""
+        """Return which of `runs` lack values of the names, in the requested iterations."""
         if question.at:
-            parse_at(question.at)  # if it cannot be read, it is wrong for every run
+            parse_at(question.at)  # raises here instead of once per run
         selected = self._select(question.where, runs)
         if statements is None:
             statements = self.statements(self.runs.all(), question.sure)
@@ -312,8 +318,8 @@ class Backfiller:
         again = {segment.run for segment in plan.segments}
         shared = SharedStages({})
         if self._may_share_start(question):
-            known = read_reasons(self.project.cache)
-            shared = shared_stages(prepared, plan.segments, known)
+            obstacles = read_obstacles(self.project.cache)
+            shared = shared_stages(prepared, plan.segments, obstacles)
         return PlanReport(
             plan,
             refusals,
@@ -363,7 +369,7 @@ class Backfiller:
         self._learn(claims.planned, outcomes, prepared)
         # only processes of this machine share a set-up
         if unshared := getattr(executor, "unshared", None):
-            save_reasons(self.project.cache, unshared)
+            save_obstacles(self.project.cache, unshared)
         return _PoolResult(outcomes, len(pool.filled_elsewhere))
 
     def report(
@@ -422,7 +428,7 @@ class Backfiller:
         }
 
     def _survey(self, incomplete: Sequence[PreparedRun]) -> Survey:
-        """Return what has to run again; this machine is measured first if that is worth its time."""
+        """Return the work that must run again; this machine is measured first if that is worth the time."""
         corrections = read_cost_corrections(self.project.cache, self.machines.name)
         questions = [each.question() for each in incomplete]
         this_machine = self.machines.here()
@@ -450,7 +456,7 @@ class Backfiller:
         incomplete: Sequence[PreparedRun],
         again: set[str],
     ) -> list[str]:
-        """Return sentences on what the user should know before the plan runs."""
+        """Return sentences that the user should read before the plan runs."""
         notes: list[str] = []
         if missing.other_scripts:
             scripts = ", ".join(sorted({run.script for run in missing.other_scripts}))
@@ -478,13 +484,13 @@ class Backfiller:
     def _simultaneous_backfills(self, names: Sequence[str]) -> list[str]:
         """Return a sentence for each running backfill that fills some of the same names."""
         return [
-            f"backfill {other.id} is filling {', '.join(both)} now; what it does is not done twice"
+            f"backfill {other.id} is filling {', '.join(both)} now; its cells are not filled twice"
             for other in running_backfills(self.project)
             if (both := [name for name in names if name in other.names])
         ]
 
     def _changed_inputs(self, prepared: Iterable[PreparedRun]) -> list[str]:
-        """Return a sentence for each file that is no longer what runs read."""
+        """Return a sentence for each input file that changed since runs read it."""
         runs_by_path: dict[str, list[str]] = {}
         for each in prepared:
             for path in changed_inputs(each.run, *self._preparer.stored_files(each.run)):
@@ -492,7 +498,7 @@ class Backfiller:
         return [f"{path} is not what {_named(runs)} read" for path, runs in runs_by_path.items()]
 
     def _environment_differences(self, prepared: Iterable[PreparedRun]) -> list[str]:
-        """Return a phrase for each variable that differs from what runs read."""
+        """Return a phrase for each environment variable that changed since runs read it."""
         runs_by_phrase: dict[str, list[str]] = {}
         for each in prepared:
             for phrase in environment_differences(self.runs.folder(each.run.id), os.environ):

@@ -1,7 +1,8 @@
 """Which values earlier replays have filled, so that none is computed twice and none is left out.
 
-A *cell* is what one replay can fill of a name: an iteration of the main loop, or what is logged before the
-loop (`head`) or after it (`tail`). A replay counts if it was exact and logged the name in the same way.
+A *cell* is the smallest part of a name's values that a replay can fill: an iteration of the main loop, or all
+that is logged before the loop (`head`) or after it (`tail`). A replay counts if it was exact and logged the
+name in the same way.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ selects the whole iteration."""
 Cell = int | str
 """An iteration of the main loop, `head` or `tail`."""
 ALL = 1 << 62
-"""End of a range of iterations that goes on to the end of its loop."""
+"""End of a range of iterations without an upper bound."""
 DigestOf = Callable[[str], str]
-"""Returns a text for a name that two versions share if they log the name in the same way."""
+"""Returns a text for a name; equal for two versions that log the name in the same way."""
 
 _SHARED_FACTS = ("limits", "inner", "same", "version")
 """Facts that two replays of one statement share."""
@@ -167,7 +168,7 @@ def filled_cells(
     probes: Sequence[Probe],
     digest_of: DigestOf,
 ) -> frozenset[Cell]:
-    """Return the cells of `name` that replays filled which count."""
+    """Return the cells of `name` that the replays that count have filled."""
     counting = (replay for replay in replays if _counts(query, replay, name, digest_of))
     return frozenset[Cell]().union(*(cells_of(query, probes, each.facts) for each in counting))
 
@@ -175,7 +176,7 @@ def filled_cells(
 def cells_of(
     query: CoverageQuery, probes: Sequence[Probe], facts: Mapping[str, Any]
 ) -> frozenset[Cell]:
-    """Return the cells of what `probes` log that a replay with these facts fills."""
+    """Return the cells that a replay with these facts fills, of the names that `probes` log."""
     ends = frozenset[Cell](end for end in _ends_of(query, probes) if facts.get(end))
     return ends | _covered_iterations(query, facts) if _runs_in_main(query, probes) else ends
 
@@ -186,7 +187,7 @@ def is_unproved(replay: Replay) -> bool:
 
 
 def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
-    """Return True if later exact replays did again all that `replay` was to do."""
+    """Return True if later exact replays together cover everything that `replay` covers."""
     uncovered = set(_covered_ranges(replay))
     ends = {end for end in ("head", "tail") if replay.facts.get(end)}
     for other in replays:
@@ -263,7 +264,7 @@ def _ends_of(query: CoverageQuery, probes: Sequence[Probe]) -> set[str]:
 
 
 def _counts(query: CoverageQuery, replay: Replay, name: str, digest_of: DigestOf) -> bool:
-    """Return True if what a replay filled of `name` answers the query."""
+    """Return True if the values of `name` that a replay filled answer the query."""
     if name not in replay.names:
         return False
     if replay.proof.verdict is not Verdict.EXACT and (

@@ -40,7 +40,7 @@ def missing_input(run: Run, root: Path, stored: Collection[str] = ()) -> str:
 
 
 def changed_inputs(run: Run, root: Path, stored: Collection[str] = ()) -> list[Path]:
-    """Return the input files that are no longer what the run read."""
+    """Return the input files that changed since the run read them."""
     changed = []
     for path, recorded in _recorded_inputs(run, root, stored):
         try:
@@ -132,13 +132,13 @@ def logged_outside_project(name: str, root: Path) -> str:
         if name in text and name in names_logged({path.name: text}):
             return (
                 f" {path} logs it, but is outside the project {root}; only files inside it are "
-                f"recorded: set REARVIEW_ROOT={top} and record a run anew."
+                f"recorded: set REARVIEW_ROOT={top} and record a new run."
             )
     return ""
 
 
 def script_is_gone(run: Run, root: Path) -> str:
-    """Return a sentence on a script that is no longer where the run had it; empty if it is."""
+    """Return a sentence if the run's script is no longer at its path; empty if it is."""
     target = run.facts.target or run.script
     if run.facts.module or not target.endswith(".py"):
         return ""
@@ -151,7 +151,7 @@ def script_is_gone(run: Run, root: Path) -> str:
 def logged_in_unparsable_file(name: str, files: Mapping[str, str]) -> str:
     """Return a sentence on a file that does not parse; empty if all parse.
 
-    A file that mentions `name` comes first. The statements of such a file are not seen at all.
+    A file that mentions `name` comes first. Statements of a file that does not parse are not seen at all.
     """
     reasons = {path: try_parse(text) for path, text in files.items()}
     broken = {path: reason for path, reason in reasons.items() if isinstance(reason, str)}
@@ -159,7 +159,7 @@ def logged_in_unparsable_file(name: str, files: Mapping[str, str]) -> str:
         if name in files[path]:
             return f" {path} mentions it, but {reason}: correct that first."
     for path, reason in broken.items():
-        return f" What {path} logs is not seen, because {reason}: correct that first."
+        return f" The log statements of {path} are not seen, because {reason}: correct that first."
     return ""
 
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
 
-from rearview.backfill.corrections import Correction, Corrections, Identity
+from rearview.backfill.hand_places import Correction, Corrections, Identity
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
 from rearview.model.wording import plural
 from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import FileNames, renames
-from rearview.source.notebooks import as_programs, in_cells
+from rearview.source.notebooks import as_programs, name_cells
 from rearview.source.probes.find import check, find
 from rearview.source.probes.probe import Naming, Probe, ProbeKind, Probes, fits, needed
-from rearview.source.propagate.splice import Apart, apart
-from rearview.source.propagate.statement import SURE
+from rearview.source.propagate.carry_statement import SURE
+from rearview.source.propagate.splice import SeparatedLines, separate_lines
 from rearview.source.propagate.versions import (
     HandPlace,
     Statement,
@@ -32,7 +32,7 @@ from rearview.source.propagate.versions import (
     through,
 )
 from rearview.source.scopes import bound_by
-from rearview.source.trees import blocks_of
+from rearview.source.statement_trees import blocks_of
 from rearview.store.versions.versions import WORKTREE, Versions
 
 Texts = Mapping[str, str]
@@ -52,22 +52,22 @@ class Renaming:
     def now(self, version: str, used: Collection[str] | None = None) -> FileNames:
         """Return what the work tree calls the files of a version.
 
-        `used` names those that matter: where all of them are there by their own names, nothing
-        else is looked at.
+        `used` names the files that matter: if the work tree has all of them under the same names, no
+        other file is looked at.
         """
         old = self.text(version)
         if all(path in self.edited for path in (old if used is None else used) if path in old):
             return FileNames({path: path for path in old if path in self.edited})
         if version not in self.chain:
             return renames(old, self.edited)
-        return self._rest(self._last.before(self.newest(version)), old, self.edited)
+        return self._rest(self._last.after(self.newest(version)), old, self.edited)
 
     @cached_property
     def _last(self) -> FileNames:
         return renames(self.text(self.chain[0]), self.edited)
 
     def newest(self, version: str) -> FileNames:
-        """Return what the newest version that was run calls the files of another."""
+        """Return what the newest version that was run calls the files of `version`."""
         newer: str | None = None
         for each in self.chain[: self.chain.index(version) + 1]:
             if each not in self._known:
@@ -76,13 +76,13 @@ class Renaming:
                     self._known[each] = FileNames({path: path for path in old})
                 else:
                     step = renames(old, self.text(newer))
-                    later_names = self._known[newer].before(step)
+                    later_names = self._known[newer].after(step)
                     self._known[each] = self._rest(later_names, old, self.text(self.chain[0]))
             newer = each
         return self._known[version]
 
     def _rest(self, file_names: FileNames, old: Texts, new: Texts) -> FileNames:
-        """Pair straight what was not there in between."""
+        """Pair the remaining files directly: no version in between had them."""
         gone = {path: old[path] for path in old if path not in file_names.now}
         if not gone:
             return file_names
@@ -96,13 +96,13 @@ class Renaming:
         }
         return FileNames({**file_names.now, **more.now}, doubtful)
 
-    def named_anew(self, version: str) -> dict[str, str]:
+    def under_newest_names(self, version: str) -> dict[str, str]:
         """Return the files of a version under the names of the newest one."""
         old = self.text(version)
         return {now: old[then] for then, now in self.newest(version).as_now(old).items()}
 
-    def named_back(self, version: str, outcome: VersionOutcome) -> VersionOutcome:
-        """Return an outcome for files under their newest names with the names of the version."""
+    def under_own_names(self, version: str, outcome: VersionOutcome) -> VersionOutcome:
+        """Return an outcome for files under their newest names with the version's own names."""
         old = self.text(version)
         then = {now: path for path, now in self.newest(version).as_now(old).items()}
         if all(path == now for now, path in then.items()):
@@ -125,8 +125,8 @@ class Renaming:
             reasons=(*outcome.reasons, *rename_reasons),
         )
 
-    def placed_anew(self, version: str, place: HandPlace) -> HandPlace:
-        """Return a place in a version under the name that the newest one has for the file."""
+    def at_newest_name(self, version: str, place: HandPlace) -> HandPlace:
+        """Return a place in a version with the newest name of its file."""
         now = self.newest(version).as_now(self.text(version))
         return replace(place, path=now.get(place.path, place.path))
 
@@ -138,14 +138,14 @@ class Renaming:
             changed = self.now(version, paths).changed
             runs.update((changed[path], path) for path in paths if path in changed)
         return [
-            f"{now} is taken to be what was {then} in {count} run{'s' * (count > 1)}"
+            f"{now} is assumed to be the file that was {then} in {count} run{'s' * (count > 1)}"
             for (now, then), count in sorted(runs.items())
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Propagated:
-    """What becomes of a version that lacks the statements."""
+    """The outcome of propagation for one version."""
 
     version: str
     runs: tuple[str, ...]
@@ -158,18 +158,18 @@ class Propagated:
 
 @dataclass
 class Probing:
-    """The probes in the work tree, as each past version takes them."""
+    """Brings the probes of the work tree into each past version."""
 
     versions: Versions
     runs: Sequence[Run]
     corrections: Corrections
     """Places given by hand."""
     only: tuple[str, ...] = ()
-    """Names of which alone the statements count, with what these need; none: all that is added."""
+    """Only the statements that log these names count, with the statements that they need; empty: all."""
     sure: float = SURE
     """Places less likely right than this are refused."""
     disproved: dict[str, dict[int, dict[tuple[str, int], str]]] = field(default_factory=dict)
-    """By version and number of a statement: places that a replay showed wrong, and how."""
+    """Version -> number of a statement -> place that a replay showed to be wrong -> reason."""
     _texts: dict[str, dict[str, str]] = field(default_factory=dict)
     _older: dict[tuple[str, ...], Probing] = field(default_factory=dict)
 
@@ -197,12 +197,12 @@ class Probing:
         return self._texts[version]
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
-        """Return the probes for `run`: as they stand, or carried back into its version."""
+        """Return the probes for `run`: unchanged, or carried back into its version."""
         try:
             return self._of(run, names)
         except SourceError as exc:
-            exc.args = (in_cells(str(exc), self.edited), *exc.args[1:])
-            exc.general = in_cells(exc.general, self.edited)
+            exc.args = (name_cells(str(exc), self.edited), *exc.args[1:])
+            exc.general = name_cells(exc.general, self.edited)
             raise
 
     def _of(self, run: Run, names: Sequence[str]) -> Probes:
@@ -219,7 +219,7 @@ class Probing:
         try:
             probes = find(old, self.edited, used=used, names=now)
         except ProbeError:
-            # The newest version is the one that was edited: what else was changed there is said.
+            # the user edited the newest version: say what else was changed there
             edited = run.version == self.chain[0] and not self.only
             if not names or edited or not (self.added or self.carrying(names) is not self):
                 raise
@@ -246,7 +246,7 @@ class Probing:
         return find(old, {**old, **outcome.files}, used=used)
 
     def _alone(self, run: Run, probes: Probes, names: Sequence[str]) -> Probes:
-        """Return what an edit adds without the log statements that nobody asked for."""
+        """Return what an edit adds, without log statements that were not requested."""
         probing = self.carrying(names)
         if not names or not probing.only or run.version not in probing.chain:
             return probes
@@ -265,10 +265,10 @@ class Probing:
         return alone if all(alone.of(name) for name in names) else probes
 
     def carrying(self, names: Sequence[str]) -> Probing:
-        """Return what carries the statements that log `names` back, with what these need.
+        """Return the probing that carries the statements that log `names`, with the statements they need.
 
-        It may begin with an older version: a statement that the newest run had already is new to
-        the versions from before it.
+        It may begin with an older version: a statement that the newest run had already is new to earlier
+        versions.
         """
         requested = tuple(names)
         if self.only or not requested:
@@ -276,18 +276,18 @@ class Probing:
         if requested not in self._older:
             patterns = {each for probe in self.added for each in probe.names}
             if all(any(fits(each, name) for each in patterns) for name in requested):
-                self._older[requested] = self._asked(requested, self.runs)
+                self._older[requested] = self._for_names(requested, self.runs)
             else:
-                self._older[requested] = self._begun_earlier(requested)
+                self._older[requested] = self._from_older_version(requested)
         return self._older[requested]
 
-    def _asked(self, names: tuple[str, ...], runs: Sequence[Run]) -> Probing:
+    def _for_names(self, names: tuple[str, ...], runs: Sequence[Run]) -> Probing:
         """Return the probing of some names alone, for the versions of `runs`."""
         probing = Probing(
             self.versions, runs, self.corrections, names, self.sure, _texts=self._texts
         )
         probing.__dict__["edited"] = self.edited
-        if runs is self.runs:  # the same versions: what they say need not be found out again
+        if runs is self.runs:  # the same versions: reuse what was computed for them
             probing.__dict__["renaming"] = self.renaming
             probing.__dict__["_newest"] = self._newest
         return probing
@@ -325,7 +325,7 @@ class Probing:
     def _patterns(self) -> tuple[str, ...]:
         return tuple(names_logged(self.edited))
 
-    def _begun_earlier(self, names: tuple[str, ...]) -> Probing:
+    def _from_older_version(self, names: tuple[str, ...]) -> Probing:
         if not all(map(self.logs, names)):
             return self
         for at, version in enumerate(self.chain[1:], 1):
@@ -335,12 +335,12 @@ class Probing:
                 continue
             if all(probes.of(name) for name in names):
                 older = set(self.chain[at:])
-                return self._asked(names, [run for run in self.runs if run.version in older])
+                return self._for_names(names, [run for run in self.runs if run.version in older])
         return self
 
     @cached_property
     def added(self) -> tuple[Probe, ...]:
-        """What the work tree adds to the newest version that was run."""
+        """Statements that the work tree adds to the newest version that was run."""
         probes: Collection[Probe] = self._newest.probes if self._newest is not None else ()
         if self.only and self._newest is not None:
             probes = needed(self._newest, self.only)
@@ -356,16 +356,16 @@ class Probing:
     @cached_property
     def outcomes(self) -> tuple[VersionOutcome, ...]:
         """Where the added statements belong in each version of the chain."""
-        versions = [self.renaming.named_anew(version) for version in self.chain]
+        versions = [self.renaming.under_newest_names(version) for version in self.chain]
         namings = self._newest.namings if self._newest is not None else ()
-        edited = {**self._named, **{path: each.text for path, each in self._apart.items()}}
+        edited = {**self._named, **{path: each.text for path, each in self._separated.items()}}
         through_versions = through(
             *(edited, self._statements, versions, self._by_hand()),
             list(map(self._moved, namings)),
             self.sure,
             {self.chain.index(version): places for version, places in self.disproved.items()},
         )
-        back = self.renaming.named_back
+        back = self.renaming.under_own_names
         return tuple(
             back(version, outcome)
             for version, outcome in zip(self.chain, through_versions, strict=True)
@@ -373,7 +373,7 @@ class Probing:
 
     @cached_property
     def renaming(self) -> Renaming:
-        """What files were called then and are called now."""
+        """Finds what files were called in past versions."""
         return Renaming(self.text, self.chain, self.edited)
 
     @cached_property
@@ -385,25 +385,25 @@ class Probing:
         return self.renaming.now(newest).as_then(self.edited, self.text(newest))
 
     @cached_property
-    def _apart(self) -> dict[str, Apart]:
-        """The files with added statements, each of these on lines of its own."""
-        spots: dict[str, list[tuple[int, int]]] = {}
+    def _separated(self) -> dict[str, SeparatedLines]:
+        """The files with added statements, with each added statement on lines of its own."""
+        positions: dict[str, list[tuple[int, int]]] = {}
         for probe in self.added:
-            spots.setdefault(probe.path, []).append((probe.line, probe.column))
-        return {path: apart(self._named[path], lines) for path, lines in spots.items()}
+            positions.setdefault(probe.path, []).append((probe.line, probe.column))
+        return {path: separate_lines(self._named[path], lines) for path, lines in positions.items()}
 
     @cached_property
     def _statements(self) -> list[Statement]:
         statements = []
         for probe in self.added:
-            # what is decorated shares its first line with nothing
+            # a decorator shares its line with no other statement
             column = probe.column if probe.first == probe.line else 0
-            first = self._apart[probe.path].line(probe.first, column)
+            first = self._separated[probe.path].line(probe.first, column)
             statements.append(Statement(probe.path, (first, first + probe.last - probe.first)))
         return statements
 
     def _moved(self, naming: Naming) -> Naming:
-        cuts = self._apart[naming.path].cuts if naming.path in self._apart else ()
+        cuts = self._separated[naming.path].cuts if naming.path in self._separated else ()
         for line, _ in reversed(cuts):
             naming = naming.pushed(naming.path, line + 1, 1)
         return naming
@@ -420,9 +420,9 @@ class Probing:
         return bool(outcome.files) and all(source.get(p) == t for p, t in outcome.files.items())
 
     def disprove(self, run: Run, names: Sequence[str], where: tuple[str, int], how: str) -> bool:
-        """Note that a carried statement is wrong at its place; return False if none stands there.
+        """Note that a carried statement is wrong at its place; return False if there is none.
 
-        `where` is the file and line at which it stands in the version with the statements.
+        `where` is its file and line in the version with the statements.
         """
         probing = self.carrying(names)
         at = probing.chain.index(run.version) if run.version in probing.chain else None
@@ -432,7 +432,7 @@ class Probing:
         path, line = where
         now = self.renaming.newest(run.version).as_now(self.text(run.version)) if at else {}
         for number, (statement, placed) in enumerate(
-            zip(outcome.stands, outcome.placed, strict=True)
+            zip(outcome.locations, outcome.placed, strict=True)
         ):
             first, last = statement.lines
             if statement.path == now.get(path, path) and first <= line <= last and placed.text:
@@ -444,7 +444,7 @@ class Probing:
         return False
 
     def _old_line(self, version: str, path: str, probing: Probing, line: int) -> int:
-        """Return the line of a file as it was run before which an inserted line stands."""
+        """Return the line of the recorded file before which a line was inserted."""
         files = probing.outcomes[probing.chain.index(version)].files
         new, old = files[path].splitlines(), self.text(version)[path].splitlines()
         matcher = SequenceMatcher(None, new, old, autojunk=False)
@@ -454,7 +454,7 @@ class Probing:
         return line
 
     def propagated(self) -> list[Propagated]:
-        """Return what becomes of each version, newest first."""
+        """Return the outcome for each version, newest first."""
         return [
             Propagated(
                 version,
@@ -474,9 +474,9 @@ class Probing:
         names: Sequence[str] = (),
         statement: tuple[str, int] | None = None,
     ) -> list[Correction]:
-        """Keep that the statements that log `names` go to a place in the version of `run`.
+        """Store that the statements that log `names` go to a place in the version of `run`.
 
-        `statement` is a file and a line of the work tree, where several statements log a name.
+        `statement` is a file and a line of the work tree; needed if several statements log a name.
         """
         lines = self.text(run.version).get(place.path, "").splitlines()
         if not 1 <= place.line <= len(lines) + 1:
@@ -485,17 +485,17 @@ class Probing:
                 f"{place.line}. `rearview diff {run.id}` shows it.",
                 slug="no-place",
             )
-        made = [
+        corrections = [
             Correction(
                 *(run.version, self._identities[number], place.path, place.line),
                 *(place.after, dict(place.renames), run.id),
             )
-            for number in self._meant(names, statement)
+            for number in self._statements_for(names, statement)
         ]
-        self.corrections.add(made)
-        return made
+        self.corrections.add(corrections)
+        return corrections
 
-    def _meant(self, names: Sequence[str], statement: tuple[str, int] | None) -> list[int]:
+    def _statements_for(self, names: Sequence[str], statement: tuple[str, int] | None) -> list[int]:
         """Return the numbers of the added statements that a correction is for."""
         if statement is not None:
             path, line = statement
@@ -506,8 +506,8 @@ class Probing:
             ]
             if not hits:
                 raise UsageError(
-                    f"No added statement stands at {path}:{line} of the work tree. Those that "
-                    f"belong to {' '.join(names)} are at {self._told(range(len(self.added)))}.",
+                    f"There is no added statement at {path}:{line} of the work tree. Those that "
+                    f"belong to {' '.join(names)} are at {self._places_of(range(len(self.added)))}.",
                     slug="no-probe",
                 )
             return hits
@@ -522,7 +522,7 @@ class Probing:
             ]
             if len(hits) > 1:
                 raise UsageError(
-                    f"{len(hits)} statements log {name}: {self._told(hits)}. Say which one goes "
+                    f"{len(hits)} statements log {name}: {self._places_of(hits)}. Say which one goes "
                     "there with `--statement FILE:LINE`.",
                     slug="which-statement",
                 )
@@ -532,12 +532,12 @@ class Probing:
             if not names or any(fits(each, n) for each in self.added[k].names for n in names)
         ]
 
-    def _told(self, numbers: Collection[int]) -> str:
+    def _places_of(self, numbers: Collection[int]) -> str:
         return ", ".join(f"{self.added[k].path}:{self.added[k].line}" for k in numbers)
 
     @cached_property
     def _identities(self) -> list[Identity]:
-        """What makes each added statement itself, whatever its text is."""
+        """The identity of each added statement, independent of its text."""
         seen: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
         identities = []
         for number, probe in enumerate(self.added):
@@ -551,7 +551,7 @@ class Probing:
 
     @cached_property
     def _trees(self) -> list[tuple[ast.stmt, int]]:
-        """Each added statement as a tree, and a number for the block that it stands in."""
+        """Each added statement as a tree, and a number for its block."""
         statements_at: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
         for path in {probe.path for probe in self.added}:
             blocks: list[list[ast.stmt]] = [ast.parse(self._named[path]).body]
@@ -565,14 +565,14 @@ class Probing:
     def _by_hand(self) -> dict[int, dict[int, HandPlace]]:
         """Return the places given by hand for statements that are still there.
 
-        What is computed in the same block only for a statement goes where the statement goes.
+        Added statements above one in its block, which compute what it logs, go to the same place.
         """
         places_by_version: dict[int, dict[int, HandPlace]] = {}
-        for correction in self.corrections.kept:
+        for correction in self.corrections.all:
             number = correction.statement.find(self._identities)
             if number is None or correction.version not in self.chain:
                 continue
-            place = self.renaming.placed_anew(correction.version, correction.place)
+            place = self.renaming.at_newest_name(correction.version, correction.place)
             at = self.chain.index(correction.version)
             places_by_version.setdefault(at, {})[number] = place
         for places in places_by_version.values():

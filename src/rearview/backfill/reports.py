@@ -1,4 +1,4 @@
-"""What a plan and a backfill report: what would run, what ran, and how far it can be trusted."""
+"""Reports of a plan and of a backfill: what would run, what ran, and whether it was exact."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
-from rearview.backfill.past_statements import StatementSources
-from rearview.backfill.prepare import PreparedRun
+from rearview.backfill.prepare_run import PreparedRun
 from rearview.backfill.shared_setup import SharedStages
+from rearview.backfill.statement_sources import StatementSources
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
 from rearview.model.proof import compared, worst
@@ -32,7 +32,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Unproved:
-    """Names of a run with values that nothing it recorded can be compared with."""
+    """Names of a run with values that cannot be proved: the run recorded nothing to compare with."""
 
     run: str
     names: tuple[str, ...]
@@ -62,7 +62,7 @@ class BackfillReport:
     names: tuple[str, ...] = ()
     """The names that were to get values."""
     replaced: tuple[str, ...] = ()
-    """Sentences on statements that a replay disproved at one place and that went to another."""
+    """Sentences on statements that a replay disproved at one place and that were moved to another."""
     event_files: tuple[str, ...] = ()
     """Folders with event files of values that probes gave to TensorBoard."""
 
@@ -163,7 +163,7 @@ class PlanReport:
     """The parts of their set-up that segments share, and why others are not shared."""
 
     def _repr_html_(self) -> str:
-        """Return what would run as HTML: what a notebook shows."""
+        """Return the plan as HTML, for notebooks."""
         segments = self.plan.segments
         head = (
             f"<p>{escape(str(self.missing))} to fill: {plural(len(segments), 'segment')} of "
@@ -178,8 +178,8 @@ class PlanReport:
         )
         more = f"<p>… and {len(segments) - SHOWN} more</p>" if len(segments) > SHOWN else ""
         refused = "".join(
-            f"<li>{escape(segment.run)}: {escape(segment.reason)}</li>"
-            for segment in self.refusals[:SHOWN]
+            f"<li>{escape(refusal.run)}: {escape(refusal.reason)}</li>"
+            for refusal in self.refusals[:SHOWN]
         )
         names = ("run", "statement in", "iterations", "from", "predicted")
         titles = "".join(f"<th>{name}</th>" for name in names)

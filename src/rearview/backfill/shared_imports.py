@@ -73,9 +73,9 @@ def leading_imports(
 
 
 def _lazy_imports(statements: Collection[str], texts: Collection[bytes]) -> Iterator[str]:
-    """Yield what imported libraries will import by themselves when they are used.
+    """Yield imports that libraries will do by themselves when they are used.
 
-    Left out if the program may do something before that which changes what the import does.
+    An import is left out if the program may do something first that changes its effect.
     """
     libraries = {statement.split()[1].partition(".")[0] for statement in statements}
     for library, (sign, obstacles, statement) in _LAZY.items():
@@ -203,8 +203,8 @@ def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
     return Lead(imports, facts.hash_seed, threads)
 
 
-def waited(run: Run, lead: Lead) -> float:
-    """Return how many seconds the imports took in the run that its replays can share."""
+def import_seconds(run: Run, lead: Lead) -> float:
+    """Return how many seconds the run spent on the imports that its replays can share."""
     modules = [f"{statement.split()[1]}." for statement in lead.imports]
     seconds = run.end.imports
     return sum(

@@ -1,14 +1,15 @@
 """Which parts of their set-up the segments of a backfill share, so that each part runs once.
 
-Segments of different runs share the statements with which their scripts begin, up to the first that
-differs. Segments of one run share everything up to the main loop. What the set-up does when it runs decides
-how much of that is really shared (`runtime/shared_setup.py`); what was found out is remembered here, for
-`--explain` and for the next backfill.
+Segments of different runs share the first statements of their scripts, up to the first that differs.
+Segments of one run share everything up to the main loop. Some set-ups cannot be shared, or only in part, which
+shows only when they run (`runtime/replay/setup_process.py`); the reasons are remembered here, for `--explain` and for
+the next backfill.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from rearview.backfill.segments import RunRequest
+from rearview.backfill.run_facts import RunRequest
 from rearview.backfill.shared_imports import Lead
 from rearview.execute.executor import SetupStage
 from rearview.execute.replay_jobs import script_of
@@ -28,26 +29,26 @@ from rearview.model.plan import SetupStart
 from rearview.model.wording import plural
 from rearview.source.cells import code_hash, imported_modules, only_defines
 from rearview.source.loops import MODULE, loop_ids
-from rearview.store.files import publish
+from rearview.store.files import make_folder, publish
 
 WORTH_SHARING = 0.3
 """Seconds of set-up, without imports of libraries, from which on it is shared."""
 _FILE = "shared-setup.json"
-_MOST_REASONS = 200
-"""Reasons that are remembered; the oldest are forgotten."""
+_MOST_OBSTACLES = 200
+"""Most obstacles that are remembered; the oldest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetupText:
     """The statements of a script before its main loop, as hashes.
 
-    `prefixes[k]` stands for the first k statements with everything that they take in and that is known
-    before they run: arguments, working folder, the project's modules. Equal hashes: they can be shared.
+    `prefixes[k]` is a hash of the first k statements and of everything that they depend on and that is known
+    before they run: arguments, working folder, the project's modules. Runs with equal hashes can share them.
     """
 
     prefixes: tuple[str, ...] = ()
     first_worth: int = 0
-    """So many statements only import, define functions and assign constants."""
+    """Number of leading statements that only import, define functions or assign constants."""
 
 
 def setup_text(run: Run, files: Mapping[str, bytes], home: str) -> SetupText:
@@ -105,11 +106,11 @@ def _statements(data: bytes, main: str, path: str) -> tuple[str, ...]:
 
 
 class RunSetup(Protocol):
-    """What is known of the set-up of a run that is to be replayed."""
+    """The set-up of a run that is to be replayed."""
 
     @property
     def request(self) -> RunRequest:
-        """What is asked of the run."""
+        """The values that are requested of the run."""
 
     @property
     def lead(self) -> Lead | None:
@@ -135,11 +136,11 @@ class SharedStages:
 def shared_stages(
     prepared: Mapping[str, RunSetup],
     segments: Sequence[Segment],
-    known: Mapping[str, KnownReason],
+    obstacles: Mapping[str, SharingObstacle],
 ) -> SharedStages:
     """Return which parts of their set-up the segments of a plan share.
 
-    `known` says what earlier backfills found out about parts.
+    `obstacles` are those that earlier backfills met, by the key of the part.
     """
     counts = Counter(segment.run for segment in segments)
     worth = {
@@ -153,30 +154,32 @@ def shared_stages(
     used: dict[str, list[str]] = {}
     for run, each in worth.items():
         loops = _loops_of(each)
-        found = [
+        possible = [
             SetupStage(each.setup.prefixes[depth], SetupStart(depth, loops))
             for depth in depths[run]
         ]
         if counts[run] > 1 and _is_divided(each, segments):
             key = f"{run}:{each.request.version}"
-            found.append(SetupStage(key, SetupStart(None, (each.request.main_loop or "",))))
-        kept = [one for one in found if one.key not in known or known[one.key].usable]
-        for one in found:
-            if one.start.statements is not None or one.key in known:
-                used.setdefault(one.key, []).append(run)
-        if kept:
-            stages[run] = tuple(kept)
+            possible.append(SetupStage(key, SetupStart(None, (each.request.main_loop or "",))))
+        usable = [
+            stage for stage in possible if stage.key not in obstacles or obstacles[stage.key].usable
+        ]
+        for stage in possible:
+            if stage.start.statements is not None or stage.key in obstacles:
+                used.setdefault(stage.key, []).append(run)
+        if usable:
+            stages[run] = tuple(usable)
     whole = [run for run in stages if stages[run][-1].start.statements is None]
     for key, runs in used.items():
-        reason = known.get(key)
+        obstacle = obstacles.get(key)
         depth = next(
             (s.start.statements for run in runs for s in stages.get(run, ()) if s.key == key), None
         )
         seconds = max(worth[run].setup_seconds for run in runs)
-        if reason is not None and not reason.usable:
-            sentences.append(f"the set-up of {_runs(runs)} is not shared: {reason.text}")
+        if obstacle is not None and not obstacle.usable:
+            sentences.append(f"the set-up of {_runs(runs)} is not shared: {obstacle.text}")
         elif depth is not None and len(runs) > 1:
-            shorter = f"; it ended early before: {reason.text}" if reason else ""
+            shorter = f"; it ended earlier last time: {obstacle.text}" if obstacle else ""
             sentences.append(
                 f"{_runs(runs)} share the first {plural(depth, 'statement')} of their script: the set-up "
                 f"({seconds:.1f} s each when recorded) runs once up to there{shorter}"
@@ -191,17 +194,17 @@ def _runs(runs: Sequence[str]) -> str:
 
 
 def _common_depths(texts: Mapping[str, SetupText]) -> dict[str, list[int]]:
-    """Return, by run, how many statements it has in common with others: once for each place of parting."""
+    """Return, by run, how many first statements it shares with other runs: a number for each group of runs."""
     holders = Counter(prefix for text in texts.values() for prefix in text.prefixes)
     depths: dict[str, list[int]] = {}
     for run, text in texts.items():
-        found = []
+        own_depths = []
         for depth in range(text.first_worth + 1, len(text.prefixes)):
             shared = holders[text.prefixes[depth]]
             following = holders[text.prefixes[depth + 1]] if depth + 1 < len(text.prefixes) else 0
             if shared > 1 and following < shared:
-                found.append(depth)
-        depths[run] = found
+                own_depths.append(depth)
+        depths[run] = own_depths
     return depths
 
 
@@ -222,7 +225,7 @@ def _is_divided(prepared: RunSetup, segments: Sequence[Segment]) -> bool:
     )
 
 
-class KnownReason(msgspec.Struct, frozen=True):
+class SharingObstacle(msgspec.Struct, frozen=True):
     """Why a part of a set-up was not shared, or not to its end."""
 
     text: str
@@ -230,22 +233,24 @@ class KnownReason(msgspec.Struct, frozen=True):
     """Whether the statements before the obstacle were shared."""
 
 
-def read_reasons(cache: Path) -> dict[str, KnownReason]:
-    """Return what earlier backfills found out about parts of set-ups, by key."""
+def read_obstacles(cache: Path) -> dict[str, SharingObstacle]:
+    """Return the obstacles that earlier backfills met, by the key of the part of a set-up."""
     try:
         data = (cache / _FILE).read_bytes()
-        return msgspec.json.decode(data, type=dict[str, KnownReason])
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(data, type=dict[str, SharingObstacle])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
 
 
-def save_reasons(cache: Path, reasons: Mapping[str, tuple[str, bool]]) -> None:
-    """Remember why parts of set-ups were not shared."""
+def save_obstacles(cache: Path, reasons: Mapping[str, tuple[str, bool]]) -> None:
+    """Remember why parts of set-ups were not shared; if the folder cannot be written, they are met again."""
     if not reasons:
         return
-    known = read_reasons(cache)
+    obstacles = read_obstacles(cache)
     for key, (text, usable) in reasons.items():
-        known.pop(key, None)
-        known[key] = KnownReason(text, usable)
-    latest = dict(list(known.items())[-_MOST_REASONS:])
-    publish(cache / _FILE, msgspec.json.encode(latest), durable=False)
+        obstacles.pop(key, None)
+        obstacles[key] = SharingObstacle(text, usable)
+    latest = dict(list(obstacles.items())[-_MOST_OBSTACLES:])
+    with contextlib.suppress(OSError):
+        make_folder(cache)
+        publish(cache / _FILE, msgspec.json.encode(latest), durable=False)

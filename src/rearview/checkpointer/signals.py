@@ -184,7 +184,7 @@ class Signals:
         """
         _TRAP.absorb()
 
-    def heed(self) -> None:
+    def stop_absorbing(self) -> None:
         """Stop ignoring signals: the program continues."""
         _TRAP.absorbing = False
 
@@ -199,7 +199,7 @@ class Signals:
 
     def clear(self) -> None:
         """Forget the request: the program continues (a notebook cell was interrupted)."""
-        self.heed()
+        self.stop_absorbing()
         self._requested = self._deadline = None
         self._settled.clear()
 
@@ -304,7 +304,7 @@ class _Trap:
             signal.signal(number, self.earlier.get(number) or signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if self.absorbing or self.inside:  # inside: an earlier handler that calls what it found, us
+        if self.absorbing or self.inside:  # inside: an earlier handler calls this one again
             return
         listeners = list(self.listeners.get(number, ()))
         insists = (

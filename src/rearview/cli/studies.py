@@ -29,11 +29,11 @@ from rearview.cli.terminal.output import duration, plural, size
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview.multiversion.engine import Progress
     from rearview.multiversion.execution_tree import ExecutionTree
+    from rearview.multiversion.open_study import OpenedStudy
     from rearview.multiversion.package import PackageReader
-    from rearview.multiversion.recorded import OpenedStudy
     from rearview.multiversion.study import Study
+    from rearview.multiversion.tree_engine import ReplayEvent
 
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 PLAIN_EVERY = 10.0
@@ -42,7 +42,7 @@ PLAIN_EVERY = 10.0
 
 def _open(words: Sequence[str]) -> OpenedStudy:
     """Return the study that the words name: programs, an RO-Crate folder, or runs (all runs by default)."""
-    from rearview.multiversion.recorded import names_programs, open_programs, open_runs
+    from rearview.multiversion.open_study import names_programs, open_programs, open_runs
 
     if names_programs(words):
         return open_programs(words)
@@ -67,7 +67,7 @@ def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
     from rearview.multiversion.report import tree_lines, tree_svg
 
     opened = _open(words)
-    built = build_tree(opened.study, opened.known)
+    built = build_tree(opened.study, opened.measurements)
     if svg is not None:
         svg.write_text(tree_svg(built), "utf-8")
         output.said(f"{svg} written.")
@@ -91,7 +91,7 @@ def _said_tree(built: ExecutionTree) -> None:
     )
     for name, why in built.unavailable.items():
         output.said(f"{name} cannot be replayed: {why}.")
-    for text in built.apart:
+    for text in built.unshared:
         output.said(f"{text}.")
 
 
@@ -128,7 +128,7 @@ def pack(package: Path, words: Sequence[str], embed: int, title: str, as_json: b
         package,
         opened.study,
         programs=opened.programs,
-        known=opened.known,
+        measurements=opened.measurements,
         embed=embed,
         title=title or opened.title,
     )
@@ -228,7 +228,7 @@ def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choic
         else:
             opened = _open(words)
         study = opened.study.only(choices["only"]) if choices["only"] else opened.study
-        plan = plan_study(study, options, opened.known, opened.store)
+        plan = plan_study(study, options, opened.measurements, opened.store)
         if not (as_json or quiet) or choices["dry_run"]:
             for line in plan_lines(plan, cache=options.cache, workers=options.workers):
                 (output.said if as_json else output.out)(line)
@@ -270,8 +270,8 @@ def _open_package(
     file: Path, scratch: Path, choices: Mapping[str, Any]
 ) -> tuple[PackageReader, OpenedStudy]:
     from rearview.multiversion.execution_tree import Measurements
+    from rearview.multiversion.open_study import OpenedStudy
     from rearview.multiversion.package import MOST_BYTES, open_package
-    from rearview.multiversion.recorded import OpenedStudy
 
     reader = open_package(file, most_bytes=choices["max_size"] or MOST_BYTES)
     study, programs = reader.extract(
@@ -283,7 +283,7 @@ def _open_package(
 
 def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -> bool:
     """Print what a package contains and would run; return True if the user agrees."""
-    from rearview.multiversion.package_manifest import requirements
+    from rearview.multiversion.package_metadata import requirements
 
     manifest = reader.manifest
     output.said(f"{reader.file.name}: {output.printable(opened.title, line=True)}")
@@ -321,7 +321,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
         return sys.executable
     import hashlib
 
-    from rearview.multiversion.package_manifest import differences, fresh_environment, requirements
+    from rearview.multiversion.package_metadata import differences, fresh_environment, requirements
 
     environment = reader.manifest.environment
     if offline:
@@ -362,7 +362,7 @@ def _run(
         report = replay_study(
             plan,
             options,
-            opened.known,
+            opened.measurements,
             programs=opened.programs,
             environment=os.environ,
             python=python,
@@ -396,7 +396,7 @@ class TreeView:
         self._live: Any = None
         self._done = 0.0
 
-    def __call__(self, event: Progress) -> None:
+    def __call__(self, event: ReplayEvent) -> None:
         """Update the display after an event of the engine."""
         with self._lock:
             row = self._rows.get(event.node)

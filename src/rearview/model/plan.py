@@ -101,7 +101,7 @@ class Plan:
 
 VARIABLE = "REARVIEW_CONTROL"
 """Environment variable that holds a `Control`, so that the command line stays the program's own."""
-LAUNCHER = f"{__file__.removesuffix('model/plan.py')}runtime/process/start.py"
+LAUNCHER = f"{__file__.removesuffix('model/plan.py')}runtime/process/first_file.py"
 """Python file that starts a process which reads a `Control`."""
 
 
@@ -192,7 +192,7 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     environment: dict[str, str]
     folder: str
     log: str
-    beside: str
+    module_folder: str
     """Folder of the program's own modules (`sys.path[0]`)."""
     cores: tuple[int, ...] = ()
     """Cores that it may use; empty: all."""

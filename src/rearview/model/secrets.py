@@ -1,4 +1,4 @@
-"""Recognise and hide secrets in files and on command lines, by the names and values of `model.environment`.
+"""Recognise and hide secrets in files and on command lines, by the names and values of `model.environment_variables`.
 
 - A *file* is not part of a version if its name is that of a file with credentials, or if its text contains a
   private key or the token of a known service.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rearview.model.environment import _SECRET_VALUE, is_secret_name, is_secret_value
+from rearview.model.environment_variables import _SECRET_VALUE, is_secret_name, is_secret_value
 
 HIDDEN = "***"
 """Replaces a secret."""

@@ -52,7 +52,6 @@ class OutputStream(io.TextIOBase):
 
     def __init__(self, outputs: CellOutputs, name: str, fd: int) -> None:
         self.outputs, self.stream, self._fd = outputs, name, fd
-        self.encoding_name = "utf-8"
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -83,7 +82,6 @@ class Descriptors:
     """Collects what C code and child processes write to file descriptors 1 and 2."""
 
     def __init__(self) -> None:
-        self.files: dict[int, int] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -96,7 +94,7 @@ class Descriptors:
             os.close(target)
 
     def take(self, outputs: CellOutputs) -> None:
-        """Move what was written to the outputs of the cell."""
+        """Move the written text to the outputs of the cell."""
         for fd, name in ((1, "stdout"), (2, "stderr")):
             end = os.lseek(fd, 0, os.SEEK_END)
             if end:
@@ -135,8 +133,9 @@ class Reads:
         path = args[0] if args and args[0] is not None else "."
         if isinstance(path, int):
             return
-        full = os.path.normpath(os.path.join(self.folder, os.fsdecode(path)))
-        if not full.startswith(self.folder):
+        # relative to the working folder, which may be below the work folder
+        full = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(path)))
+        if full != self.folder and not full.startswith(self.folder + os.sep):
             return
         name = full[len(self.folder) + 1 :]
         if event != "open":

@@ -34,7 +34,7 @@ from rearview.multiversion.cell_outputs import (
     Reads,
     make_shell,
 )
-from rearview.multiversion.process_state import (
+from rearview.multiversion.cell_process_state import (
     Refused,
     apply_settings,
     exercise,
@@ -383,13 +383,13 @@ class CellProcess:
 
 
 def _no_input(prompt: object = "") -> str:
-    raise EOFError(f"input({prompt!r}) was called: a replay has nobody to ask.")
+    raise EOFError(f"input({prompt!r}) was called, but a replay has no keyboard.")
 
 
 def main() -> None:
     """Connect to the engine, announce this process and serve."""
     path, token, notebook = sys.argv[-3:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C and ends this process
     channel = Channel(path)
     process = CellProcess(channel)
     if notebook == "1":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import UsageError
-from rearview.model.lineage import CellLineage, difference
+from rearview.model.cell_lineage import CellLineage, difference
 from rearview.multiversion.study import Study, StudyCell, StudyVersion, split_loops
 from rearview.plan.versions.tree import START, Cell, Tree, merge
 from rearview.source.cells import imported_modules, only_defines
@@ -23,7 +23,7 @@ UNKNOWN_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class CellFacts:
-    """What an execution of a cell measured."""
+    """Measurements of one execution of a cell."""
 
     seconds: float
     size: int
@@ -31,17 +31,17 @@ class CellFacts:
 
 
 def cells_as_written(
-    version: StudyVersion, known: Measurements
+    version: StudyVersion, measurements: Measurements
 ) -> list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]:
     """Return (facts, outputs of the last replay) for each cell of the author.
 
-    `version` may have loops that were cut: their parts are added up again.
+    Loops of `version` may have been cut into parts; their facts are added up.
     """
     chain = ""
     rows: list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]] = []
     for cell in version.cells:
         chain = chain_of(chain, cell.code)
-        rows.append((known.get(chain), known.outputs(chain)))
+        rows.append((measurements.get(chain), measurements.outputs(chain)))
         if cell.parts > 1:
             parts = rows[-cell.parts :]
             del rows[-cell.parts :]
@@ -66,7 +66,7 @@ def cells_as_written(
 
 
 class Measurements:
-    """What earlier replays measured, by the code of a cell and of all cells before it.
+    """Facts that earlier replays measured, by the code of a cell and of all cells before it.
 
     An append-only file of JSON lines; the last line about a cell holds.
     """
@@ -86,7 +86,7 @@ class Measurements:
                     continue  # a line cut short by a crash: that cell is measured again
 
     def get(self, chain: str) -> CellFacts | None:
-        """Return what is known about the cell that ends a chain of cells."""
+        """Return the facts of the cell that ends a chain of cells; None if it was never measured."""
         return self._facts.get(chain)
 
     def learn(self, chain: str, facts: CellFacts) -> None:
@@ -94,7 +94,7 @@ class Measurements:
         self._facts.setdefault(chain, facts)
 
     def add(self, chain: str, facts: CellFacts) -> None:
-        """Remember what a cell took."""
+        """Store the facts of a cell."""
         before = self._facts.get(chain)
         self._facts[chain] = facts
         close = (
@@ -113,14 +113,14 @@ class Measurements:
             stream.write(json.dumps(line | {"reads": list(facts.reads)}) + "\n")
 
     def keep_outputs(self, chain: str, outputs: Sequence[dict[str, Any]]) -> None:
-        """Remember what a cell of a script showed: scripts do not store it themselves."""
+        """Store the outputs of a cell of a script, which does not store them itself, as a notebook does."""
         if self.file is not None:
             folder = self.file.parent / "outputs"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{chain}.json").write_text(json.dumps(list(outputs)), "utf-8")
 
     def outputs(self, chain: str) -> tuple[dict[str, Any], ...] | None:
-        """Return what a cell of a script showed in the last replay; None if that is not known."""
+        """Return the outputs of a cell of a script in the last replay; None if they are not stored."""
         if self.file is None:
             return None
         try:
@@ -147,7 +147,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionTree:
-    """The tree as the planner sees it, and what each node is."""
+    """The tree of the planner, with the cell of each node."""
 
     tree: Tree
     nodes: tuple[Node, ...]
@@ -156,8 +156,8 @@ class ExecutionTree:
     """Version -> its nodes, in order."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Version -> why it cannot be replayed."""
-    apart: tuple[str, ...] = ()
-    """Where versions run the same code and do not share its state, with the reason."""
+    unshared: tuple[str, ...] = ()
+    """A sentence for each place where versions run the same code and do not share its state, with the reason."""
 
     @property
     def cells_in_all(self) -> int:
@@ -171,25 +171,25 @@ def chain_of(before: str, code: str) -> str:
 
 
 def build_tree(
-    study: Study, known: Measurements | None = None, *, start: float = 0.0
+    study: Study, measurements: Measurements | None = None, *, start: float = 0.0
 ) -> ExecutionTree:
     """Return the execution tree of a study.
 
     The lineage of a cell is g_i = (g_{i-1}, h_i, E_i). E_i are the inputs of the cell that are not the
-    same for all versions: files by content, arguments, environment variables. Where it is not known
-    which cell reads an input, the earliest cell that could is taken, so that a state is never shared
+    same for all versions: files by content, arguments, environment variables. If it is not recorded
+    which cell reads an input, it counts for the earliest cell that could, so that a state is never shared
     wrongly.
     """
     if not study.versions:
         raise UsageError("There are no versions to put into a tree.", slug="no-versions")
-    known = known or Measurements()
+    measurements = measurements or Measurements()
     study = split_loops(study)
     programs = {version.program for version in study.versions}
     differing = _differing(study.versions, programs)
     chains: list[list[str]] = []
     rows: list[list[Cell]] = []
     unavailable: dict[str, str] = {}
-    groups, apart = _recorded_groups(study.versions)
+    groups, unshared = _recorded_groups(study.versions)
     for version in study.versions:
         gone = [n for n, ref in version.files.items() if ref.place is None and n not in programs]
         if gone:
@@ -199,7 +199,7 @@ def build_tree(
         version_chains: list[str] = []
         lineage = f"{'notebook' if version.notebook else 'script'} in {version.cwd}"
         chain = ""
-        events = _events(version, differing, known)
+        events = _events(version, differing, measurements)
         row: list[Cell] = []
         for i, cell in enumerate(version.cells):
             chain = chain_of(chain, cell.code)
@@ -207,19 +207,21 @@ def build_tree(
             inputs = [*events.get(i, []), *groups.get((version.name, i), [])]
             text = json.dumps([lineage, cell.code, inputs])
             lineage = hashlib.sha256(text.encode()).hexdigest()[:32]
-            row.append(_planned(cell, lineage, known.get(chain)))
+            row.append(_planned(cell, lineage, measurements.get(chain)))
         chains.append(version_chains)
         rows.append(row)
     tree = merge(rows, start=start)
-    return replace(_described(tree, study, chains, known, unavailable), apart=tuple(apart))
+    return replace(
+        _described(tree, study, chains, measurements, unavailable), unshared=tuple(unshared)
+    )
 
 
 def _recorded_groups(
     versions: Sequence[StudyVersion],
 ) -> tuple[dict[tuple[str, int], list[Any]], list[str]]:
-    """Return what tells recorded states apart that follow the same code, and the reasons.
+    """Return marks that separate recorded states after the same code, and the reasons as sentences.
 
-    Two versions share the state after a cell only if both runs took in the same, at similar cost, and left
+    Two versions share the state after a cell only if both runs read the same inputs, at similar cost, and left
     the same values in variables that have a fingerprint.
     """
     seen: dict[str, list[tuple[str, CellLineage]]] = {}
@@ -262,7 +264,7 @@ def _described(
     tree: Tree,
     study: Study,
     chains: Sequence[Sequence[str]],
-    known: Measurements,
+    measurements: Measurements,
     unavailable: Mapping[str, str],
 ) -> ExecutionTree:
     paths: dict[str, tuple[int, ...]] = {}
@@ -280,7 +282,7 @@ def _described(
         if entry is None:  # merge makes no node without a version
             raise AssertionError
         cell, chain, number = entry
-        measured = known.get(chain) is not None or cell.seconds is not None
+        measured = measurements.get(chain) is not None or cell.seconds is not None
         nodes.append(Node(cell, chain, number, tuple(names), measured))
     return ExecutionTree(tree, tuple(nodes), study, paths, unavailable)
 
@@ -317,7 +319,7 @@ def _content(version: StudyVersion, name: str) -> str:
         return version.files[name].digest
     if name in version.files or name.endswith(".py"):
         return ""
-    # absent, but a program that lists a folder would have seen it there
+    # absent, but a program that lists the folder may depend on its absence
     folder = name.rpartition("/")[0]
     suffix = Path(name).suffix
     peers = (other for other in version.inputs if other.rpartition("/")[0] == folder)
@@ -325,7 +327,7 @@ def _content(version: StudyVersion, name: str) -> str:
 
 
 def _events(
-    version: StudyVersion, differing: _Differences, known: Measurements
+    version: StudyVersion, differing: _Differences, measurements: Measurements
 ) -> dict[int, list[Any]]:
     """Return, per cell, the inputs by which this version may differ from others."""
     events: dict[int, list[Any]] = {}
@@ -335,7 +337,7 @@ def _events(
     chain = ""
     for cell in version.cells:
         chain = chain_of(chain, cell.code)
-        facts = known.get(chain)
+        facts = measurements.get(chain)
         reads.append(facts.reads if facts else cell.reads)
     for name in differing.files:
         content = _content(version, name)
@@ -377,7 +379,7 @@ def _reader(
             return i
     if unseen < len(reads):
         return unseen
-    # no measured cell read it, as far as Python sees: a library may have, if it is there
+    # no measured cell read it through Python; a library may have read it, if it exists
     traced = all(cell.lineage is not None for cell in version.cells)
     return None if absent or traced else 0
 

@@ -29,14 +29,14 @@ from rearview.multiversion.execution_tree import (
     cells_as_written,
     to_json,
 )
-from rearview.multiversion.package_manifest import (
+from rearview.multiversion.package_metadata import (
     Manifest,
     PackedCell,
     PackedFile,
     PackedVersion,
+    crate_of,
     describe_environment,
 )
-from rearview.multiversion.ro_crate import crate_of
 from rearview.multiversion.study import (
     FileRef,
     Study,
@@ -65,7 +65,7 @@ Measured = list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What `pack` wrote."""
+    """The package that `pack` wrote."""
 
     file: Path
     versions: int
@@ -82,18 +82,18 @@ def pack(
     study: Study,
     *,
     programs: Mapping[str, bytes],
-    known: Measurements,
+    measurements: Measurements,
     embed: int = EMBEDDED,
     title: str = "",
 ) -> Packed:
     """Write a study to a package; the file appears only when it is complete."""
-    tree = build_tree(study, known)
+    tree = build_tree(study, measurements)
     contents: dict[str, Path | bytes] = {}
     referenced: dict[str, None] = {}
     digests: dict[Path, str] = {}
     versions = []
     for version, cut in zip(study.versions, split_loops(study).versions, strict=True):
-        measured = cells_as_written(cut, known)
+        measured = cells_as_written(cut, measurements)
         program = programs[version.name]
         source = hashlib.sha256(program).hexdigest()
         contents[source] = program
@@ -121,7 +121,7 @@ def pack(
 
 
 def _needed(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
-    """Return the files that a version needs: those it was observed to read, or all if that is not known."""
+    """Return the files that a version needs: those it was observed to read, or all if that is not measurements."""
     reads: set[str] = set()
     for cell, (facts, _) in zip(version.cells, measured, strict=True):
         cell_reads = facts.reads if facts else cell.reads
@@ -208,7 +208,7 @@ def _compression(file: Path) -> int:
     return zipfile.ZIP_DEFLATED if dense else zipfile.ZIP_STORED
 
 
-# What follows reads packages from elsewhere.
+# The rest of the module reads packages from elsewhere.
 
 
 class PackageReader:

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rearview.multiversion.engine import CellResult, Engine, Progress, ReplayResult
 from rearview.multiversion.execution_tree import (
     ExecutionTree,
     Measurements,
     build_tree,
     without,
 )
-from rearview.multiversion.states import stored_size
+from rearview.multiversion.kept_states import stored_size
 from rearview.multiversion.study import Study, StudyVersion
-from rearview.multiversion.verdicts import OutputVerdict, Same, Tolerance, compare
+from rearview.multiversion.tree_engine import CellResult, ReplayEvent, ReplayResult, TreeEngine
+from rearview.multiversion.verdicts import OutputMatch, OutputVerdict, Tolerance, compare
 from rearview.plan.versions.order import Order, order
 from rearview.plan.versions.tree import START, CacheLevel, Tree
 from rearview.source.cells import only_defines
@@ -80,12 +80,16 @@ class VersionReport:
     """Why the version could not be replayed, or why it ended early."""
 
     @property
-    def same(self) -> Same:
+    def same(self) -> OutputMatch:
         """The worst verdict of its cells."""
         verdicts = [cell.verdict.same for cell in self.cells]
-        if Same.DIFFERENT in verdicts or (self.problem and Same.SAME not in verdicts):
-            return Same.DIFFERENT
-        return Same.NOT_COMPARABLE if Same.NOT_COMPARABLE in verdicts else Same.SAME
+        if OutputMatch.DIFFERENT in verdicts or (self.problem and OutputMatch.SAME not in verdicts):
+            return OutputMatch.DIFFERENT
+        return (
+            OutputMatch.NOT_COMPARABLE
+            if OutputMatch.NOT_COMPARABLE in verdicts
+            else OutputMatch.SAME
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class StudyReport:
     @property
     def exact(self) -> bool:
         """Whether no version is different and none is missing."""
-        return all(v.same is not Same.DIFFERENT and not v.problem for v in self.versions)
+        return all(v.same is not OutputMatch.DIFFERENT and not v.problem for v in self.versions)
 
     @property
     def computed_alone(self) -> float:
@@ -128,13 +132,13 @@ class StudyPlan:
 def plan_study(
     study: Study,
     options: ReplayOptions,
-    known: Measurements,
+    measurements: Measurements,
     store: Path | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> StudyPlan:
     """Return the tree of a study and the order to replay it in."""
-    tree = build_tree(study, known, start=START_SECONDS)
+    tree = build_tree(study, measurements, start=START_SECONDS)
     if tree.unavailable and len(tree.unavailable) < len(study.versions):
         smaller = without(tree, list(tree.unavailable))
         tree = replace(smaller, unavailable=tree.unavailable)
@@ -178,7 +182,7 @@ def _import_seconds(tree: ExecutionTree) -> list[float]:
 
 
 def _state_names(tree: ExecutionTree) -> dict[int, str]:
-    """Return names for stored states; they are equal only if lineage, interpreter and all files are."""
+    """Return names for stored states; equal only for equal lineage, interpreter and files."""
     machine = f"{sys.version} {platform.machine()} {os.environ.get('OMP_NUM_THREADS', '')}"
     prints: dict[str, str] = {}
     for version in tree.study.versions:
@@ -200,21 +204,21 @@ def _state_names(tree: ExecutionTree) -> dict[int, str]:
 def replay_study(
     plan: StudyPlan,
     options: ReplayOptions,
-    known: Measurements,
+    measurements: Measurements,
     *,
     programs: Mapping[str, bytes],
     environment: Mapping[str, str],
     python: str = sys.executable,
     store: Path | None = None,
-    tell: Callable[[Progress], None] = lambda _: None,
+    tell: Callable[[ReplayEvent], None] = lambda _: None,
 ) -> StudyReport:
     """Run a plan and compare the outputs of the cells with the author's."""
-    engine = Engine(
+    engine = TreeEngine(
         plan.tree,
         plan.order,
         plan.levels,
         programs=programs,
-        known=known,
+        measurements=measurements,
         workers=options.workers,
         python=python,
         environment=environment,
@@ -226,12 +230,12 @@ def replay_study(
         tell=tell,
     )
     result = engine.run()
-    for node, got in result.results.items():
+    for node, cell_result in result.results.items():
         version = next(
             v for v in plan.tree.study.versions if v.name == plan.tree.nodes[node].versions[0]
         )
-        if not version.notebook and got.ended in {"done", "exit"}:
-            known.keep_outputs(plan.tree.nodes[node].chain, got.outputs)
+        if not version.notebook and cell_result.ended in {"done", "exit"}:
+            measurements.keep_outputs(plan.tree.nodes[node].chain, cell_result.outputs)
     reports = [
         _version_report(plan.tree, version, result, options.tolerance)
         for version in plan.tree.study.versions
@@ -257,10 +261,10 @@ def _version_report(
         first = tree.nodes[node].versions[0] == version.name
         if stopped is not None or cell_result is None:
             verdict = OutputVerdict(
-                Same.NOT_COMPARABLE, "it did not run: a cell before it ended the program"
+                OutputMatch.NOT_COMPARABLE, "it did not run: a cell before it ended the program"
             )
             if stopped is not None and stopped.ended == "exit":
-                verdict = OutputVerdict(Same.SAME, "the program had ended")
+                verdict = OutputVerdict(OutputMatch.SAME, "the program had ended")
             cells.append(CellReport(i + 1, cell.title, verdict, 0.0, not first, "not run"))
             continue
         verdict = _cell_verdict(version, nodes, i, result, tolerance)
@@ -279,7 +283,7 @@ def _version_report(
             stopped = cell_result
             if cell_result.ended != "exit":
                 problem = f"Cell {i + 1} ({cell.title}) ended the branch: {_reason(cell_result)}."
-                if verdict.same is Same.SAME:
+                if verdict.same is OutputMatch.SAME:
                     problem = ""  # the author's cell failed in the same way
     if version.printed is not None and not problem:
         cells = _with_printed(version, nodes, result, cells, tolerance)
@@ -305,11 +309,13 @@ def _cell_verdict(
         later_cell.parts > j and later_cell.outputs is not None
         for j, later_cell in enumerate(version.cells[i:])
     ):
-        return OutputVerdict(Same.SAME, "a part of a loop: judged at its end")
+        return OutputVerdict(OutputMatch.SAME, "a part of a loop: judged at its end")
     if cell.outputs is None and cell_result.ended in {"failed", "stopped"}:
-        return OutputVerdict(Same.DIFFERENT, f"it {cell_result.ended}: {_reason(cell_result)}")
+        return OutputVerdict(
+            OutputMatch.DIFFERENT, f"it {cell_result.ended}: {_reason(cell_result)}"
+        )
     if cell_result.ended == "stopped":
-        return OutputVerdict(Same.DIFFERENT, cell_result.why)
+        return OutputVerdict(OutputMatch.DIFFERENT, cell_result.why)
     outputs: list[dict[str, Any]] = []
     for node in nodes[i - cell.parts + 1 : i + 1]:
         outputs.extend(result.results[node].outputs if node in result.results else ())
@@ -341,7 +347,9 @@ def _with_printed(
     whole_verdict = OutputVerdict(
         verdict.same, verdict.why or "all that was printed is the same", verdict.diff
     )
-    cell_verdict = OutputVerdict(Same.SAME, "judged by all that was printed, at the last cell")
+    cell_verdict = OutputVerdict(
+        OutputMatch.SAME, "judged by all that was printed, at the last cell"
+    )
     if not cells:
         return cells
     return [

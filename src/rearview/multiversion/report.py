@@ -8,12 +8,12 @@ from typing import Any
 from rearview.model.wording import plural
 from rearview.multiversion.execution_tree import ExecutionTree
 from rearview.multiversion.replay import StudyPlan, StudyReport
-from rearview.multiversion.verdicts import Same
+from rearview.multiversion.verdicts import OutputMatch
 from rearview.plan.versions.tree import START
 
 MOST_IMAGE = 4 << 20
 """Largest image that is put into the page, in bytes."""
-_MARKS = {Same.SAME: "=", Same.DIFFERENT: "!", Same.NOT_COMPARABLE: "?"}
+_MARKS = {OutputMatch.SAME: "=", OutputMatch.DIFFERENT: "!", OutputMatch.NOT_COMPARABLE: "?"}
 
 
 def seconds_text(seconds: float) -> str:
@@ -165,7 +165,7 @@ def report_lines(report: StudyReport) -> list[str]:
         if version.problem:
             lines.append(f"    {version.problem}")
         for cell in version.cells:
-            if cell.verdict.same is Same.DIFFERENT and not version.problem.startswith(
+            if cell.verdict.same is OutputMatch.DIFFERENT and not version.problem.startswith(
                 f"Cell {cell.number} "
             ):
                 lines.append(f"    cell {cell.number} ({cell.title}): {cell.verdict.why}")
@@ -252,7 +252,7 @@ def report_html(report: StudyReport, title: str = "Replay") -> str:
             if cell.verdict.diff:
                 body.append(f"<pre>{esc(cell.verdict.diff)}</pre>")
             body.extend(_output_html(output) for output in cell.outputs)
-            opened = " open" if cell.verdict.same is Same.DIFFERENT else ""
+            opened = " open" if cell.verdict.same is OutputMatch.DIFFERENT else ""
             cells.append(
                 f"<details{opened}><summary>[{cell.number}] <code>{esc(cell.title)}</code> "
                 f'<span class="{state.partition(" ")[0]}">{state}</span> '

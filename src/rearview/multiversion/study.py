@@ -1,4 +1,4 @@
-"""A study: versions of one program, each a list of cells with what is known about them.
+"""A study: versions of one program, each a list of cells with their measurements.
 
 Versions come from notebooks and scripts on disk, from recorded runs, or from a package.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import SourceError, UsageError
-from rearview.model.lineage import CellLineage
+from rearview.model.cell_lineage import CellLineage
 from rearview.source.cells import code_hash, cut
 
 SKIPPED_FOLDERS = frozenset(
@@ -22,7 +22,7 @@ SKIPPED_FOLDERS = frozenset(
     | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"}
 )
 MOST_FILES = 20_000
-"""Files that a study may have beside its programs."""
+"""Most files that a study may have besides its programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class StudyCell:
     reads: tuple[str, ...] | None = None
     """Files of the project that it read, relative to the project; None: not recorded."""
     lineage: CellLineage | None = None
-    """What the recorded run of it took in, cost and left; None: not recorded."""
+    """Inputs, cost and resulting variables of its recorded run; None: not recorded."""
     parts: int = 1
-    """How many cells up to this one are parts of one cell of the author, a loop that was cut."""
+    """Number of cells, up to this one, into which a loop of the author was cut; 1 if it was not cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ class Study:
 
     def only(self, names: Sequence[str]) -> Study:
         """Return the study with the named versions only; raise if one does not exist."""
-        have = {version.name: version for version in self.versions}
-        missing = [name for name in names if name not in have]
+        by_name = {version.name: version for version in self.versions}
+        missing = [name for name in names if name not in by_name]
         if missing:
             raise UsageError(
-                f"There is no version {missing[0]!r}. The versions are {', '.join(have)}.",
+                f"There is no version {missing[0]!r}. The versions are {', '.join(by_name)}.",
                 slug="no-version",
             )
-        return Study(tuple(have[name] for name in dict.fromkeys(names)))
+        return Study(tuple(by_name[name] for name in dict.fromkeys(names)))
 
 
 def digest_of(file: Path) -> str:
@@ -117,7 +117,7 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # cells without ids: nothing that matters here
+            warnings.simplefilter("ignore")  # about cells without ids, which do not matter here
             content = nbformat.reads(data, as_version=4)
         raw = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
         metadata = content.get("metadata", {})
@@ -132,10 +132,10 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
             if not isinstance(text, str):
                 raise TypeError("the source of a cell is not text")  # noqa: TRY301
             if text.strip() and "skip-execution" not in cell.get("metadata", {}).get("tags", ()):
-                known = cell.get("execution_count") is not None or bool(cell.get("outputs"))
+                executed = cell.get("execution_count") is not None or bool(cell.get("outputs"))
                 outputs = tuple(_plain(output) for output in cell.get("outputs", ()))
                 cells.append(
-                    StudyCell(text, _title(text), code_hash(text), outputs if known else None)
+                    StudyCell(text, _title(text), code_hash(text), outputs if executed else None)
                 )
     except Exception as exc:
         raise SourceError(
@@ -213,7 +213,7 @@ def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return names without suffix where that keeps them distinct."""
+    """Return the paths without suffix if they stay distinct, else unchanged."""
     short = [str(Path(path).with_suffix("")) for path in paths]
     return short if len(set(short)) == len(short) else list(paths)
 
@@ -353,7 +353,7 @@ def _parts(cell: StudyCell, loop: _Loop, stops: Sequence[int]) -> list[StudyCell
 
 
 def _part_of(lineage: CellLineage | None, share: float) -> CellLineage | None:
-    """Return the lineage of a part of a loop: what variables held in between was not recorded."""
+    """Return the lineage of a part of a loop; values of variables between two parts were not recorded."""
     if lineage is None:
         return None
     return replace(lineage, seconds=lineage.seconds * share, variables={})

@@ -53,7 +53,7 @@ _VARYING = (
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-class Same(StrEnum):
+class OutputMatch(StrEnum):
     """Whether the outputs of a replay equal the author's."""
 
     SAME = "same"
@@ -65,7 +65,7 @@ class Same(StrEnum):
 class OutputVerdict:
     """How the outputs of one cell compare, and why."""
 
-    same: Same
+    same: OutputMatch
     why: str = ""
     diff: str = ""
 
@@ -80,7 +80,7 @@ class Tolerance:
     """Compare images as the eye sees them rather than pixel by pixel."""
 
 
-SAME = OutputVerdict(Same.SAME)
+SAME = OutputVerdict(OutputMatch.SAME)
 
 
 def compare(
@@ -91,7 +91,7 @@ def compare(
     """Return how the outputs of a replayed cell compare with the author's."""
     tolerance = tolerance or Tolerance()
     if author is None:
-        return OutputVerdict(Same.NOT_COMPARABLE, "the author's outputs were not recorded")
+        return OutputVerdict(OutputMatch.NOT_COMPARABLE, "the author's outputs were not recorded")
     author_items, replayed_items = _items(author), _items(replayed)
     if [kind for kind, _ in author_items] != [kind for kind, _ in replayed_items]:
         return _other_kinds(author_items, replayed_items, tolerance)
@@ -99,7 +99,7 @@ def compare(
         _compared(kind, a, b, tolerance)
         for (kind, a), (_, b) in zip(author_items, replayed_items, strict=True)
     ]
-    for outcome in (Same.DIFFERENT, Same.NOT_COMPARABLE):
+    for outcome in (OutputMatch.DIFFERENT, OutputMatch.NOT_COMPARABLE):
         for verdict in verdicts:
             if verdict.same is outcome:
                 return verdict
@@ -115,15 +115,15 @@ def _other_kinds(
     if [kind for kind, _ in a] == [kind for kind, _ in b]:
         for (kind, x), (_, y) in zip(a, b, strict=True):
             verdict = _compared(kind, x, y, tolerance)
-            if verdict.same is not Same.SAME:
+            if verdict.same is not OutputMatch.SAME:
                 return verdict
-        return OutputVerdict(Same.NOT_COMPARABLE, "only one of them wrote to standard error")
+        return OutputVerdict(OutputMatch.NOT_COMPARABLE, "only one of them wrote to standard error")
     failed = next((item for kind, item in replayed_items if kind == "error"), None)
     why = f"{len(replayed_items)} outputs instead of {len(author_items)}"
     if failed is not None and not any(kind == "error" for kind, _ in author_items):
         why = f"{failed['ename']}: {failed['evalue']}"
     return OutputVerdict(
-        Same.DIFFERENT, why, _diff(_as_text(author_items), _as_text(replayed_items))
+        OutputMatch.DIFFERENT, why, _diff(_as_text(author_items), _as_text(replayed_items))
     )
 
 
@@ -166,14 +166,14 @@ def _compared(kind: str, a: Any, b: Any, tolerance: Tolerance) -> OutputVerdict:
         if a.get("ename") != b.get("ename"):
             text = f"{b.get('ename')} instead of {a.get('ename')}"
             return OutputVerdict(
-                Same.DIFFERENT, text, _diff(_as_text([(kind, a)]), _as_text([(kind, b)]))
+                OutputMatch.DIFFERENT, text, _diff(_as_text([(kind, a)]), _as_text([(kind, b)]))
             )
         return _texts(_text(a.get("evalue", "")), _text(b.get("evalue", "")), tolerance)
     if kind == "data":
         return _data(a, b, tolerance)
     verdict = _texts(_shown(a), _shown(b), tolerance)
-    if kind == "stderr" and verdict.same is Same.DIFFERENT:
-        return OutputVerdict(Same.NOT_COMPARABLE, "standard error differs", verdict.diff)
+    if kind == "stderr" and verdict.same is OutputMatch.DIFFERENT:
+        return OutputVerdict(OutputMatch.NOT_COMPARABLE, "standard error differs", verdict.diff)
     return verdict
 
 
@@ -196,10 +196,12 @@ def _data(a: dict[str, Any], b: dict[str, Any], tolerance: Tolerance) -> OutputV
             return _texts(_text(a[kind]), _text(b[kind]), tolerance)
     shared = sorted(set(a) & set(b))
     if not shared:
-        return OutputVerdict(Same.DIFFERENT, f"{', '.join(b)} instead of {', '.join(a)}")
+        return OutputVerdict(OutputMatch.DIFFERENT, f"{', '.join(b)} instead of {', '.join(a)}")
     if all(a[kind] == b[kind] for kind in shared):
         return SAME
-    return OutputVerdict(Same.NOT_COMPARABLE, f"outputs of kind {shared[0]} cannot be compared")
+    return OutputVerdict(
+        OutputMatch.NOT_COMPARABLE, f"outputs of kind {shared[0]} cannot be compared"
+    )
 
 
 def _texts(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
@@ -215,8 +217,8 @@ def _texts(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
             reasons.append(why)
         plain_a, plain_b = changed_a, changed_b
     if reasons and (plain_a == plain_b or _close_text(plain_a, plain_b, tolerance)):
-        return OutputVerdict(Same.NOT_COMPARABLE, f"it shows {reasons[0]}", _diff(a, b))
-    return OutputVerdict(Same.DIFFERENT, _first_difference(a, b), _diff(a, b))
+        return OutputVerdict(OutputMatch.NOT_COMPARABLE, f"it shows {reasons[0]}", _diff(a, b))
+    return OutputVerdict(OutputMatch.DIFFERENT, _first_difference(a, b), _diff(a, b))
 
 
 def _close_text(a: str, b: str, tolerance: Tolerance) -> bool:
@@ -294,17 +296,17 @@ def _table(text: str) -> list[list[str]]:
 def _tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> OutputVerdict:
     if [len(row) for row in a] != [len(row) for row in b]:
         return OutputVerdict(
-            Same.DIFFERENT,
+            OutputMatch.DIFFERENT,
             f"a table of {plural(len(b), 'row')} instead of {len(a)}",
             _diff(_csv(a), _csv(b)),
         )
     for i, (row, other_row) in enumerate(zip(a, b, strict=True)):
         for j, (x, y) in enumerate(zip(row, other_row, strict=True)):
             verdict = _texts(x, y, tolerance)
-            if verdict.same is not Same.SAME:
+            if verdict.same is not OutputMatch.SAME:
                 column = a[0][j] if i and a[0][j] else f"column {j + 1}"
                 why = f"row {i}, {column}: {_short(y)} instead of {_short(x)}"
-                if verdict.same is Same.NOT_COMPARABLE:
+                if verdict.same is OutputMatch.NOT_COMPARABLE:
                     why = verdict.why
                 return OutputVerdict(verdict.same, why, _diff(_csv(a), _csv(b)))
     return SAME
@@ -321,19 +323,19 @@ def _images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
         from PIL import Image
     except ImportError:
         return OutputVerdict(
-            Same.NOT_COMPARABLE, "comparing images needs Pillow: pip install pillow"
+            OutputMatch.NOT_COMPARABLE, "comparing images needs Pillow: pip install pillow"
         )
     try:
         left, right = (
             Image.open(io.BytesIO(base64.b64decode(text))).convert("RGBA") for text in (a, b)
         )
     except (ValueError, OSError, Image.DecompressionBombError) as exc:
-        return OutputVerdict(Same.NOT_COMPARABLE, f"an image cannot be read: {exc}")
+        return OutputVerdict(OutputMatch.NOT_COMPARABLE, f"an image cannot be read: {exc}")
     if tolerance.perceptual:
         return _perceptual(left, right)
     if left.size != right.size:
         sizes = f"{right.size[0]}x{right.size[1]} instead of {left.size[0]}x{left.size[1]} pixels"
-        return OutputVerdict(Same.DIFFERENT, f"an image of {sizes}")
+        return OutputVerdict(OutputMatch.DIFFERENT, f"an image of {sizes}")
     from PIL import ImageChops
 
     difference = ImageChops.difference(left, right).convert("RGB")
@@ -343,7 +345,9 @@ def _images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
     histogram = difference.convert("L").histogram()
     changed = sum(histogram[1:])
     share = changed / (left.size[0] * left.size[1])
-    return OutputVerdict(Same.DIFFERENT, f"{share:.2%} of the pixels of an image differ, in {box}")
+    return OutputVerdict(
+        OutputMatch.DIFFERENT, f"{share:.2%} of the pixels of an image differ, in {box}"
+    )
 
 
 def _perceptual(left: Any, right: Any) -> OutputVerdict:
@@ -356,5 +360,5 @@ def _perceptual(left: Any, right: Any) -> OutputVerdict:
     if mean <= 2.0:
         return SAME
     return OutputVerdict(
-        Same.DIFFERENT, f"an image looks different (mean difference {mean:.1f} of 255)"
+        OutputMatch.DIFFERENT, f"an image looks different (mean difference {mean:.1f} of 255)"
     )

@@ -114,7 +114,7 @@ class WorkFolders:
     def load_written(
         self, version: StudyVersion, saved: Path, inputs: list[str], folder: Path
     ) -> None:
-        """Restore a work folder from what `save_written` copied."""
+        """Restore a work folder from the files that `save_written` copied."""
         remove(folder)
         shutil.copytree(saved, folder, symlinks=True)
         for name in inputs:

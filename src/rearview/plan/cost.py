@@ -1,4 +1,4 @@
-"""Predict what a replay will cost, with an interval; corrected by what earlier replays really took."""
+"""Predict the seconds of a replay, with an interval; corrected by the real seconds of earlier replays."""
 
 from __future__ import annotations
 

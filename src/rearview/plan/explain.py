@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import lt
 
-from rearview.model import Operator, Plan, Segment
+from rearview.model import Plan, Segment
 from rearview.model.run import columns_of, name_of
 from rearview.plan.demand import RUN
+from rearview.plan.divide_work import divide, schedule, shortest_possible
 from rearview.plan.facts import At, RunQuestion, TargetValue, ValueRequest
 from rearview.plan.replay import Survey, Work, work_of
-from rearview.plan.schedule import divide, schedule, shortest_possible
 
 SAMPLE = 20
 """Runs that are planned again to find out what another question would save."""
@@ -62,7 +62,7 @@ class Explanation:
 def explain(
     survey: Survey, plan: Plan, *, workers: Sequence[int] = (1, 2, 4, 8), rerun: bool = False
 ) -> Explanation:
-    """Return what there is to know about a plan before it is run; `rerun` as in `divide`."""
+    """Return a plan's cost, its alternatives and suggestions, before it runs; `rerun` as in `divide`."""
     startup = sum(work.startup.seconds for work in survey.work)
     rerun_runs = {segment.run for segment in plan.segments if segment.rerun}
     restoring = sum(
@@ -122,8 +122,8 @@ def _cheaper(survey: Survey, total: float) -> list[Cheaper]:
         suggestions.append(
             Cheaper(
                 lead,
-                "Part of the time only serves to get from the nearest checkpoint to what is "
-                "wanted. Ask for iterations that follow a checkpoint, or record with checkpoints "
+                "Part of the time only serves to get from the nearest checkpoint to the requested "
+                "iterations. Ask for iterations that follow a checkpoint, or record checkpoints "
                 "more often.",
             )
         )
@@ -141,7 +141,7 @@ def _cheaper(survey: Survey, total: float) -> list[Cheaper]:
 
 
 def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
-    """Return what the first half of the iterations of the outermost loop would save."""
+    """Return a suggestion to request only half of the iterations of the outermost loop."""
     iterated = [work for work in all_work if len(work.iterations) > 1 and not work.whole]
     if not iterated:
         return []
@@ -149,8 +149,8 @@ def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
     middle = iterated[0].iterations[len(iterated[0].iterations) // 2]
 
     def half(work: Work, request: ValueRequest) -> ValueRequest:
-        some = work.iterations[: len(work.iterations) // 2]
-        return replace(request, missing=frozenset(some))
+        first_half = work.iterations[: len(work.iterations) // 2]
+        return replace(request, missing=frozenset(first_half))
 
     last = main.values[middle] if main.values is not None and middle < len(main.values) else middle
     how = (
@@ -163,7 +163,7 @@ def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
 
 
 def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
-    """Return what only the first iterations of the inner loop would save."""
+    """Return a suggestion to request only the first iterations of the inner loop."""
     inner = [
         work
         for work in all_work
@@ -236,12 +236,3 @@ def _saved(all_work: Sequence[Work], change: Callable[[Work, ValueRequest], Valu
 
 def _count(number: int, noun: str) -> str:
     return noun if number == 1 else f"{number} {noun}s"
-
-
-def by_operator(plan: Plan) -> dict[Operator, tuple[int, float]]:
-    """Return how many segments, and seconds, each operator takes."""
-    totals: dict[Operator, tuple[int, float]] = {}
-    for segment in plan.segments:
-        count, seconds = totals.get(segment.operator, (0, 0.0))
-        totals[segment.operator] = (count + 1, seconds + segment.seconds)
-    return totals

@@ -1,4 +1,4 @@
-"""What the planner takes as input: the facts of each run, and the values that are requested of it.
+"""The input of the planner: the facts of each run, and the values that are requested of it.
 
 `At` is a selection of iterations as users write it: `epoch=3`, `epoch=3:5`, `epoch=3/step=10:20`.
 """
@@ -133,28 +133,6 @@ def _value(text: str) -> float | str | None:
 
 TargetValue = float | str
 EVERY_ITERATION = range(1 << 62)
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of something that was measured `count` times; if `count` is 0, they are a guess.
-
-    >>> Timing.of([1.0, 3.0])
-    Timing(mean=2.0, spread=1.4142135623730951, count=2)
-    """
-
-    mean: float
-    spread: float = 0.0
-    """Standard deviation of one measurement."""
-    count: int = 1
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Timing:
-        """Return the timing of measured seconds."""
-        count = len(seconds)
-        mean = sum(seconds) / count if count else 0.0
-        square = sum((value - mean) ** 2 for value in seconds)
-        return cls(mean, (square / (count - 1)) ** 0.5 if count > 1 else 0.0, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,5 +287,3 @@ class RunQuestion:
 
     facts: RunFacts
     requests: tuple[ValueRequest, ...]
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Name -> a note to be shown with its cost."""

@@ -1,6 +1,6 @@
 """Decide which parts of each run must be replayed to fill the requested values, and by which operator.
 
-`survey` is the first half of planning; `schedule.divide` turns its result into segments for workers.
+`survey` is the first half of planning; `divide_work.divide` turns its result into segments for workers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Work:
     lead: float = 0.0
     """Seconds that only serve to reach the requested iterations."""
     rerun: float = 0.0
-    """Predicted seconds of one process that restores nothing and runs up to the last that is wanted."""
+    """Predicted seconds of one process that restores nothing and runs up to the last requested value."""
     noise: float = 0.0
     """Variance per second of computing."""
     cells: int = 0

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import perf_counter, process_time
+from time import perf_counter, process_time, thread_time
 from types import FrameType
 from typing import Any
 
@@ -28,64 +27,38 @@ from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
-from rearview.runtime.capture.captured_records import CapturedRecords
-from rearview.runtime.capture.closing_lines import closing_lines, print_closing_lines
-from rearview.runtime.cells.script_cells import ScriptCells
-from rearview.runtime.frames import position, qualified, unobserved
-from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
+from rearview.runtime.capture.captured_record_files import CapturedRecords
+from rearview.runtime.cells.script_lineage import ScriptCells
+from rearview.runtime.final_message import closing_lines, print_closing_lines
+from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, ended_at_test
 from rearview.runtime.measurements import Timeline, surroundings
+from rearview.runtime.program_frames import position, qualified, unobserved
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.file_log import InputFiles
-from rearview.runtime.sandbox.outputs import Outputs
+from rearview.runtime.sandbox.input_files import InputFiles
 from rearview.runtime.sandbox.printed_lines import PrintedLines
+from rearview.runtime.sandbox.written_files import Outputs
 from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason
 from rearview.runtime.saving.writer import RemoteCopy, Writer
-from rearview.runtime.session import Session
+from rearview.runtime.session import LoopNest, PointEncoder, Session
 from rearview.state.capture import capture
 from rearview.state.codecs.tensors import memory_of
-from rearview.store.records import RecordFile, encode_point
+from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
 
-
-class PointEncoder:
-    """Encodes the current point for records, without building a Point each time."""
-
-    def __init__(self) -> None:
-        self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
-
-    def of(self, session: Session) -> bytes:
-        """Return the encoded current point."""
-        stack = session.stack
-        if session.loose or session.cell or threading.get_ident() != session.thread:
-            return encode_point(session.point())
-        indices = [entry.now for entry in stack]
-        for entry, index in zip(stack, indices, strict=True):
-            if entry.label(index) is not None:
-                return encode_point(session.point())
-        names = tuple([entry.history.site.name for entry in stack])
-        head = self._heads.get(names)
-        if head is None:
-            zeros = encode_point(Point(tuple(Step(name, 0) for name in names)))
-            head = self._heads[names] = zeros[: zeros.rfind(b"[") + 1]
-        if not indices:
-            return head
-        return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
-
-
-_WALKING = 0.01
+_WALKING_SHARE = 0.01
 """Fraction of the time so far that walking anchors may take."""
-_FIRST = 0.1
+_FREE_WALKING = 0.1
 """Seconds of walking that are always allowed."""
-_LOOKED_AT = 100
-"""First iterations of an outermost loop after each of which its variables are captured; later, only some."""
+_CAPTURED_EACH = 100
+"""Number of first iterations of an outermost loop whose variables are all captured; later, only some are."""
 _BRIEF = 0.001
 """Seconds; a shorter loop is not worth skipping in a replay."""
 _CROWDED = 0.5
 """Fraction of a core that a late copy may lack and still be made."""
-_PATIENCE = 0.05
-"""Seconds before an inner boundary is considered again after the policy refused one."""
+_RECONSIDER_AFTER = 0.05
+"""Seconds before a boundary is considered again after the policy refused one of the same kind."""
 
 
 @dataclass
@@ -116,8 +89,8 @@ class Recorder(Session):
     """Values that the program does not log with Rearview; None if none are captured."""
     assigned: AssignedScalars | None = None
     """Captures variables of loops."""
-    tells: bool = False
-    """Whether `rearview run` started it, which ends with lines about what was recorded."""
+    prints_closing_lines: bool = False
+    """Whether lines about the run are printed at its end, as `rearview run` does."""
     logged: set[str] = field(default_factory=set)
     """Names that the program logged with Rearview, the first hundred."""
     log_calls: int = 0
@@ -133,18 +106,22 @@ class Recorder(Session):
     failed: bool = False
     """Whether recording has failed; then the program runs on unrecorded."""
     iteration_began: float = 0.0
-    """Time when the iteration of the outermost loop began."""
+    """Time of the last boundary of the outermost loop at which the policy was asked, or of its start."""
     last: float = 0.0
     """Time of the last saved boundary that a replay could start from."""
     finished: bool = False
     hint: str = ""
-    """What to do about the exception that ended the program, where Rearview knows it."""
+    """Advice about the exception that ended the program; empty if Rearview has none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.began = perf_counter()
         self.stride = SLICE if self.settings.every else STRIDE
         self.walk_seconds = 0.0
+        self._waited_before = 0.0
+        """Seconds that the program had waited for Rearview when the present iteration began."""
+        self._outer_due = 0.0
+        """Time before which no boundary of the outermost loop is considered."""
         self.timeline = Timeline()
         self._prefixes = PointEncoder()
 
@@ -162,8 +139,8 @@ class Recorder(Session):
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
         """Take a loop off the stack and add its duration to the timeline."""
         outermost = self.nest is not None and self.nest.entry is entry
-        if outermost and not ended and not untried(entry, frame):
-            self.timeline.turn(entry.now + 1, self.overhead.waited)
+        if outermost and not ended and not ended_at_test(entry, frame):
+            self._begin_iteration(entry.now + 1)
         super().leave(entry, frame, ended=ended)
         if self.assigned is not None:
             self._loop_left(entry, frame)
@@ -176,14 +153,14 @@ class Recorder(Session):
         """Count the iterations of an inner loop in this iteration of the outermost one."""
         outer, *between = self.stack
         count = max(0, entry.now + 1)
-        self.timeline.count(entry.site.id, outer.now, count)
+        self.timeline.add_iterations(entry.site.id, outer.now, count)
         if between:
-            path = [*(entry_between.site.id for entry_between in between), entry.site.id]
-            self.timeline.below(path, outer.now, count)
+            path = [*(around.site.id for around in between), entry.site.id]
+            self.timeline.add_deep_loop(path, outer.now, count)
         else:
             took = perf_counter() - entry.started
             values = entry.values()
-            self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, values)
+            self.timeline.add_inner_loop(entry.site.id, outer.now, took, count, entry.span, values)
 
     def _iteration_ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Capture the variables of a loop whose iteration `index` has ended."""
@@ -196,16 +173,24 @@ class Recorder(Session):
             self.fail(exc)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return 1 for the first iterations of an outermost loop, however short they are."""
+        """Return 1 for the first iterations of an outermost loop, as long as there is time for it."""
+        return 1 if self._is_captured_each(entry) else super().slice(entry, size)
+
+    def _is_captured_each(self, entry: LoopEntry) -> bool:
+        """Return True if the variables of a loop are captured after each iteration, however short it is."""
         nest = self.nest
-        if self.assigned is not None and nest is not None and nest.entry is entry:
-            if entry.history.iterations + entry.now < _LOOKED_AT and entry.site.assigned:
-                return 1
-        return super().slice(entry, size)
+        return (
+            self.assigned is not None
+            and nest is not None
+            and nest.entry is entry
+            and bool(entry.site.assigned)
+            and entry.history.iterations + entry.now < _CAPTURED_EACH
+            and not self.assigned.allowance.used_up
+        )
 
     @unobserved
     def _loop_left(self, entry: LoopEntry, frame: FrameType | None) -> None:
-        """Capture the variables of a loop that has ended inside that of a calling function."""
+        """Capture the variables of a loop that has ended, if the loop around it is in a calling function."""
         assert self.assigned is not None
         self.assigned.loop_ended(entry)
         if (
@@ -233,21 +218,36 @@ class Recorder(Session):
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
+        if self.assigned is None or not index or not self._is_captured_each(entry):
+            self._at_boundary(nest, entry, index, frame)
+            return index
+        # a boundary after each short iteration is there for its variables: it costs of their time
+        allowance, done = self.assigned.allowance, (self.seq, self.walk_seconds)
+        began, spent = thread_time(), allowance.spent
+        self._at_boundary(nest, entry, index, frame)
+        if (self.seq, self.walk_seconds) == done:  # else a save or a walk took the time
+            allowance.add(began, counted=allowance.spent - spent)
+        return index
+
+    def _at_boundary(self, nest: LoopNest, entry: LoopEntry, index: int, frame: FrameType) -> None:
         if self.loops_begin is not None:
             begin, self.loops_begin = self.loops_begin, None
             begin(frame)
         self._iteration_ended(entry, index - 1, frame)
         if self.signals is not None and self.signals.requested is not None:
             self.leave_program(entry, index, frame)
+        due = False
         try:
             if nest.entry is entry:
-                self.timeline.turn(index, self.overhead.waited)
-                if index:
-                    self.overhead.end_iteration(
-                        entry.site.id + Edge.START, perf_counter() - self.iteration_began
-                    )
-                self.iteration_began = perf_counter()
-                self.printing.turn()
+                self._begin_iteration(index)
+                self.printing.resume_if_affordable()
+                if self._outer_boundary_is_due(index):
+                    if index:
+                        self.overhead.end_iteration(
+                            entry.site.id + Edge.START, perf_counter() - self.iteration_began
+                        )
+                    self.iteration_began = perf_counter()
+                    due = True
             elif len(self.stack) == 2:
                 self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
@@ -256,13 +256,27 @@ class Recorder(Session):
                     self.walk_seconds += nest.seconds
                     self.overhead.enter_loop(nest.seconds, memory_of(anchors.alive()))
                     self.writer.prepare(self.overhead.nbytes)
-            elif index and (nest.entry is entry or self._inner_boundary_is_due(entry)):
+            elif index and (
+                due or (nest.entry is not entry and self._inner_boundary_is_due(entry))
+            ):
                 self.consider(entry, index, Edge.START, frame)
             if nest.entry is entry:
                 self.overhead.add_wait(self.writer.training_resumes())
         except Exception as exc:
             self.fail(exc)
-        return index
+
+    def _begin_iteration(self, index: int) -> None:
+        """Begin iteration `index` of the outermost loop on the timeline."""
+        waited = self.overhead.total
+        self.timeline.begin_iteration(index, waited - self._waited_before)
+        self._waited_before = waited
+
+    def _outer_boundary_is_due(self, index: int) -> bool:
+        """Return True if the policy should be asked about a boundary of the outermost loop.
+
+        It need not be asked again soon after it refused one: short iterations then cost less.
+        """
+        return not index or self.settings.every or perf_counter() >= self._outer_due
 
     def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
         """Return True if the policy should be asked about an inner boundary, which takes 0.1 ms."""
@@ -286,12 +300,12 @@ class Recorder(Session):
                     not self.save(entry, index, Edge.START, frame, wait=True)
                     and nest.entry is not entry
                 ):
-                    self.signals.heed()
+                    self.signals.stop_absorbing()
                     return
             except Exception as exc:
                 self.fail(exc)
         elif nest.anchors is not None and nest.entry is not entry:
-            self.signals.heed()
+            self.signals.stop_absorbing()
             return
         self.signals.settle()
         self.code = EXIT_PAUSED
@@ -302,7 +316,7 @@ class Recorder(Session):
         if self.settings.epsilon <= 0 and not self.settings.every and self.signals is None:
             return False  # nothing will be saved
         now = perf_counter()
-        allowed = _FIRST + _WALKING * (now - self.began)
+        allowed = _FREE_WALKING + _WALKING_SHARE * (now - self.began)
         return self.walk_seconds <= allowed or now - entry.started > 20 * self.walk_seconds
 
     def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
@@ -312,7 +326,7 @@ class Recorder(Session):
 
     def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that was left by `break`."""
-        if not entry.site.loose and not untried(entry, frame):
+        if not entry.site.loose and not ended_at_test(entry, frame):
             self._iteration_ended(entry, entry.now, frame)
         if position(frame) in entry.site.breaks:
             self.after_loop(entry, entry.now, frame)
@@ -338,8 +352,13 @@ class Recorder(Session):
         begun = perf_counter()
         since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
-        if not decision.save and not self._last_chance(entry, edge):
-            self.due[Edge.START if edge is Edge.START else entry.site.id] = begun + _PATIENCE
+        if not decision.save and not self._is_affordable_end(entry, edge):
+            if edge is Edge.START and not depth:
+                self._outer_due = begun + _RECONSIDER_AFTER
+            else:
+                self.due[Edge.START if edge is Edge.START else entry.site.id] = (
+                    begun + _RECONSIDER_AFTER
+                )
             self.overhead.add_wait(perf_counter() - begun)
             return
         refusal = None if self.settings.every else self.writer.refusal()
@@ -351,7 +370,7 @@ class Recorder(Session):
             self.last = perf_counter()
         self.overhead.add_wait(perf_counter() - begun)
 
-    def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
+    def _is_affordable_end(self, entry: LoopEntry, edge: Edge) -> bool:
         """Return True to save the end of an outermost loop, so that a replay has a state to compare."""
         nest = self.nest
         if edge is not Edge.END or nest is None or nest.entry is not entry:
@@ -488,7 +507,7 @@ class Recorder(Session):
             self.script_cells.enter(number)
 
     def note_failure(self, exc: BaseException) -> None:
-        """Keep where the program was when an exception ended it, and what to do about that."""
+        """Note where an exception ended the program, and what the user can do about it."""
         super().note_failure(exc)
         if isinstance(exc, NameError) and exc.name == "rearview":
             self.hint = "add `import rearview` at the top of the script, then run it again"
@@ -547,8 +566,8 @@ class Recorder(Session):
         except Exception as exc:
             self.fail(exc)
         self._push_end()
-        if self.tells and not self.failed and final != EXIT_PAUSED:
-            self._close_with(summary, final or 0)
+        if self.prints_closing_lines and not self.failed and final != EXIT_PAUSED:
+            self._print_closing_lines(summary, final or 0)
 
     def _close_without_store(self) -> None:
         """Stop the threads and give the streams back; there is nothing left to write to."""
@@ -561,7 +580,7 @@ class Recorder(Session):
             with suppress(Exception):
                 close()
 
-    def _close_with(self, summary: RunEnd, code: int) -> None:
+    def _print_closing_lines(self, summary: RunEnd, code: int) -> None:
         """Print a few lines about the run for a person at a terminal."""
         run = self.runs.get(self.run)
         lines = closing_lines(
@@ -607,7 +626,7 @@ class Recorder(Session):
         return frozenset(traces.absent() if traces is not None else ())
 
     def summary(self, code: int) -> RunEnd:
-        """Return what the run measured until it ended with `code`, for planning and `rearview show`."""
+        """Return the measurements of the run, which ended with `code`, for planning and `rearview show`."""
         files = {
             str(file) for _, module in self.modules if (file := getattr(module, "__file__", None))
         }
@@ -618,7 +637,7 @@ class Recorder(Session):
             cpu=process_time(),
             costs=self.overhead.report(self.writer.costs),
             main=self.timeline.facts(),
-            imports=loading.facts() if (loading := self.compiler.loading) is not None else {},
+            imports=times.facts() if (times := self.compiler.import_times) is not None else {},
             surroundings=surroundings(),
             inputs=self.inputs.facts(self._created_files()) if self.inputs is not None else {},
             loops={

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rearview.errors import SourceError
 
 ENTER = "__rearview_cell__"
-"""Name of the call that stands before the first statement of a cell."""
+"""Name of the function that is called before the first statement of a cell."""
 MARKER = re.compile(r"^#\s?%%(?:\s|\[|$)")
 """First line of a cell in a percent script."""
 
@@ -209,8 +209,8 @@ def _constant(node: ast.expr) -> bool:
 def cell_starts(recorded: str, text: str) -> dict[int, int]:
     r"""Return the cells of a script by the line of the statement that each begins with.
 
-    They are cut as in the text that was `recorded`; `text` is that, perhaps with statements added, which
-    belong to the cell that they stand in.
+    The `recorded` text decides where cells begin. `text` is the same script, perhaps with statements added;
+    an added statement belongs to the cell around it.
 
     >>> old = "import a\n\nx = 1\n\nfor i in x:\n    f(i)\n"
     >>> cell_starts(old, old)

@@ -1,7 +1,7 @@
-"""What statements read, bind and may change, and which statement set a name before a place.
+"""Which names statements read, bind and may change, and which statement set a name last.
 
-Used to move a statement to another text: docs/decisions/two-matchings.md says why `scopes` is another
-reading of names.
+Propagation uses this to move a statement to another text. Probes use `scopes`, which analyses names in
+another way: docs/decisions/two-matchings.md says why there are two.
 """
 
 import ast
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rearview.source.trees import SCOPES, StatementNode
+from rearview.source.statement_trees import SCOPES, StatementNode
 
 BUILTINS = frozenset(dir(builtins)) | {
     "__file__",
@@ -20,7 +20,7 @@ BUILTINS = frozenset(dir(builtins)) | {
     "xrange",
     "raw_input",
 }
-# calls that write down what they are given and change nothing they are given
+# calls that read their arguments and do not change them
 _SINKS = re.compile(
     r"^(print|log\w*|info|debug|warn\w*|error|add_(scalar|image|histogram|text|figure)s?|write|record\w*"
     r"|set_(description|postfix)\w*|flush|report\w*|format|len|str|int|float|min|max|sum|round|abs|range"
@@ -33,7 +33,7 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What a stretch of code does with names."""
+    """How a piece of code uses names."""
 
     reads: frozenset[str]  # needed from outside
     writes: frozenset[str]  # bound
@@ -48,8 +48,8 @@ class Uses:
 def uses(trees: Iterable[ast.AST]) -> Uses:
     r"""Return what statements, taken in order, do with names.
 
-    >>> found = uses(ast.parse("x = f(y)\nprint(x.a, [z for z in w])").body)
-    >>> sorted(found.reads), sorted(found.writes)
+    >>> used = uses(ast.parse("x = f(y)\nprint(x.a, [z for z in w])").body)
+    >>> sorted(used.reads), sorted(used.writes)
     (['f', 'print', 'w', 'y'], ['x'])
     """
     reader = _UseReader()
@@ -205,7 +205,7 @@ def root_name(tree: ast.AST) -> str:
 
 
 def dotted(tree: ast.AST) -> str:
-    """Return `a.b` of `a.b`, `a.b[i]` and `a.b[i].c`: as far as attributes alone lead.
+    """Return the dotted name up to the first subscript: `a.b` for `a.b`, `a.b[i]` and `a.b[i].c`.
 
     >>> dotted(ast.parse("a.b[0].c", mode="eval").body)
     'a.b'
@@ -221,10 +221,10 @@ def dotted(tree: ast.AST) -> str:
 
 
 def rebinds(used: Uses, other: Uses) -> bool:
-    """Return True if code surely gives another value to what a statement reads.
+    """Return True if `other` certainly assigns something that `used` reads.
 
-    An attribute counts if the statement reads that one, or the whole object; an object that is
-    only passed to a call, or of which a method is called, does not.
+    An assigned attribute counts if `used` reads that attribute or the whole object. An object that is only
+    passed to a call, or whose method is called, does not count.
     """
     if other.writes & used.reads:
         return True
@@ -242,7 +242,7 @@ def rebinds(used: Uses, other: Uses) -> bool:
 
 
 def conflict(first_uses: Uses, second_uses: Uses) -> bool:
-    """Return True if the order of two stretches of code can matter to what they compute."""
+    """Return True if the order of two pieces of code can affect what they compute."""
     first, second = first_uses.writes | first_uses.changes, second_uses.writes | second_uses.changes
     if first_uses.leaves or second_uses.leaves:
         return True
@@ -328,7 +328,7 @@ def visible(block: StatementNode, index: int) -> set[str]:
         else:
             names |= binds(node)
             if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)) and not node.is_block:
-                names |= bound_in(node)  # by an earlier turn of the loop
+                names |= bound_in(node)  # by an earlier iteration of the loop
     scope = block.scope() if block.parent is not None else block
     while scope.parent is not None:
         scope = scope.scope()
@@ -354,7 +354,7 @@ def bound_in(scope: StatementNode) -> set[str]:
 
 
 def definition(block: StatementNode, index: int, name: str) -> StatementNode | None:
-    """Return the nearest statement before a place that binds a name, or the function it is given to."""
+    """Return the nearest statement before a place that binds a name, or the function whose parameter it is."""
     inside = block.scope().tree
     for node in earlier(block, index):
         tree = node.tree

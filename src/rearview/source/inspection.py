@@ -1,4 +1,4 @@
-"""What Rearview sees in a program before it runs: loops, what they change, logs, obstacles, places."""
+"""Inspect the text of a program before it runs: loops, log calls, obstacles to checkpoints, places for probes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rearview.errors import SourceError
+from rearview.source.estimated_effects import Changeset, LibraryFacts, augment, effects, explain
 from rearview.source.instrument import COMPILERS
 from rearview.source.log_calls import TRACKERS, Aliases, calls_in
-from rearview.source.loop_effects import Changeset, LibraryFacts, augment, effects, explain
 from rearview.source.loops import (
     FUNCTIONS,
     LOOPS,
@@ -27,9 +28,9 @@ TRAINS = {
     "backward": 4, "step": 3, "zero_grad": 3, "partial_fit": 3, "train_on_batch": 3, "boost": 2,
     "update": 2, "apply_gradients": 3, "train_step": 3, "training_step": 3, "train": 1, "fit": 1,
 }  # fmt: skip
-"""Calls that training loops make, with how much each says about the loop around it."""
-READS_WELL = 4
-"""Variables named at most for one place where a probe could stand."""
+"""Calls that training loops make, each with its weight when the main loop is chosen."""
+MOST_READS = 4
+"""Most variables that are named for one place where a probe could go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class LoopReport:
     kind: str
     """`"for"`, `"while"` or `"async for"`."""
     point: tuple[str, ...]
-    """Loop names from the outermost inwards, as points of its records begin."""
+    """Loop names from the outermost inwards: the beginning of the points of its records."""
     main: bool
     """This is the loop that Rearview takes for the training loop."""
     changes: Changeset
@@ -60,7 +61,7 @@ class LogReport:
     line: int
     logger: str
     names: tuple[str, ...]
-    """Names of the columns; `*` stands for a part that only the run knows; none for printed lines."""
+    """Names of the columns; `*` stands for a part that is known only at run time; empty for printed lines."""
     loops: tuple[str, ...]
 
 
@@ -81,7 +82,7 @@ class ProbePlace:
 
     path: str
     after: int
-    """Line behind which it stands."""
+    """Line after which the statement would go."""
     where: str
     cost: str
     """What a backfill has to run again for a probe there."""
@@ -90,7 +91,7 @@ class ProbePlace:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Everything that the text of a program tells before it runs."""
+    """Everything that the text of a program shows before it runs."""
 
     script: str
     files: tuple[str, ...]
@@ -108,7 +109,7 @@ class Inspection:
 
 
 def inspect(script: str, files: Mapping[str, str]) -> Inspection:
-    r"""Return what the text of a program tells about recording it; `files` maps path to text.
+    r"""Return what the text of a program shows about recording it; `files` maps path to text.
 
     >>> text = "for epoch in range(3):\n    for x in data:\n        loss = net(x)\n        loss.backward()\n"
     >>> report = inspect("t.py", {"t.py": text})
@@ -120,7 +121,7 @@ def inspect(script: str, files: Mapping[str, str]) -> Inspection:
     for path, text in files.items():
         try:
             trees[path] = parse(text, path)
-        except Exception as exc:  # a file of another Python, or half written
+        except SourceError as exc:  # a file for another Python, or a file half written
             unread[path] = str(exc)
     stacks = chains(trees)
     loops = _loops(files, trees, stacks)
@@ -149,7 +150,7 @@ def _loops(
         ids = loop_ids(tree, path)
         changed = effects(files[path], path)
         facts = library_facts(tree)
-        asleep = dict(_left_alone(tree))
+        unwatched = dict(_left_alone(tree))
         for node, function, chain in walk_loops(tree):
             loop_id = ids[node.lineno]
             outer = min(stacks.get((path, function), ((),)), key=len)
@@ -163,7 +164,7 @@ def _loops(
                 main=False,
                 changes=changes,
                 sentences=explain(changes),
-                left_alone=asleep.get(node.lineno, ""),
+                left_alone=unwatched.get(node.lineno, ""),
             )
             loops.append((report, node))
     return loops
@@ -176,7 +177,7 @@ def _kind(node: Loop) -> str:
 
 
 def _left_alone(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield (line, why) of each loop that the instrumentation does not watch."""
+    """Yield (line, reason) of each loop that instrumentation does not watch."""
     for node in ast.walk(tree):
         if isinstance(node, ast.While) and node.orelse:
             yield node.lineno, "a `while` with an `else` runs as it is written"
@@ -215,7 +216,7 @@ def library_facts(tree: ast.Module) -> LibraryFacts:
     """
     models: dict[str, tuple[str, ...]] = {}
     optimizers: dict[str, tuple[str, ...]] = {}
-    made = [
+    constructed = [
         (ast.unparse(node.targets[0]), node.value)
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign)
@@ -223,7 +224,7 @@ def library_facts(tree: ast.Module) -> LibraryFacts:
         and isinstance(node.targets[0], ast.Name | ast.Attribute)
         and isinstance(node.value, ast.Call)
     ]
-    for name, call in made:
+    for name, call in constructed:
         owners = [
             ast.unparse(part.func.value)
             for part in ast.walk(call)
@@ -233,7 +234,7 @@ def library_facts(tree: ast.Module) -> LibraryFacts:
         ]
         if owners and called_name(call)[:1].isupper():
             models[name] = tuple(dict.fromkeys(owners))
-    for name, call in made:
+    for name, call in constructed:
         first = ast.unparse(call.args[0]) if call.args else ""
         first = next((ast.unparse(k.value) for k in call.keywords if k.arg == "optimizer"), first)
         if first in models and name not in models:
@@ -257,11 +258,11 @@ def _main_loop(
         score = float(_training(node, bodies, frozenset()))
         if not score:
             continue
-        # the outermost of the loops that train, and rather one of the script itself
+        # prefer outer loops, then loops of the script itself
         score = score / len(report.point) + 0.1 * (report.id.path == script)
         if score > most:
             best, most = report, score
-    if best is None:  # nothing that looks like training: the longest outermost loop
+    if best is None:  # no loop looks like training: take the longest outermost loop
         outer = [r for r, _ in loops if len(r.point) == 1 and not r.left_alone]
         best = max(outer, key=lambda r: (r.id.path == script, r.end - r.line), default=None)
     return best
@@ -374,7 +375,7 @@ def _true(node: ast.expr) -> bool:
 
 
 def _places(main: LoopReport, loops: Sequence[tuple[LoopReport, Loop]]) -> Iterator[ProbePlace]:
-    """Yield where a probe could stand: in the inner loop, in the outer loop, after both."""
+    """Yield where a probe could go: in the inner loop, in the outer loop, after both."""
     node = next(loop for report, loop in loops if report.id == main.id)
     inner = [
         loop
@@ -403,7 +404,7 @@ def _places(main: LoopReport, loops: Sequence[tuple[LoopReport, Loop]]) -> Itera
         main.end,
         f"after the loop `{main.id.name}`",
         "restores the last checkpoint",
-        tuple(main.changes.names[:READS_WELL]),
+        tuple(main.changes.names[:MOST_READS]),
     )
 
 
@@ -423,7 +424,7 @@ def _place(report: LoopReport, loop: Loop, where: str, cost: str) -> ProbePlace:
             names.update(dict.fromkeys(name for name, _ in bound_by(stmt)))
     if len(report.point) > 1 and not isinstance(loop, ast.While):
         names.update(dict.fromkeys(name for name, _ in bound_by(loop.target)))
-    reads = tuple(name for name in names if name.strip("_"))[:READS_WELL]
+    reads = tuple(name for name in names if name.strip("_"))[:MOST_READS]
     return ProbePlace(report.id.path, body[-1].end_lineno or body[-1].lineno, where, cost, reads)
 
 
@@ -468,7 +469,7 @@ def _changes_path(node: ast.AST) -> bool:
 
 
 def _upward(node: ast.AST) -> int:
-    """Return how far a node leads up: `dirname(__file__)` and `.parent` are the script's own folder."""
+    """Return how many folders up a path expression leads; the first `dirname` or `.parent` is the script's own folder."""
     if isinstance(node, ast.Constant):
         text = node.value if isinstance(node.value, str) else ""
         return 2 if ".." in text.replace("\\", "/").split("/") else 0

@@ -2,7 +2,7 @@
 
 `for x in xs` becomes `for x in __rearview__("id", iter(xs))`, and `while test` becomes a `for` over an
 endless iterator whose body first tests. A loop over a `range` becomes two, over its parts and over the
-numbers of each, so that nothing at all stands between Python and the numbers. Positions are kept, so
+numbers of each, so that Python iterates over a plain range at full speed. Positions are kept, so
 tracebacks, debuggers, coverage and profilers see the user's own lines.
 """
 
@@ -26,8 +26,8 @@ _Node = TypeVar("_Node", bound=ast.AST)
 HOOK = "__rearview__"
 """Name of the runtime's entry. It ends in underscores: not mangled in classes."""
 ITER = "__rearview_iter__"
-"""Name of Python's own `iter`. The program asks for the iterator itself, so that nothing of ours stands
-in the traceback, and the runtime is given the iterator alone."""
+"""Name of Python's own `iter`. The program calls it itself, so that a traceback shows no frame of ours, and
+passes the iterator to the runtime."""
 PARTS = "__rearview_parts__"
 """Name of the entry for loops over a `range`: it gives the range in parts."""
 TURN = "__rearview_turn__"
@@ -35,27 +35,28 @@ TURN = "__rearview_turn__"
 PART = "__rearview_part__"
 """Target of the outer of the two loops over a `range`; left out of the state too."""
 _DEEP = 4
-"""Loops of a function that may be doubled, one in another: Python allows twenty blocks in all."""
+"""Depth of nested loops up to which each becomes two: Python allows twenty nested blocks in all."""
 
 COMPILERS = {
     *("jit", "njit", "pjit", "compile", "script", "script_method", "vectorize", "guvectorize"),
     *("stencil", "cuda_jit", "kernel"),
 }
-"""Decorators under which a function must stay as it is written."""
+"""Decorators that compile a function from its text or bytecode: such a function is not rewritten."""
 
 WALK = "__rearview_walk__"
-"""Name of what keeps the iterator of a loop in a generator where it can be seen."""
+"""Name of the function that keeps a loop's iterator in a local variable of a generator, so that a checkpoint
+can capture it."""
 
-TALKERS = {
+LOG_CALLS = {
     *("log", "print", "info", "debug", "warning", "log_metric", "log_metrics", "log_dict"),
     *("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text"),
 }
-"""Names of calls that leave something to read; a loop that has one is never unwrapped."""
+"""Names of calls that log or print; a loop that contains one is always watched."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSite:
-    """One loop in the program text, with what the runtime has to know of it."""
+    """One loop in the program text, with the facts that the runtime needs."""
 
     id: str
     name: str
@@ -64,9 +65,9 @@ class LoopSite:
     talks: bool
     """Its body logs or prints."""
     loose: bool
-    """It stands in a generator or coroutine, so it may be suspended while others run."""
+    """It is in a generator or coroutine, so it may be suspended while other code runs."""
     breaks: frozenset[tuple[int, int]]
-    """Line and column of every `break` that leaves it to where exhausting it would lead too."""
+    """Line and column of every `break` after which the program continues where it would if the loop had ended."""
     inner: bool
     """Another loop of the same function encloses it."""
     assigned: tuple[str, ...] = ()
@@ -88,17 +89,14 @@ def instrument(
 
     `ids` gives, by line number, the ids that loops have in the version that was recorded, so that
     a probed text keeps them. With `autolog`, every scalar assigned in a loop is logged. With
-    `only`, loops that `ids` does not name stay as they are, and those that it names are run
-    through without a pause, also in a generator function. With `suspends`, the module itself is run
-    as a coroutine, as a notebook's cell with `await` is.
+    `only`, just the loops in `ids` are rewritten, and they count as never suspended, even in a
+    generator function. With `suspends`, the module itself runs as a coroutine, as a notebook's cell
+    with `await` does.
     """
     sites: list[LoopSite] = []
-    known = (
-        {line: str(loop_id) for line, loop_id in loop_ids(tree, path).items()}
-        if ids is None
-        else ids
-    )
-    rewriter = _Rewriter(path, known, sites, autolog=autolog, only=only)
+    if ids is None:
+        ids = {line: str(loop_id) for line, loop_id in loop_ids(tree, path).items()}
+    rewriter = _Rewriter(path, ids, sites, autolog=autolog, only=only)
     rewriter.loose = [suspends]
     rewriter.parts = not any(map(_names_range, ast.walk(tree)))
     rewriter.visit(tree)
@@ -130,11 +128,11 @@ class _Rewriter(ast.NodeTransformer):
         self.scope.append(node.name)
         yields = _yields(node) and not self.only
         self.loose.append(isinstance(node, ast.AsyncFunctionDef) or yields)
-        # what `types.coroutine` decorates may `yield from` a coroutine, which is not iterable
+        # a function under `types.coroutine` may `yield from` a coroutine, which is not iterable
         plain = not any(_name(decorator) == "coroutine" for decorator in node.decorator_list)
         self.generator.append(isinstance(node, ast.FunctionDef) and yields and plain)
         self.depth.append(0)
-        # Left alone: torch.compile and torch.jit trace `forward`, and no training loop lives there.
+        # not rewritten: torch.compile and torch.jit trace `forward`, and it contains no training loop
         traced = node.name == "forward" and not _talks(node.body)
         if not traced and not any(map(_compiles, node.decorator_list)):
             self.generic_visit(node)
@@ -149,17 +147,16 @@ class _Rewriter(ast.NodeTransformer):
     visit_ClassDef = _scoped
 
     def _id(self, node: Loop) -> str:
-        known = self.ids.get(node.lineno)
-        if known is None:  # a loop that a probe brought along
+        recorded_id = self.ids.get(node.lineno)
+        if recorded_id is None:  # a loop that a probe adds
             return f"{self.path}:{self.function}:+{node.lineno}:{loop_name(node, self.function)}"
-        return known
+        return recorded_id
 
     def _site(self, node: Loop) -> LoopSite:
-        known = self._id(node)
-        name = known.rpartition(":")[2]
+        loop_id = self._id(node)
         site = LoopSite(
-            id=known,
-            name=name,
+            id=loop_id,
+            name=loop_id.rpartition(":")[2],
             path=self.path,
             line=node.lineno,
             talks=_talks(node.body) or self.autolog,
@@ -224,7 +221,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> ast.AST:
         if node.orelse or self._left_alone(node):
-            # Its `else` may hold a break that belongs to an outer loop: such a loop stays as it is.
+            # its `else` may contain a `break` of an outer loop: this loop is not rewritten
             self.generic_visit(node)
             return node
         site = self._site(node)
@@ -254,7 +251,7 @@ def _is_range(iterable: ast.expr) -> bool:
 
 
 def _names_range(node: ast.AST) -> bool:
-    """Return True if a node gives the name `range` to something of the program's own."""
+    """Return True if a node binds the name `range` to something else than the builtin."""
     if isinstance(node, ast.Name):
         return node.id == "range" and isinstance(node.ctx, ast.Store)
     if isinstance(node, ast.alias):
@@ -263,10 +260,10 @@ def _names_range(node: ast.AST) -> bool:
 
 
 def _in_parts(node: ast.For, site: LoopSite) -> ast.For:
-    """Return a loop over the parts of a range, around the loop over the numbers of one.
+    """Return two nested loops: over the parts of a range, and over the numbers of each part.
 
-    A `break` of the user leaves both; what leaves the outer one stands where a `break` of the user
-    does, so that it is taken for that.
+    A `break` of the user leaves both loops: the `break` added for the outer one has the position of the
+    user's, so that the runtime takes it for the user's.
     """
     where = node.iter
     parts = _at(where, _call(PARTS, site.id, node.iter))
@@ -287,7 +284,7 @@ def _call(hook: str, site: str, argument: ast.expr) -> ast.Call:
 
 
 def _iterator(iterable: ast.expr, user: ast.AST) -> ast.Call:
-    """Return a call that asks for the iterator, placed where Python's own asking for `user` is."""
+    """Return a call of `iter` at the position at which Python itself gets the iterator of `user`."""
     name = _at(iterable, ast.Name(ITER, ast.Load()))
     return _at(
         user if _asks_as_whole(loop=isinstance(user, ast.For)) else iterable,
@@ -297,9 +294,9 @@ def _iterator(iterable: ast.expr, user: ast.AST) -> ast.Call:
 
 @cache
 def _asks_as_whole(*, loop: bool) -> bool:
-    """Return True if this Python notes the whole statement as the place where it asks for an iterator.
+    """Return True if this Python gets an iterator at the position of the whole statement.
 
-    Others note the expression. Tracebacks underline that place.
+    Other versions of Python do so at the position of the expression. Tracebacks underline that position.
     """
     text = "for x in y: pass" if loop else "def f(): yield from y"
     code = compile(text, "", "exec")
@@ -312,7 +309,7 @@ def _asks_as_whole(*, loop: bool) -> bool:
 
 def _walked(site: str, iterable: ast.expr, where: ast.AST) -> ast.NamedExpr:
     """Return an expression that keeps the iterator in a local variable named by the loop."""
-    # a loop that a probe brought is numbered by its line: no other loop has that variable
+    # a loop that a probe adds is numbered by its line: no other loop has that variable
     ordinal = site.rsplit(":", 2)[1].replace("+", "line_")
     name = ast.Name(f"{WALK}{ordinal}", ast.Store())
     call = ast.Call(ast.Name(WALK, ast.Load()), [iterable], [])
@@ -338,7 +335,7 @@ def _own(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _compiles(decorator: ast.expr) -> bool:
-    """Return True if a decorator hands the function's own bytecode or text to a compiler."""
+    """Return True if a decorator compiles the function from its text or bytecode."""
     while isinstance(decorator, ast.Call):
         if any(map(_compiles, decorator.args)):  # functools.partial(jax.jit, …)
             return True
@@ -381,7 +378,7 @@ def _own_breaks(loop: Loop) -> list[ast.Break]:
 def _talks(body: list[ast.stmt]) -> bool:
     for node in _own(body):
         if isinstance(node, ast.Call):
-            if _name(node.func) in TALKERS:
+            if _name(node.func) in LOG_CALLS:
                 return True
     return False
 
@@ -415,12 +412,11 @@ _BOTH = opmap.get("STORE_FAST_LOAD_FAST", -1)
 
 
 def without_targets(code: CodeType) -> CodeType:
-    r"""Return the code with the targets of our own loops off the list of its variables.
+    r"""Return code that does not bind the targets of the loops that `instrument` adds.
 
-    `locals()`, `vars()`, `dir()` and class bodies show every name that is bound. Our targets need none:
-    the part of a range is stored only to be loaded at once, so it can stay on the stack; the target of
-    a rewritten `while` is never read, so it can be dropped. Where Python compiles them in another way
-    than is known here, they stay.
+    Without this, `locals()`, `vars()`, `dir()` and class bodies would show them. The part of a range is
+    stored only to be loaded at once, so it can stay on the stack; the target of a rewritten `while` is
+    never read, so it can be dropped. If a version of Python compiles them in an unknown way, they stay.
 
     >>> tree = ast.parse("def f():\n  for i in range(2): x = i\n  return locals()")
     >>> _ = instrument(tree, "t.py")
@@ -441,7 +437,7 @@ def without_targets(code: CodeType) -> CodeType:
 
 
 def _drop(data: bytearray, number: int, *, pairs: bool) -> None:
-    """Replace each store of variable `number` by nothing, with its load, or by taking it off the stack."""
+    """Remove each store of variable `number`: with the load after it if `pairs`, else by popping the value."""
     words = [*_words(data)]
     for (at, store, first), (then, load, second) in pairwise(words):
         if store == _BOTH and pairs and first == number << 4 | number:

@@ -16,7 +16,7 @@ TAGGED = {
     "log_metric", "log_param", "log_parameter", "log_text", "log_image", "log_figure",
     "log_value", "log_scalar", "log_histogram",
 }  # fmt: skip
-"""Methods of TensorBoard, MLflow, Comet and kin whose first argument is the name."""
+"""Methods of TensorBoard, MLflow, Comet and similar trackers whose first argument is the name."""
 MANY = {"log_metrics", "log_params", "log_parameters", "log_dict", "log_values"}
 """Their methods that take a dict of names."""
 SUMMARY = {"scalar", "histogram", "image", "text", "audio"}
@@ -30,17 +30,17 @@ OPTIONS = {"step", "commit", "epoch", "prog_bar", "on_step", "on_epoch", "logger
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LogCall:
     """One log call: the names it logs, and whether it writes a line instead."""
 
     names: tuple[str, ...]
     line: bool
-    """It prints or logs a line of text: no column comes of it."""
+    """It prints or logs a line of text, and fills no column."""
     node: ast.Call
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LogPlace:
     """A place that logs a name."""
 
     path: str
@@ -65,7 +65,7 @@ class Aliases:
                 self.logs |= {a.asname or "log" for a in node.names if a.name == "log"}
 
 
-def log_call(node: ast.AST, aliases: Aliases | None = None) -> Call | None:
+def log_call(node: ast.AST, aliases: Aliases | None = None) -> LogCall | None:
     """Return what a call logs, or None when it is not a log call.
 
     >>> call = ast.parse('writer.add_scalar("loss", loss, step)').body[0].value
@@ -86,27 +86,27 @@ def log_call(node: ast.AST, aliases: Aliases | None = None) -> Call | None:
         return None
     first = node.args[0] if node.args else None
     if called in {"print", "pprint"} and not (owner and owner != "pprint"):
-        return Call((), line=True, node=node)
+        return LogCall((), line=True, node=node)
     if called in LINES and (owner in LOGGERS or owner.lower().endswith(("log", "logger"))):
-        return Call((), line=True, node=node)
+        return LogCall((), line=True, node=node)
     if called in TAGGED:
         name_node = first if first is not None else _keyword(node, "tag", "key", "name")
         if called == "add_scalars" and len(node.args) > 1:
             inner = _dict_names(node.args[1])
-            return Call(tuple(f"{a}/{b}" for a in _text(name_node) for b in inner), False, node)
-        return Call(_text(name_node), line=False, node=node)
+            return LogCall(tuple(f"{a}/{b}" for a in _text(name_node) for b in inner), False, node)
+        return LogCall(_text(name_node), line=False, node=node)
     if called in MANY:
         name_node = (
             first if first is not None else _keyword(node, "metrics", "params", "dictionary")
         )
-        return Call(_dict_names(name_node), line=False, node=node)
+        return LogCall(_dict_names(name_node), line=False, node=node)
     if called in SUMMARY and owner == "summary":
-        return Call(_text(first), line=False, node=node)
+        return LogCall(_text(first), line=False, node=node)
     if called == "track" and (name_node := _keyword(node, "name")) is not None:
-        return Call(_text(name_node), line=False, node=node)
+        return LogCall(_text(name_node), line=False, node=node)
     if called == "report_scalar" and len(node.args) >= 2:
         pairs = [f"{a}/{b}" for a in _text(first) for b in _text(node.args[1])]
-        return Call(tuple(pairs), line=False, node=node)
+        return LogCall(tuple(pairs), line=False, node=node)
     tracker = aliases is not None and (
         (not owner and called in aliases.logs) or owner in aliases.modules
     )
@@ -115,7 +115,7 @@ def log_call(node: ast.AST, aliases: Aliases | None = None) -> Call | None:
     return None
 
 
-def _log(node: ast.Call, first: ast.expr | None, *, sure: bool) -> Call | None:
+def _log(node: ast.Call, first: ast.expr | None, *, sure: bool) -> LogCall | None:
     names = (*_text(first), *_dict_names(first))
     if not names and not sure:
         return None  # math.log(x), torch.log(x), logger.log(level, text)
@@ -123,7 +123,7 @@ def _log(node: ast.Call, first: ast.expr | None, *, sure: bool) -> Call | None:
         keywords = (k.arg for k in node.keywords if k.arg and k.arg not in OPTIONS)
         names = (*names, *(k for k in keywords if k not in {"name", "value"}))
         names = (*names, *_text(_keyword(node, "name")))
-    return Call(names, line=False, node=node)
+    return LogCall(names, line=False, node=node)
 
 
 def _keyword(node: ast.Call, *names: str) -> ast.expr | None:
@@ -139,7 +139,7 @@ def _last(node: ast.expr) -> str:
 
 
 def _text(node: ast.expr | None) -> tuple[str, ...]:
-    """Return the name an expression spells; what only the run knows becomes `*`."""
+    """Return the names that an expression may spell; `*` stands for a part known only at run time."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return (node.value,)
     if isinstance(node, ast.JoinedStr):
@@ -168,39 +168,40 @@ def _dict_names(node: ast.expr | None) -> tuple[str, ...]:
     return ()
 
 
-def calls_in(node: ast.AST, aliases: Aliases | None = None) -> list[Call]:
+def calls_in(node: ast.AST, aliases: Aliases | None = None) -> list[LogCall]:
     """Return the log calls anywhere below `node`, in the order of the text."""
     calls = [call for sub in ast.walk(node) if (call := log_call(sub, aliases)) is not None]
     return sorted(calls, key=lambda call: (call.node.lineno, call.node.col_offset))
 
 
-def names_logged(source: Mapping[str, str]) -> dict[str, list[Logged]]:
+def names_logged(source: Mapping[str, str]) -> dict[str, list[LogPlace]]:
     r"""Return each name that the source logs, with the places that log it.
 
-    A name that only the run knows is given with a `*` in place of the unknown part. A file that
-    cannot be read is passed over.
+    A part of a name that is known only at run time is a `*`. A file that does not parse is skipped.
 
     >>> names_logged({"t.py": "for epoch in range(3):\n    rearview.log(f'norm/{k}', 1)"})
-    {'norm/*': [Logged(path='t.py', line=2, loops=('epoch',), function='<module>')]}
+    {'norm/*': [LogPlace(path='t.py', line=2, loops=('epoch',), function='<module>')]}
     """
-    places: dict[str, list[Logged]] = {}
+    places: dict[str, list[LogPlace]] = {}
     for path, text in sorted(source.items()):
         if not path.endswith(".py"):
             continue
         try:
             tree = parse(text, path)
         except SourceError:
-            continue  # half written, or of another Python: what it would log is not known
+            continue  # half written, or for another Python
         aliases = Aliases(tree)
         for call, function, loops in _placed(tree, MODULE, "", (), aliases):
             for name in call.names:
-                places.setdefault(name, []).append(Logged(path, call.node.lineno, loops, function))
+                places.setdefault(name, []).append(
+                    LogPlace(path, call.node.lineno, loops, function)
+                )
     return places
 
 
 def _placed(
     node: ast.AST, function: str, prefix: str, loops: tuple[str, ...], aliases: Aliases
-) -> Iterator[tuple[Call, str, tuple[str, ...]]]:
+) -> Iterator[tuple[LogCall, str, tuple[str, ...]]]:
     for child in ast.iter_child_nodes(node):
         call = log_call(child, aliases)
         if call is not None:

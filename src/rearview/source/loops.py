@@ -37,10 +37,10 @@ class LoopId:
 
 
 def loop_name(node: Loop, function: str) -> str:
-    """Return the name people know a loop by.
+    """Return the name of a loop, for people.
 
     A `for` is named by the first name in its target that is not `_`; `rearview.loop("name", …)`
-    by its name; a `while`, or a `for` that names nothing, by its function.
+    by its name; a `while`, or a `for` without a named target, by its function.
 
     >>> loop_name(ast.parse("for i, (x, y) in data: pass").body[0], "<module>")
     'i'
@@ -142,8 +142,8 @@ def recorded_loop_ids(
 ) -> dict[int, LoopId]:
     """Return the id of each recorded loop by the line it begins on in an edited text.
 
-    `pairs` are the recorded statements and what they are in the edited text. The loops that only the
-    edited text has are left out.
+    `pairs` are (recorded statement, the same statement in the edited text). Loops that only the edited text
+    has are left out.
     """
     ids = loop_ids(recorded, path)
     return {edited.lineno: ids[old.lineno] for old, edited in pairs if isinstance(old, LOOPS)}
@@ -172,10 +172,10 @@ def chains(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
     r"""Return, for each (path, function), the loops that may be running when it is entered.
 
     Calls are followed by name: `fit(...)` and `anything.fit(...)` may both mean any function
-    called `fit`. Some functions are left out, because the text does not say what runs around them:
-    those that no call names (a callback, `forward`), those that are also passed as a value
-    (`opt.step(closure)`), generators (the loop that draws from one may be anywhere), and the
-    functions that any of these call.
+    called `fit`. Some functions are left out, because the text does not show which loops run around them:
+    functions that no call names (a callback, `forward`), functions that are also passed as a value
+    (`opt.step(closure)`), generators (the loop that draws from one may be anywhere), and all
+    functions that these call.
 
     >>> text = "def step(): pass\ndef fit():\n  for i in x: step()\nfor epoch in y: fit()"
     >>> chains({"t.py": ast.parse(text)})["t.py", "step"]
@@ -192,7 +192,7 @@ def names_of(stacks: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileCalls:
-    """What one file says about its functions: who calls them, and who else may."""
+    """The functions of one file, the calls in it, and other uses through which a function may be called."""
 
     path: str
     functions: frozenset[str]
@@ -214,7 +214,7 @@ class FileCalls:
 
 
 def calls_of_file(tree: ast.Module, path: str) -> FileCalls:
-    """Return what one file says about its functions."""
+    """Return the functions of one file and the calls in it."""
     collector = _CallCollector({line: str(loop) for line, loop in loop_ids(tree, path).items()})
     nodes = list(ast.walk(tree))
     names, attributes, of_modules = _read_as_values(nodes)
@@ -280,7 +280,7 @@ def _follow_calls(
 ) -> tuple[dict[_Function, set[tuple[str, ...]]], set[_Function]]:
     """Return the stacks of loops that lead to each function, and the functions with too many.
 
-    Calls of a function with too many stacks are not followed: what it calls is not known either.
+    Calls made by a function with too many stacks are not followed.
     """
     callees: dict[_Function, list[tuple[_Function, tuple[str, ...]]]] = {}
     for key in functions:
@@ -375,7 +375,7 @@ def _yields(function: ast.FunctionDef) -> bool:
 
 
 def loopers(files: Iterable[FileCalls]) -> frozenset[str]:
-    r"""Return the names of functions that run a loop, in themselves or in what they call.
+    r"""Return the names of functions that run a loop, themselves or through functions that they call.
 
     >>> text = "def a(): b()\ndef b():\n  for i in x: c()\ndef c(): pass"
     >>> sorted(loopers([calls_of_file(ast.parse(text), "t.py")]))
@@ -398,7 +398,7 @@ def loopers(files: Iterable[FileCalls]) -> frozenset[str]:
 
 
 def called_name(node: ast.AST) -> str:
-    """Return the last word of what a call calls: `fit` for `trainer.fit()`; "" for other nodes."""
+    """Return the last word of the called name: `fit` for `trainer.fit()`; "" for nodes that are no call."""
     if not isinstance(node, ast.Call):
         return ""
     func = node.func

@@ -17,8 +17,8 @@ from rearview.source.text import split, try_parse
 def imports_as_then(text: str, path: str, renamed: Mapping[str, str]) -> str:
     r"""Return a text that imports modules by the names they had; its lines stay where they are.
 
-    `renamed` is path now -> path then. What `import module` binds is renamed wherever it is read;
-    where that is not certain, the text stays as it is, and so differs from what was recorded.
+    `renamed` is path now -> path then. The name that `import module` binds is renamed wherever it is read.
+    If that is not certain, the text is returned unchanged, so it differs from the recorded text.
 
     >>> imports_as_then("from tools import f\n", "main.py", {"tools.py": "util.py"})
     'from util import f\n'
@@ -52,11 +52,11 @@ def imports_as_then(text: str, path: str, renamed: Mapping[str, str]) -> str:
 
 
 _Edit = tuple[int, int, str, str]
-"""Line, column, what stands there, what is to stand there."""
+"""(Line, column, word there now, word to put there)."""
 _Modules = Mapping[tuple[str, ...], tuple[str, ...]]
 _Here = tuple[tuple[str, ...], tuple[str, ...]]
 _Done = tuple[list[_Edit], dict[str, str]]
-"""What changes in an import, and the names that it bound instead of those it binds."""
+"""Edits of an import, and name that it binds now -> name that it bound then."""
 
 
 def _import(node: ast.Import, modules: _Modules, here: _Here) -> _Done | None:
@@ -75,7 +75,7 @@ def _import(node: ast.Import, modules: _Modules, here: _Here) -> _Done | None:
 
 
 def _from(node: ast.ImportFrom, modules: _Modules, here: _Here) -> _Done | None:
-    """Return the changes of `from … import …`, where modules may stand on both sides."""
+    """Return the changes of `from … import …`; either part may name a module."""
     name = node.module or ""
     usual = (_then(name, node.level, modules, here) if name else None) or name
     bases: set[str] = set()
@@ -91,7 +91,7 @@ def _from(node: ast.ImportFrom, modules: _Modules, here: _Here) -> _Done | None:
                 bound[alias.name] = last
     base = bases.pop()
     if bases or bool(base) != bool(name):
-        return None  # what came from one place came from two
+        return None  # names of one import came from two modules then
     if base != name:
         edits.append((node.lineno, node.col_offset + len("from ") + node.level, name, base))
     return edits, bound
@@ -119,7 +119,7 @@ def _then(name: str, level: int, modules: _Modules, here: _Here) -> str | None:
 
 
 def _reads(tree: ast.Module, bound: Mapping[str, str]) -> list[_Edit] | None:
-    """Return where names of modules are read; None if they, or the old ones, mean something else."""
+    """Return edits where names of modules are read; None if a name, old or new, has another meaning."""
     other = {*bound, *bound.values()}
     edits = []
     for node in ast.walk(tree):
@@ -133,7 +133,7 @@ def _reads(tree: ast.Module, bound: Mapping[str, str]) -> list[_Edit] | None:
 
 
 def _named(node: ast.AST, bound: Mapping[str, str]) -> list[str]:
-    """Return names that a node gives a meaning to without a `Name` that says so."""
+    """Return the names that a node binds or declares without a `Name` node."""
     if isinstance(node, ast.arg):
         return [node.arg]
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -148,7 +148,7 @@ def _named(node: ast.AST, bound: Mapping[str, str]) -> list[str]:
 
 
 def _edited(text: str, edits: list[_Edit]) -> str:
-    """Return the text with words replaced; as it is if one of them is not where the tree says."""
+    """Return the text with words replaced; unchanged if a word is not at its position in the tree."""
     lines = split(text)
     for line, column, now, then in sorted(set(edits), reverse=True):
         raw = lines[line - 1].encode()
@@ -172,8 +172,8 @@ def _package_path(path: str) -> tuple[str, ...]:
 
 ALIKE = 0.5  # files that share less than half of their text are two files
 CLOSE = 0.05  # a candidate this near to the best one is as good
-SAME_NAME = 0.1  # what the last part of a path counts for, and
-SAME_FOLDER = 0.06  # each part before it
+SAME_NAME = 0.1  # added if the last part of two paths is the same, and
+SAME_FOLDER = 0.06  # for each equal part before it
 MOST = 200  # with more files on either side only equal ones are paired
 
 Files = Mapping[str, str]
@@ -186,17 +186,17 @@ class FileNames:
     now: Mapping[str, str] = field(default_factory=dict)
     """Path then -> path now, of the files that are in both."""
     doubtful: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Path then -> paths now of which each may be that file."""
+    """Path then -> the paths now that may be that file."""
 
     @property
     def changed(self) -> dict[str, str]:
         """Path then -> path now, where these differ."""
         return {then: now for then, now in self.now.items() if then != now}
 
-    def before(self, older: FileNames) -> FileNames:
-        """Return what `older`, which leads to where this begins, calls by the names that this leads to.
+    def after(self, older: FileNames) -> FileNames:
+        """Return both steps in one: `older` leads from the oldest version to the one where this begins.
 
-        >>> FileNames({"b.py": "c.py"}).before(FileNames({"a.py": "b.py", "x.py": "y.py"})).now
+        >>> FileNames({"b.py": "c.py"}).after(FileNames({"a.py": "b.py", "x.py": "y.py"})).now
         {'a.py': 'c.py'}
         """
         now = {a: self.now[b] for a, b in older.now.items() if b in self.now}
@@ -210,7 +210,7 @@ class FileNames:
     def as_then(self, new: Files, old: Files) -> dict[str, str]:
         """Return the files of the newer version under the names of the older one.
 
-        Imports of what has another name are written as they were; every statement stays on its line.
+        Imports of renamed files are written as they were then; every statement stays on its line.
         """
         if not self.changed:
             return dict(new)
@@ -233,9 +233,9 @@ class FileNames:
 
 
 def renames(old: Files, new: Files) -> FileNames:
-    r"""Return which files are in both: those of the same path, then those of much the same text.
+    r"""Return which files are in both versions: files with the same path, then files with similar text.
 
-    Each file is paired once. Where two fit equally well, neither is taken.
+    Each file is paired once. If two files fit equally well, neither is paired.
 
     >>> text = "import data\nfor x in data.load():\n    step(x)\n"
     >>> renames({"train.py": text}, {"main.py": text + "print(x)\n"}).now
@@ -258,7 +258,7 @@ _Fits = dict[tuple[str, str], float]
 
 
 def _fits(gone: Files, fresh: Files) -> _Fits:
-    """Return how well each two files fit, where they do."""
+    """Return how well two files fit, for each pair that fits."""
     fits: _Fits = {}
     few = max(len(gone), len(fresh)) <= MOST
     there = {path: _lines(text) for path, text in fresh.items()} if few else {}
@@ -275,7 +275,7 @@ def _fits(gone: Files, fresh: Files) -> _Fits:
 
 
 def _paired(fits: _Fits) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Return the pairs, best first, and what is as good for one as for another."""
+    """Return the certain pairs, and the candidates of each file without a certain pair."""
     paired: dict[str, str] = {}
     doubtful: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
@@ -298,7 +298,7 @@ def _paired(fits: _Fits) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
 
 
 def _by_folder(paired: dict[str, str], doubtful: dict[str, tuple[str, ...]]) -> None:
-    """Settle what a folder that was moved as a whole settles: its files went the same way."""
+    """Pair doubtful files whose folder was moved as a whole: they moved with it."""
     ways = {(_folder_of(then), _folder_of(now)) for then, now in paired.items()}
     for then, several in list(doubtful.items()):
         free = [
@@ -314,7 +314,7 @@ def _by_folder(paired: dict[str, str], doubtful: dict[str, tuple[str, ...]]) -> 
 
 
 def _ending(first: str, second: str) -> int:
-    """Return how many parts two paths end with alike."""
+    """Return how many parts, counted from the end, two paths have in common."""
     pairs = zip(reversed(first.split("/")), reversed(second.split("/")), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -334,7 +334,7 @@ def _alike(first: Counter[str], second: Counter[str]) -> bool:
 
 
 def _kept(old: Counter[str], new: Counter[str]) -> float:
-    """Return which share of a text is in another, by characters, from 0 to 1."""
+    """Return the fraction of the old text, by characters, whose lines are in the new text."""
     whole = _size(old.items())
     return _size((old & new).items()) / whole if whole else 1.0
 

@@ -209,7 +209,7 @@ class Levels:
     """Levels of the expressions of added code.
 
     A variable of a probe gets the highest level that any assignment gives it, so the order of statements
-    does not matter. `given` are names that probes share with recorded code.
+    does not matter. `live_names` are names that probes share with recorded code.
     """
 
     def __init__(

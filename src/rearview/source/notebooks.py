@@ -1,8 +1,8 @@
-"""A notebook as program text: its code cells one after another, and the way back.
+"""Convert a notebook to program text, its code cells one after another, and back.
 
-Everything that reads programs (loops, probes, propagation) sees `study.ipynb` as a file `study.ipynb.py`
-that holds the code cells in order, each below a marker line. Magics and shell lines stand in it as the
-calls that IPython makes of them. Outputs, counts and the like are no part of it.
+All code that reads programs (loops, probes, propagation) sees `study.ipynb` as a file `study.ipynb.py`
+that contains the code cells in order, each below a marker line. Magics and shell lines are in it as the
+calls that IPython makes of them. Outputs and execution counts are not in it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -21,15 +21,15 @@ from rearview.errors import SourceError
 from rearview.model.run import NOTEBOOK, is_notebook
 
 PROGRAM = ".ipynb.py"
-"""How the name of a notebook's program text ends."""
+"""End of the file name of a notebook's program text."""
 PYTHON_BODIES = ("time", "capture")
 """Cell magics that run their body as Python in the notebook's own namespace."""
 _MARK = "# %% In [{}]"
 _MARKED = re.compile(r"# %% In \[(\d+)\]\Z")
 _KEPT_LINE = "#: "
-"""Stands before a line `%%magic` whose body is Python."""
+"""Prefix of a line `%%magic` whose body is Python."""
 _BROKEN = "#! "
-"""Stands before each line of a cell that is no Python."""
+"""Prefix of each line of a cell that is not Python."""
 _PLACE = re.compile(r"([^\s`'\"]+\.ipynb)\.py:(\d+)")
 _VOLATILE = frozenset({"execution", "ExecuteTime", "papermill", "collapsed", "scrolled", "widgets"})
 """Metadata that tools write when cells are executed or looked at."""
@@ -40,9 +40,9 @@ class CodeCell:
     """One code cell that is executed."""
 
     number: int
-    """Its number among these, from 1 on: `In [3]` after a run from top to bottom."""
+    """Its number among the executed cells, from 1: `In [3]` after a run from top to bottom."""
     position: int
-    """Where it is among all cells of the notebook."""
+    """Its index among all cells of the notebook."""
     source: str
     text: str
     """Its source as Python."""
@@ -52,7 +52,7 @@ class CodeCell:
 
     @property
     def magic(self) -> str:
-        """The magic that runs the cell's body as Python, such as `time`; empty: none does."""
+        """The magic that runs the cell's body as Python, such as `time`; empty if there is none."""
         return _body_magic(self.source)
 
     def tree(self) -> ast.Module:
@@ -80,22 +80,41 @@ class Notebook:
 def parse(data: bytes, path: str = "the notebook") -> Notebook:
     """Return a notebook's program; raise if the file is no notebook of format 4."""
     content = _content(data, path)
-    metadata = content.get("metadata") or {}
-    spec, info = metadata.get("kernelspec") or {}, metadata.get("language_info") or {}
-    language = str(info.get("name") or spec.get("language") or "python").lower()
+    language = _language(content)
     cells: list[CodeCell] = []
     lines: list[str] = []
-    for position, cell in enumerate(content["cells"]):
-        source, tags = _source(cell), _tags(cell)
-        if cell.get("cell_type") != "code" or not source.strip() or "skip-execution" in tags:
-            continue
+    for position, source, tags in _executed(content):
         number = len(cells) + 1
         text = python_of(source) if language == "python" else ""
         lines.append(_MARK.format(number))
         cells.append(CodeCell(number, position, source, text, len(lines) + 1, tags))
         lines += text.split("\n")
     text = "".join(f"{line}\n" for line in lines)
+    spec = (content.get("metadata") or {}).get("kernelspec") or {}
     return Notebook(tuple(cells), text, language, str(spec.get("name", "")))
+
+
+def outline(data: bytes, path: str = "the notebook") -> tuple[str, list[int]]:
+    """Return a notebook's language, and the positions of the cells that are executed, first to last.
+
+    Unlike `parse`, this does not turn magics into Python, for which IPython has to be imported.
+    """
+    content = _content(data, path)
+    return _language(content), [position for position, _, _ in _executed(content)]
+
+
+def _language(content: Mapping[str, Any]) -> str:
+    metadata = content.get("metadata") or {}
+    spec, info = metadata.get("kernelspec") or {}, metadata.get("language_info") or {}
+    return str(info.get("name") or spec.get("language") or "python").lower()
+
+
+def _executed(content: Mapping[str, Any]) -> Iterator[tuple[int, str, frozenset[str]]]:
+    """Yield position, source and tags of the code cells that are executed."""
+    for position, cell in enumerate(content["cells"]):
+        source, tags = _source(cell), _tags(cell)
+        if cell.get("cell_type") == "code" and source.strip() and "skip-execution" not in tags:
+            yield position, source, tags
 
 
 def _content(data: bytes, path: str) -> dict[str, Any]:
@@ -177,15 +196,15 @@ def source_of(text: str) -> str:
     return "\n".join(lines)
 
 
-def in_cells_of(old: str, text: str, path: str = "the notebook") -> str:
+def divide_into_cells(old: str, text: str, path: str = "the notebook") -> str:
     r"""Return `text`, which adds statements to `old`, divided into the cells of `old`.
 
-    A cell that was added, or split off, becomes part of the one before it: recorded values are found by
-    the numbers of the cells. Every line stays where it is.
+    A cell that was added, or split off, becomes part of the cell before it, because recorded values are
+    found by the numbers of the cells. Every line stays where it is.
 
     >>> old = "# %% In [1]\nx = 1\n# %% In [2]\ny = 2\n"
     >>> new = "# %% In [1]\nx = 1\n# %% In [2]\nlog(x)\n# %% In [3]\ny = 2\n"
-    >>> in_cells_of(old, new).split("\n")
+    >>> divide_into_cells(old, new).split("\n")
     ['# %% In [1]', 'x = 1', '# %%', 'log(x)', '# %% In [2]', 'y = 2', '']
     """
     before, lines = _numbered(old), text.split("\n")
@@ -201,11 +220,11 @@ def in_cells_of(old: str, text: str, path: str = "the notebook") -> str:
     count = sum(1 for line in old.split("\n") if _MARKED.match(line))
     last = 0
     for cell, at in enumerate(marks, 1):
-        meant = votes[cell].most_common(1)[0][0] if cell in votes else max(last, 1)
-        if meant not in (last, last + 1):
+        number = votes[cell].most_common(1)[0][0] if cell in votes else max(last, 1)
+        if number not in (last, last + 1):
             _unplaced(path)
-        lines[at] = _MARK.format(meant) if meant > last else "# %%"
-        last = meant
+        lines[at] = _MARK.format(number) if number > last else "# %%"
+        last = number
     if last != count:
         _unplaced(path)
     return "\n".join(lines)
@@ -240,10 +259,10 @@ def with_text(data: bytes, text: str, path: str = "the notebook") -> bytes:
         changed = "\n".join(body)
         if changed != cell.text:
             content["cells"][cell.position]["source"] = source_of(changed).splitlines(keepends=True)
-    made = _encoded(content)
-    if parse(made, path).text != text:
+    notebook = _encoded(content)
+    if parse(notebook, path).text != text:
         _unplaced(path)
-    return made
+    return notebook
 
 
 def _unplaced(path: str) -> NoReturn:
@@ -255,7 +274,7 @@ def _unplaced(path: str) -> NoReturn:
 
 
 def normal(data: bytes) -> bytes:
-    """Return a notebook without what executing or viewing it changes; anything else as it is."""
+    """Return a notebook without the parts that executing or viewing it changes; other data unchanged."""
     try:
         content = _content(data, "")
     except SourceError:
@@ -299,10 +318,10 @@ def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return programs
 
 
-def in_cells(message: str, texts: Mapping[str, str]) -> str:
-    r"""Return a message with places in program texts of notebooks named as people know them.
+def name_cells(message: str, texts: Mapping[str, str]) -> str:
+    r"""Return a message in which lines of a notebook's program text are given as cell and line.
 
-    >>> in_cells("at a.ipynb.py:3 it", {"a.ipynb.py": "# %% In [1]\nx = 1\ny = 2\n"})
+    >>> name_cells("at a.ipynb.py:3 it", {"a.ipynb.py": "# %% In [1]\nx = 1\ny = 2\n"})
     'at a.ipynb cell 1, line 2 it'
     """
 

@@ -1,4 +1,4 @@
-"""Which names each scope of a text binds and reads, apart for recorded and added code."""
+"""Which names each scope of a text binds and reads, separately for recorded and added code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Scope:
         )
 
     def home(self, name: str) -> Scope | None:
-        """Return the scope whose variable `name` means here; None for a builtin or unknown."""
+        """Return the scope whose variable `name` refers to here; None for a builtin or unknown name."""
         if self.outer.get(name) == "global":
             return self.module if self.module.local(name) else None
         if self.local(name):
@@ -95,7 +95,7 @@ class Scopes(ast.NodeVisitor):
         self.alias_ids = aliases
         self.top = Scope(tree, MODULE, None, added=False)
         self.of: dict[int, Scope] = {}
-        """Scope that each statement stands in, by the id of its node."""
+        """Scope of each statement, by the id of its node."""
         self.opened: dict[int, Scope] = {id(tree): self.top}
         """Scope that a node opens, by its id."""
         self._scope = self.top
@@ -126,7 +126,7 @@ class Scopes(ast.NodeVisitor):
         self._scope = before
 
     def bind(self, name: str, line: int, kind: str = "value") -> None:
-        """Note that `name` is bound in the scope at hand."""
+        """Note that `name` is bound in the current scope."""
         scope = self._scope
         table = scope.added_bound if self._added else scope.recorded_bound
         table.setdefault(name, line)
@@ -247,7 +247,7 @@ def _arguments(args: ast.arguments) -> Iterator[ast.arg]:
 
 
 def _outside(args: ast.arguments) -> Iterator[ast.expr]:
-    """Yield what belongs to the scope around a function: defaults and annotations."""
+    """Yield the expressions that are evaluated in the scope around a function: defaults and annotations."""
     yield from args.defaults
     yield from (default for default in args.kw_defaults if default is not None)
     yield from (arg.annotation for arg in _arguments(args) if arg.annotation is not None)

@@ -64,10 +64,10 @@ SHIELD = "__rearview_probe__"
 uses, it returns a context manager for the statements of the probe.
 """
 CALM = "calm"
-"""Attribute of it that does the same for a probe that draws nothing, at a hundredth of the cost."""
+"""Attribute of that function: the same for a probe that draws no random numbers, at a hundredth of the cost."""
 
 TRACK = "track"
-"""Attribute of it that replaces the methods of trackers."""
+"""Attribute of that function that replaces the methods of trackers."""
 OURS = "rearview"
 
 Places = Mapping[tuple[int, int], tuple[str, ...]]
@@ -102,7 +102,7 @@ class _Tracked(ast.NodeTransformer):
                 self.ours |= {a.asname or a.name for a in node.names}
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Return the call, or our own in its place; the arguments are evaluated as before."""
+        """Return the call, or a call of ours in its place; the arguments are evaluated as before."""
         self.generic_visit(node)
         call = log_call(node, self.aliases)
         if call is None or call.line or self._own(node.func):
@@ -144,7 +144,7 @@ def _block(block: list[ast.stmt], places: Places, tracked: _Tracked) -> None:
 def _shield_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     pauses = (ast.Yield, ast.YieldFrom, ast.Await)
     if any(isinstance(sub, pauses) for sub in ast.walk(node)):
-        return  # a generator would leave and enter its shield in the middle
+        return  # a generator would leave and enter its shield while it is suspended
     first = 1 if ast.get_docstring(node, clean=False) is not None else 0
     if len(node.body) > first:
         node.body[first:] = [_shielded(node.body[first:], {})]

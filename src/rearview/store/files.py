@@ -75,7 +75,7 @@ def make_new_folder(folder: Path, mode: int | None = None) -> None:
 
 
 def make_top(path: Path, mode: int) -> None:
-    """Create the store's own folder with that mode; change the mode of an existing one and all it holds."""
+    """Create the store's own folder with that mode; change the mode of an existing folder and all its content."""
     path.mkdir(parents=True, exist_ok=True)
     facts = path.stat()
     if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) == mode:
@@ -197,7 +197,7 @@ class Sink:
         os.replace(self.temporary, self.path)  # noqa: PTH105
 
     def discard(self) -> None:
-        """Remove what was written; does nothing after `publish`."""
+        """Remove the written file; does nothing after `publish`."""
         self._release()
         with contextlib.suppress(OSError):
             self._close()

@@ -70,7 +70,7 @@ def is_certainly_dead(identity: Mapping[str, Any], heartbeat: Path) -> bool:
 
 
 def _known_to_kernel(identity: Mapping[str, Any]) -> bool | None:
-    """Return whether a process lives, as the kernel says; None if this kernel cannot know."""
+    """Return True if the kernel knows a process to be alive, False if dead, None if it cannot know."""
     own = process_identity(0)
     if identity.get("host") != own["host"]:
         return None
@@ -133,9 +133,9 @@ def gpus() -> list[str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return what decides how fast this machine computes, as runs store it.
+    """Return the facts that decide how fast this machine computes, as runs store them.
 
-    `visible` is what CUDA_VISIBLE_DEVICES lets the program see, None without a bound.
+    `visible` is the value of CUDA_VISIBLE_DEVICES, None if it is not set.
     """
     return {
         "cpu": _field(_CPUINFO, "model name") or platform.machine(),

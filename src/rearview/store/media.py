@@ -49,7 +49,7 @@ class StoredValue:
     kind: str
     """array, tensor, image or histogram."""
     dtype: str
-    """As its library writes it: `bfloat16` for a tensor, `<f4` for an array; empty for an image."""
+    """The name in its library: `bfloat16` for a tensor, `<f4` for an array; empty for an image."""
     shape: tuple[int, ...]
     """For an image its height and width, if known; for a histogram the number of bins."""
     oid: str

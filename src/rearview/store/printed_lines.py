@@ -20,7 +20,7 @@ import msgspec
 from rearview.durable_files import add_check, add_item, is_intact, is_intact_list
 from rearview.model import MainLoop, Point, Run, Step
 from rearview.model.run import MARK, Origin, name_of
-from rearview.source.printed_numbers import PrintedNumbers
+from rearview.source.numbers_in_output import PrintedNumbers
 from rearview.store.files import make_folder, open_file
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
@@ -138,7 +138,7 @@ def _is_head(raw: bytes) -> bool:
 RULES = 1
 """Version of the rules by which numbers are extracted; a new version rebuilds the cache."""
 COLUMNS = 40
-"""Different names at most that the printed lines of one run give."""
+"""Most columns that the printed lines of one run give."""
 
 
 def printed_records(project: Project, run: Run, folder: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""What a run read from outside: environment variables, times (`clock.bin`), and inputs cell by cell (`cells.jsonl`).
+"""Store what a run read: environment variables, times (`clock.bin`), and the inputs of each cell (`cells.jsonl`).
 
 `clock.bin` holds the times that the program read, eight bytes each. `clock.sum` beside it holds a number of
 bytes and their CRC; it is written after them, so a run that was killed may have a few more readings.
@@ -13,8 +13,8 @@ from zlib import crc32
 
 from rearview.errors import DamagedError
 from rearview.model import Run
-from rearview.model.environment import Environment
-from rearview.model.lineage import CellLineage
+from rearview.model.cell_lineage import CellLineage
+from rearview.model.environment_variables import Environment
 from rearview.store.files import append_line, publish, read_lines
 
 ENVIRONMENT_FILE = "environment.jsonl"
@@ -108,7 +108,7 @@ def remove_clock(file: Path) -> None:
 
 
 def append_cell(folder: Path, cell: CellLineage) -> None:
-    """Add what one cell took in and left to the folder of its run."""
+    """Add the inputs and results of one cell to the folder of its run."""
     line: dict[str, Any] = {"format": FORMAT, "cell": cell.cell, "code": cell.code}
     line |= {"events": [list(event) for event in cell.events], "lineage": cell.lineage}
     line |= {"seconds": cell.seconds, "size": cell.size, "before": cell.before}
@@ -117,7 +117,7 @@ def append_cell(folder: Path, cell: CellLineage) -> None:
 
 
 def read_cells(folder: Path) -> list[CellLineage]:
-    """Return what the cells of a run took in, as its folder has it; empty if it has no cells."""
+    """Return the inputs and results of the cells of a run; empty if it has no cells."""
     if not (folder / CELLS_FILE).is_file():
         return []
     return [

@@ -125,7 +125,7 @@ def encode_point(point: Point) -> bytes:
 
 
 def encode_place(file: str, line: int) -> bytes:
-    """Return what a line says of the log call in the source; the caller may reuse it.
+    """Return the part of a line that names the log call in the source; the caller may reuse it.
 
     >>> encode_place("train.py", 12)
     b'"f":"train.py","y":12,'

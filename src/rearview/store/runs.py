@@ -47,7 +47,7 @@ FORMAT = 2
 ACCOUNT = "energy.jsonl"
 """File in a run's folder: when it ran, and the energy it used."""
 TRACES = "traces.jsonl"
-"""File in a run's folder: what was there before each file that it wrote, and the folders it created."""
+"""File in a run's folder: the earlier state of each file that it wrote, and the folders it created."""
 TRACES_FORMAT = 2
 ABSENT = "absent"
 """Value in `TRACES` for a file that did not exist before."""
@@ -217,7 +217,7 @@ class Runs:
         *,
         moment: float | None = None,
     ) -> None:
-        """Publish that a run has ended, now or at `moment`, with what it measured."""
+        """Publish that a run has ended, now or at `moment`, with its measurements."""
         when = time.time() if moment is None else moment
         end = msgspec.structs.replace(measured or RunEnd(), time=when, exit_code=exit_code)
         facts = {"format": FORMAT, **fields_of_record(end)}
@@ -245,7 +245,7 @@ class Runs:
     def update_args(self, run: str, args: Mapping[str, Any], origin: str = "") -> None:
         """Add hyper-parameters to a run; a later value of the same name wins.
 
-        `origin` says what the program reads them with: "argparse", "hydra".
+        `origin` names the library with which the program reads them: "argparse", "hydra".
         """
         hidden = {name: redact_value(name, value) for name, value in args.items()}
         self.note(run, "args", {"args": hidden, **({"origin": origin} if origin else {})})

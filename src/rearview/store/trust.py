@@ -46,7 +46,7 @@ _BIRTH = 0x800
 
 @dataclass(frozen=True, slots=True)
 class FolderIdentity:
-    """What distinguishes a folder from every copy of it."""
+    """The facts that distinguish a folder from every copy of it."""
 
     path: str
     inode: int

@@ -68,7 +68,7 @@ FAMILIES = {
     "object": "an array or image",
     "bytes": "bytes",
 }
-"""What values of a kind (`records.kind`) are, in words; kinds of one family mix in a column."""
+"""Kind of a value (`records.kind`) -> its family, in words; kinds of one family mix in a column."""
 _MARKERS = {"$float": "float", "$int": "int", "$str": "str", "$repr": "repr"}
 
 

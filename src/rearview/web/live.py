@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rearview.web.index import Index
+from rearview.web.run_index import Index
 
 MOST_LISTENERS = 12
 """Pages that listen at once; one more is refused."""

@@ -13,8 +13,8 @@ from rearview.media import ConfusionMatrix, DataTable, Text
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.media import StoredValue, is_png, value_in_text
 from rearview.store.tables.connection import quoted
-from rearview.web.index import Index
 from rearview.web.rows import plain
+from rearview.web.run_index import Index
 from rearview.web.series import records
 
 HEAT_COLUMNS = 400

@@ -22,7 +22,7 @@ import msgspec
 from rearview._history import History, PlanReport
 from rearview.errors import RearviewError, UsageError
 from rearview.model.run import name_of
-from rearview.web.index import Index
+from rearview.web.run_index import Index
 
 MOST_PRICED = 60
 """Runs that are priced in one request: those that a screen shows."""

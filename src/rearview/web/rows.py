@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from rearview.errors import UsageError
-from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import ident, quoted
-from rearview.store.tables.query import WORD, TableQuery
+from rearview.store.tables.record_sources import Sources
+from rearview.store.tables.table_query import WORD, TableQuery
 from rearview.store.tables.tables import check_condition
-from rearview.web.index import Column, Index
-from rearview.web.index_tables import RUNS
+from rearview.web.run_index import Column, Index
+from rearview.web.run_index_tables import RUNS
 
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
 """Which column of `page.stats` a form of a logged name is."""

@@ -20,7 +20,7 @@ from rearview.errors import UsageError
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS
 from rearview.store.tables.record_files import long, plain
-from rearview.web.index import Index, load_replays
+from rearview.web.run_index import Index, load_replays
 
 Array = Any
 """A NumPy array of numbers; NumPy is imported where it is used."""

@@ -20,13 +20,13 @@ import rearview
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.store.checkpoints.objects import Objects
-from rearview.web import details, rows
-from rearview.web.details import execution_tree
+from rearview.web import rows, screens
 from rearview.web.guard import App, Guard
-from rearview.web.index import Index
 from rearview.web.live import Live
 from rearview.web.logged_media import Media
 from rearview.web.replays import BackfillRequest, PageBackfills, Prices
+from rearview.web.run_index import Index
+from rearview.web.screens import execution_tree
 from rearview.web.series import Chart, Series
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _names(request: Request) -> list[str]:
 
 
 def _run(page: Page, request: Request) -> str:
-    return details.known_run(page.index, request.path_params["run"])
+    return screens.known_run(page.index, request.path_params["run"])
 
 
 def _table(page: Page, request: Request) -> Any:
@@ -228,25 +228,25 @@ def _plan(page: Page, request: Request) -> Any:
 def _detail(page: Page, request: Request) -> Any:
     run = _run(page, request)
     with page.lock:
-        return details.run_details(page.history, page.index, run)
+        return screens.run_details(page.history, page.index, run)
 
 
 def _printed(page: Page, request: Request) -> Any:
     run, search = _run(page, request), request.query_params.get("search", "")[:200]
-    return details.printed_lines(page.history, run, search)
+    return screens.printed_lines(page.history, run, search)
 
 
 def _versions(page: Page, request: Request) -> Any:  # noqa: ARG001 - the form of all of them
-    return details.versions(page.history, page.index, page.prices.virtual())
+    return screens.versions(page.history, page.index, page.prices.virtual())
 
 
 def _diff(page: Page, request: Request) -> Any:
     pair = []
     for name in ("a", "b"):
         which = request.query_params.get(name, "worktree")
-        pair.append(which if which == "worktree" else details.known_run(page.index, which))
+        pair.append(which if which == "worktree" else screens.known_run(page.index, which))
     with page.lock:
-        return details.sides(page.history, *pair)
+        return screens.sides(page.history, *pair)
 
 
 def _tree(page: Page, request: Request) -> Any:
@@ -256,11 +256,11 @@ def _tree(page: Page, request: Request) -> Any:
 
 def _propagate(page: Page, request: Request) -> Any:
     with page.lock:
-        return details.propagated(page.history, _names(request))
+        return screens.propagated(page.history, _names(request))
 
 
 def _under_way(page: Page, request: Request) -> Any:  # noqa: ARG001
-    running = details.under_way(page.history, page.index)
+    running = screens.under_way(page.history, page.index)
     return {**running, "jobs": [job.told() for job in page.jobs.all()]}
 
 
@@ -274,7 +274,7 @@ def _media(page: Page, request: Request) -> Any:
 
 
 def _heat(page: Page, request: Request) -> Any:
-    run = details.known_run(page.index, request.query_params.get("run", ""))
+    run = screens.known_run(page.index, request.query_params.get("run", ""))
     return page.media.heat(request.query_params.get("name", ""), run)
 
 
@@ -340,7 +340,7 @@ def _fill(page: Page, body: bytes) -> Any:
         "\x00" in text for text in (*request.names, *request.runs, request.where, request.at)
     ):
         raise UsageError("Name at least one column to fill.", slug="page-question")
-    request.runs = [details.known_run(page.index, run) for run in request.runs]
+    request.runs = [screens.known_run(page.index, run) for run in request.runs]
     page.history.check_trust("A backfill")
     plan = page.prices.plan(request)
     return page.jobs.start(request, plan).told(whole=True)
@@ -353,7 +353,7 @@ def _stop(page: Page, body: bytes) -> Any:
 def _tag(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
-        known = details.known_run(page.index, run)
+        known = screens.known_run(page.index, run)
         change = page.history.untag if label.remove else page.history.tag
         change(known, label.text or "")
     page.live.look_now(label.runs)
@@ -363,14 +363,14 @@ def _tag(page: Page, body: bytes) -> Any:
 def _note(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
-        page.history.note(details.known_run(page.index, run), None if label.remove else label.text)
+        page.history.note(screens.known_run(page.index, run), None if label.remove else label.text)
     page.live.look_now(label.runs)
     return {"runs": label.runs}
 
 
 def _name(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
-    run = details.known_run(page.index, label.runs[0] if label.runs else "")
+    run = screens.known_run(page.index, label.runs[0] if label.runs else "")
     page.history.name(run, None if label.remove else label.text)
     page.live.look_now(label.runs)
     return {"runs": label.runs}
@@ -378,13 +378,13 @@ def _name(page: Page, body: bytes) -> Any:
 
 def _move(page: Page, body: bytes) -> Any:
     move = rows.request(body, Move)
-    run = details.known_run(page.index, move.run)
+    run = screens.known_run(page.index, move.run)
     with page.lock:
         if move.line:
             page.history.correct(run, move.path, move.line, move.names, after=move.after)
         else:
             page.history.undo(run, move.names)
-        return details.propagated(page.history, move.names)
+        return screens.propagated(page.history, move.names)
 
 
 def _workers(page: Page, body: bytes) -> Any:

@@ -21,10 +21,10 @@ import msgspec
 
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
-from rearview.web import details
-from rearview.web.details import execution_tree
-from rearview.web.index_tables import RUNS
+from rearview.web import screens
 from rearview.web.rows import plain
+from rearview.web.run_index_tables import RUNS
+from rearview.web.screens import execution_tree
 from rearview.web.series import Chart
 from rearview.web.server import Page, static_files
 
@@ -83,14 +83,14 @@ def _data(page: Page) -> dict[str, Any]:
         if kind not in _NUMERIC and kind != "histogram"
     }
     virtual = page.prices.virtual()
-    versions = details.versions(history, index, virtual)
+    versions = screens.versions(history, index, virtual)
     return {
         "state": state,
         "runs": _runs(page, set(every)),
         "charts": {name: _curves(page, name, some) for name in numbers},
-        "details": {run: details.run_details(history, index, run) for run in some},
+        "details": {run: screens.run_details(history, index, run) for run in some},
         "printed": {
-            run: details.printed_lines(history, run, "")["lines"][:MOST_PRINTED] for run in some
+            run: screens.printed_lines(history, run, "")["lines"][:MOST_PRINTED] for run in some
         },
         "versions": versions,
         "diffs": _diffs(history, [version["runs"][-1]["run"] for version in versions["versions"]]),
@@ -154,7 +154,7 @@ def _diffs(history: History, runs: list[str]) -> dict[str, Any]:
     out = {}
     for a, b in pairs[-100:]:
         with contextlib.suppress(RearviewError):
-            out[f"{a}/{b}"] = details.sides(history, a, b)
+            out[f"{a}/{b}"] = screens.sides(history, a, b)
     return out
 
 
@@ -168,7 +168,7 @@ def _propagated(history: History, names: list[str]) -> dict[str, Any]:
     out = {}
     for name in names:
         with contextlib.suppress(RearviewError):
-            out[name] = details.propagated(history, [name])
+            out[name] = screens.propagated(history, [name])
     return out
 
 

@@ -8,6 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import PlanError
+from rearview.plan.versions.chex_planners import (
+    depth_first_cost,
+    lfu,
+    parent_choice,
+    prp,
+    sequential,
+    walk,
+)
 from rearview.plan.versions.order import (
     by_blocks,
     depth_first_choice,
@@ -15,14 +23,6 @@ from rearview.plan.versions.order import (
     order,
     paths_of,
     schedule,
-)
-from rearview.plan.versions.published import (
-    depth_first_cost,
-    lfu,
-    parent_choice,
-    prp,
-    sequential,
-    walk,
 )
 from rearview.plan.versions.search import search
 from rearview.plan.versions.tree import (

@@ -54,7 +54,7 @@ def test_whatever_is_inserted_is_found_and_nothing_else(items, data):
         expected[len(edited)] = number
     old, new = "\n".join(recorded), "\n".join(edited)
     found = compared(old, new)
-    assert not found.lost
+    assert not found.missing
     assert "".join(ast.unparse(item.node) for item in found.added).count("__probe__") == count
     # a statement may be matched to an equal one elsewhere, never to a different one
     for a, b in found.matched:
@@ -83,14 +83,14 @@ def test_a_probe_loop_with_the_head_of_a_recorded_one_is_told_apart():
 def test_a_changed_statement_deep_inside_is_the_only_one_lost():
     old = "def f():\n    for a in b:\n        if a:\n            g(1)\n        h()\n"
     found = compared(old, old.replace("g(1)", "g(2)"))
-    assert [(lost.node.lineno, lost.line) for lost in found.lost] == [(4, 4)]
+    assert [(missing.node.lineno, missing.line) for missing in found.missing] == [(4, 4)]
     assert not found.added
 
 
 def test_an_except_clause_or_case_may_gain_statements_but_not_company():
     old = "try:\n    a()\nexcept E as e:\n    b()\n"
-    assert not compared(old, old.replace("b()", "b()\n    look(e)")).lost
-    assert compared(old, old + "except F:\n    pass\n").lost
+    assert not compared(old, old.replace("b()", "b()\n    look(e)")).missing
+    assert compared(old, old + "except F:\n    pass\n").missing
 
 
 def test_thousands_of_lines_are_compared_quickly_enough_to_finish():

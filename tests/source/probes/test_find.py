@@ -240,7 +240,7 @@ def test_a_refusal_names_the_line_of_the_edit():
 @pytest.mark.parametrize(
     ("before", "after", "why"),
     [
-        ("lr=0.1", "lr=0.2", "in place of the recorded"),
+        ("lr=0.1", "lr=0.2", "replaces the recorded"),
         ("    net.train()\n", "", "is gone"),
         ("range(3)", "range(4)", "for epoch in range(3)"),
         ("import torch\n", "from __future__ import annotations\nimport torch\n", "compiled"),

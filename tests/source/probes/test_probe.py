@@ -1,9 +1,9 @@
-"""One way of logging a name is told from another, whatever stands beside it."""
+"""Two edits have the same fingerprint for a name if they log it in the same way, whatever else they add."""
 
 import pytest
 
 from rearview.source.probes.find import find
-from rearview.source.probes.probe import sameness
+from rearview.source.probes.probe import logging_fingerprint
 
 OLD = """\
 def train(x):
@@ -18,7 +18,7 @@ PLAIN = OLD.replace("x * 2\n", 'x * 2\n        rearview.log("a", x)\n')
 
 
 def key(text, name="a"):
-    return sameness(find({"t.py": OLD}, {"t.py": "import rearview\n" + text}), name)
+    return logging_fingerprint(find({"t.py": OLD}, {"t.py": "import rearview\n" + text}), name)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def key(text, name="a"):
     ],
     ids=["layout", "print", "import", "variable"],
 )
-def test_other_added_statements_do_not_change_the_sameness_of_a_name(edit):
+def test_other_added_statements_do_not_change_how_a_name_is_logged(edit):
     assert key(PLAIN.replace(*edit)) == key(PLAIN)
 
 
@@ -48,7 +48,7 @@ def test_another_value_or_place_counts(text):
     assert key(text) != key(PLAIN)
 
 
-def test_statements_that_a_logged_value_depends_on_change_its_sameness():
+def test_statements_that_a_logged_value_depends_on_change_its_logging_fingerprint():
     text = OLD.replace("x * 2\n", 'x * 2\n        y = f(x)\n        rearview.log("a", y)\n')
     one, other = (f"def f(x):\n    return x + {n}\n\n\n{text}" for n in (1, 2))
     assert key(one) != key(other)

@@ -41,9 +41,13 @@ def edit(*changes):
 
 CHANGED = {
     "a hyperparameter": ([("LR = 0.1", "LR = 0.2")], "LR = 0.2", "`0.2` where `0.1` was"),
-    "an expression": ([("net(x).mean()\n", "net(x).sum()\n")], "net(x).sum()", "in place of"),
+    "an expression": (
+        [("net(x).mean()\n", "net(x).sum()\n")],
+        "net(x).sum()",
+        "replaces the recorded",
+    ),
     "the head of a loop": ([("range(3)", "range(4)")], "range(4)", "`4` where `3` was"),
-    "a signature": ([("net, data):", "net, data, k=1):")], "def evaluate", "in place of"),
+    "a signature": ([("net, data):", "net, data, k=1):")], "def evaluate", "replaces the recorded"),
     "a print": ([("print(epoch, ", "print(epoch, LR, ")], "print(epoch, LR", "of its own"),
     "a variable's name": (
         [
@@ -74,7 +78,7 @@ CHANGED = {
             ),
         ],
         "optimizer.zero_grad()",
-        "stands at another place now",
+        "is at another place now",
     ),
     "when it runs": (
         [("        loss.backward()\n", "        if epoch:\n            loss.backward()\n")],

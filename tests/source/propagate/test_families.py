@@ -4,7 +4,7 @@ from textwrap import dedent
 
 import pytest
 
-from rearview.source.propagate.statement import carry
+from rearview.source.propagate.carry_statement import carry
 
 
 def carried(new, old, marker="LOG", **options):
@@ -232,7 +232,7 @@ def test_a_rewritten_gap_is_split_by_what_stands_on_either_side():
 def test_a_statement_that_stands_there_already_is_not_put_twice():
     new = "def f(x):\n    y = g(x, 1)\n    log(y)  # LOG\n    return y\n"
     old = "def f(x):\n    y = g(x, 1)\n    log(y)  # LOG\n    return y\n"
-    assert carried(new, old) == "refused: the same statement stands there already, on line 3"
+    assert carried(new, old) == "refused: the same statement is there already, on line 3"
 
 
 NEW = """

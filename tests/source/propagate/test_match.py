@@ -1,6 +1,6 @@
 from rearview.source.propagate.match import match
+from rearview.source.statement_trees import grow
 from rearview.source.text import try_parse
-from rearview.source.trees import grow
 
 
 def lines(new, old):
@@ -44,7 +44,7 @@ def test_a_loop_with_another_header_is_the_same_loop():
     assert lines(new, old)[1] == 1
 
 
-def test_likeness_goes_by_what_a_statement_sets():
+def test_similarity_weighs_the_variables_that_a_statement_sets():
     new = "loss = criterion(model(x), y)\nacc = accuracy(out, y)\n"
     old = "acc = top1(out, y)\nloss = nll(net(x), y)\n"
     assert lines(new, old) != {1: 1, 2: 2}

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.source.propagate.splice import apart
+from rearview.source.propagate.splice import separate_lines
 
 CASES = {
     "two that were added": ("x = 1\nimport r; r.log(x)\ny = 2\n", [(2, 0), (2, 10)]),
@@ -30,7 +30,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_each_statement_has_its_line_and_the_program_is_the_same(case):
     text, spots = CASES[case]
-    found = apart(text, spots)
+    found = separate_lines(text, spots)
     before, after = (ast.parse(each.removeprefix("\ufeff")) for each in (text, found.text))
     assert ast.dump(before) == ast.dump(after)
     starts = [node.lineno for node in ast.walk(after) if isinstance(node, ast.stmt)]
@@ -46,6 +46,6 @@ def test_each_statement_has_its_line_and_the_program_is_the_same(case):
 
 def test_lines_without_a_chosen_statement_stay_as_they_are():
     text = "a(); b()\nlog(1)\nc(); d()\n"
-    assert apart(text, [(2, 0)]).text == text
-    assert apart(text, []).text == text
-    assert apart("def f(:\n", [(1, 0)]).text == "def f(:\n"
+    assert separate_lines(text, [(2, 0)]).text == text
+    assert separate_lines(text, []).text == text
+    assert separate_lines("def f(:\n", [(1, 0)]).text == "def f(:\n"

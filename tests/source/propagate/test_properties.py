@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from programs import programs, written
 
+from rearview.source.propagate.carry_statement import carry
 from rearview.source.propagate.match import match
-from rearview.source.propagate.statement import carry
+from rearview.source.statement_trees import first_line, grow, last_line
 from rearview.source.text import split, try_parse
-from rearview.source.trees import first_line, grow, last_line
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

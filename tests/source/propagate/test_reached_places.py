@@ -2,10 +2,10 @@
 
 from textwrap import dedent
 
+from rearview.source.propagate.carry_statement import carry
 from rearview.source.propagate.match import match
-from rearview.source.propagate.statement import carry
+from rearview.source.statement_trees import grow
 from rearview.source.text import try_parse
-from rearview.source.trees import grow
 
 
 def carried(new, old, **options):

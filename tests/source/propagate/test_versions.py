@@ -36,7 +36,7 @@ def test_code_that_stood_in_another_file_is_found_there():
     new = {"t.py": OLD.replace("    save", "    print(loss)\n    save")}
     (found,) = through(new, [Statement("t.py", (3, 3))], [{"main.py": OLD, "other.py": "x = 1\n"}])
     assert list(found.files) == ["main.py"]
-    assert "that code stood in main.py then" in found.reasons
+    assert "that code was in main.py then" in found.reasons
 
 
 def test_a_copy_that_is_still_there_is_not_where_it_came_from():
@@ -68,7 +68,7 @@ def test_a_statement_that_stands_there_already_is_not_put_twice():
     new = OLD.replace("    save", "    print(loss)\n    save")
     (found,) = through({"t.py": new}, [Statement("t.py", (3, 3))], [{"t.py": new + "x = 1\n"}])
     assert found.files == {}
-    assert "it stands there already" in found.reasons
+    assert "it is there already" in found.reasons
 
 
 def test_a_correction_by_hand_serves_its_neighbours():

@@ -50,7 +50,7 @@ def notebook_options(
 
 def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
     """Raise if a notebook cannot be run; print warnings about it."""
-    from rearview.notebook.front import check
+    from rearview.notebook.kernel_client import check
 
     check(data, target)
     counts = [
@@ -69,7 +69,7 @@ def run_notebook(
     begun: StartCommand, data: bytes, target: str, out: Path | None, timeout: float | None
 ) -> int:
     """Run a notebook, show what its cells print, and return the exit code."""
-    from rearview.notebook.front import execute, write
+    from rearview.notebook.kernel_client import execute, write
 
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
 
@@ -98,6 +98,6 @@ def _hint(why: str) -> str:
 
 def resumed_run(begun: StartCommand) -> str | None:
     """Return the stopped run that a preemptible notebook resumes, or None."""
-    from rearview.notebook.front import control_of
+    from rearview.notebook.kernel_process import control_of
 
     return control_of(begun).resume

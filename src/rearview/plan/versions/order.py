@@ -1,8 +1,9 @@
-"""The order in which versions are replayed as one tree, within bounds on what is kept.
+"""The order in which versions are replayed as one tree, within bounds on the size of kept checkpoints.
 
-`auto` is never worse than the published planners: all of them are tried, a dynamic program covers every
-depth-first order that keeps ancestors only, a beam looks for other orders, in large trees block by block, and
-a best-first search over all legal sequences improves on the best of them for as long as it may. The bound it has proved by then gives the gap.
+`auto` is never worse than the published planners: all of them are tried. A dynamic program covers every
+depth-first order that keeps ancestors only. A beam search finds other orders, in large trees block by block.
+A best-first search over all legal sequences improves on the best of them until its time is up; the lower
+bound that it has proved by then gives the gap.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rearview.errors import PlanError
-from rearview.plan.versions.published import (
+from rearview.plan.versions.chex_planners import (
     Choice,
     Kept,
     lfu,
@@ -37,13 +38,13 @@ from rearview.plan.versions.tree import (
 )
 
 BLOCK = 12
-"""Leaves of a subtree within which orders that are not depth-first are looked for in larger trees."""
+"""In large trees, orders that are not depth-first are tried within subtrees of up to this many leaves."""
 WIDEST = 60
-"""Leaves up to which a beam looks for orders that are not depth-first."""
+"""In trees of up to this many leaves, a beam search tries orders that are not depth-first."""
 GRIDS = (64, 20, 10, 5)
-"""Steps in which the dynamic program counts the room, one coarser than the other."""
+"""Numbers of steps into which the dynamic program divides the room, from fine to coarse."""
 STATES = 150_000
-"""Situations that the dynamic program may look at before it counts sizes in coarser steps."""
+"""Most situations that the dynamic program examines before it uses coarser steps."""
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 
 
@@ -64,7 +65,7 @@ class Order:
 
     @property
     def gap(self) -> float:
-        """Share of the cost that a better order could save at most."""
+        """Largest fraction of the cost that a better order could save."""
         return 0.0 if self.seconds <= 0 else max(0.0, 1.0 - self.bound / self.seconds)
 
 
@@ -80,7 +81,7 @@ def order(
     """Return the best order found for replaying a tree with these levels for checkpoints.
 
     The search ends after `patience` situations, or when `going` returns False. Existing checkpoints
-    cut the tree: what is below one is replayed from there.
+    cut the tree: the nodes below one are replayed from it.
     """
     if planner not in PLANNERS:
         raise PlanError(
@@ -95,7 +96,7 @@ def order(
         if planner == "auto":
             sequences, least = _auto(part, levels, patience, going)
             if base != START:
-                # computing past a slow checkpoint could be cheaper: the proof allows for it
+                # computing past a slow checkpoint could be cheaper, so the bound must be lower
                 least -= max(0.0, part.start - tree.cells[base].seconds) * len(part.leaves)
         else:
             sequences, least = {planner: _published(part, levels, planner)}, _least(part)
@@ -171,7 +172,7 @@ def _emptied(steps: list[ReplayStep]) -> list[ReplayStep]:
 
 
 def _least(tree: Tree) -> float:
-    """Return what every order takes at least: each cell once, a start or load for each leaf."""
+    """Return a lower bound in seconds for every order: each cell once, a start or load for each leaf."""
     return search(tree, max((cell.size for cell in tree.cells), default=0), patience=0)[1]
 
 
@@ -205,7 +206,7 @@ def _auto(
         sequences[f"PRP-v1{suffix}"] = prp(tree, levels, level=i)
         sequences[f"PRP-v2{suffix}"] = prp(tree, levels, per_byte=True, level=i)
         sequences[f"LFU{suffix}"] = lfu(tree, levels, level=i)
-        with suppress(PlanError):  # too high a tree: the dynamic program covers what it would find
+        with suppress(PlanError):  # the tree is too high: the dynamic program finds the same orders
             sequences[f"PC{suffix}"] = parent_choice(tree, levels, level=i)
     choose = depth_first_choice(tree, levels)
     sequences["dynamic program"] = walk(tree, choose)
@@ -221,7 +222,7 @@ def _auto(
     costs = {name: check(tree, steps, levels) for name, steps in sequences.items()}
     by = min(costs, key=lambda name: (costs[name], name != "dynamic program"))
     if len(tree.leaves) > 2 * WIDEST:
-        patience = 0  # it would not get anywhere; the bound needs no search
+        patience = 0  # a search would find nothing; the bound needs no search
     better, bound = search(tree, levels, below=costs[by], patience=patience, going=going)
     sequences["search"] = better if better is not None else sequences[by]
     return sequences, bound
@@ -245,7 +246,7 @@ def depth_first_choice(tree: Tree, room: float | Levels, *, states: int = STATES
     for grid in GRIDS:
         if reached is not None:
             break
-        # sizes rounded up to a grid: fewer rooms to distinguish, never too much kept
+        # sizes are rounded up to a grid: fewer situations, and kept states always fit
         sizes = [
             tuple(float(-(-cell.size * grid // max(level.room, 1))) for level in levels)
             for cell in tree.cells
@@ -329,16 +330,16 @@ def by_blocks(
             nodes = [*chain[:-1], *sorted(below_of[node])]
             steps.steps += _block(tree, levels, kept, nodes, width, going)
             continue
-        wanted, level = choose(node, kept)
-        wanted = [child for child in tree.children[node] if child in wanted]
-        rest = [child for child in tree.children[node] if child not in wanted]
+        chosen, level = choose(node, kept)
+        chosen = [child for child in tree.children[node] if child in chosen]
+        rest = [child for child in tree.children[node] if child not in chosen]
         stack += [(child, kept) for child in reversed(rest)]
-        if wanted:
+        if chosen:
             steps.run(near[0], node, level=near[1], keep=[(node, level)], drop=evict)
             evict = []
             held.append((node, level))
             stack.append(None)
-            stack += [(child, (*kept, (node, level))) for child in reversed(wanted)]
+            stack += [(child, (*kept, (node, level))) for child in reversed(chosen)]
     steps.steps += [ReplayStep(Do.EVICT, node, level=at) for node, at in evict]
     return steps.steps
 
@@ -384,7 +385,7 @@ def _less(free: tuple[float, ...], at: int, size: float) -> tuple[float, ...]:
 def _situations(
     tree: Tree, sizes: list[tuple[float, ...]], room: tuple[float, ...], limit: int
 ) -> list[set[tuple[int, int, tuple[float, ...]]]] | None:
-    """Return, per node, the (nearest kept node, its level, room left) that may hold there."""
+    """Return, per node, each possible (nearest kept node, its level, room left)."""
     reached: list[set[tuple[int, int, tuple[float, ...]]]] = [set() for _ in range(len(tree))]
     count = 0
     for node, above in enumerate(tree.parent):
@@ -403,7 +404,7 @@ def _situations(
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class ReplayPath:
     """A restore and the steps up to the next restore that is not of the state in the process."""
 
     steps: tuple[ReplayStep, ...]
@@ -419,8 +420,8 @@ class Path:
         return any(step.do in {Do.CHECKPOINT, Do.EVICT} for step in self.steps)
 
 
-def paths_of(steps: Sequence[ReplayStep]) -> list[Path]:
-    """Return the paths of a sequence: what one process does after one restore."""
+def paths_of(steps: Sequence[ReplayStep]) -> list[ReplayPath]:
+    """Return the paths of a sequence; one process executes a path after one restore."""
     paths: list[list[ReplayStep]] = []
     last = START
     for step in steps:
@@ -431,7 +432,7 @@ def paths_of(steps: Sequence[ReplayStep]) -> list[Path]:
         paths[-1].append(step)
         if step.do is not Do.EVICT:
             last = step.node if step.do is Do.CHECKPOINT else START
-    return [Path(tuple(path)) for path in paths]
+    return [ReplayPath(tuple(path)) for path in paths]
 
 
 def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, workers: int) -> float:
@@ -464,10 +465,10 @@ def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, work
         now = heapq.heappop(clock)
         ready = first
         if available[first] >= 0 and done_at[available[first]] > now:
-            # the next one has to wait: a path that leaves the cache alone may come first
+            # the next path has to wait: a path that does not change the cache may come first
             for other in waiting[1:]:
-                known = available[other] < len(done_at)
-                free = available[other] < 0 or (known and done_at[available[other]] <= now)
+                planned = available[other] < len(done_at)
+                free = available[other] < 0 or (planned and done_at[available[other]] <= now)
                 if free and not paths[other].changes_cache:
                     ready = other
                     break

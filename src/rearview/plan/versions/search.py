@@ -15,7 +15,7 @@ from rearview.plan.versions.tree import START, Levels, ReplayStep, StepBuilder, 
 Held = frozenset[tuple[int, int]]
 """(node, level) of everything kept."""
 State = tuple[int, Held]
-"""Leaves still to reach, as bits, and what is kept."""
+"""Leaves still to reach, as bits, and the kept nodes."""
 Move = tuple[int, int, int]
 """Last node of the path, node it begins from, level of that node."""
 
@@ -28,7 +28,7 @@ def search(
     patience: int = 20_000,
     going: Callable[[], bool] = lambda: True,
 ) -> tuple[list[ReplayStep] | None, float]:
-    """Return (steps that take less than `below`, or None; what no legal sequence can beat).
+    """Return (steps that take less than `below`, or None; a lower bound for all legal sequences).
 
     A* over (leaves still to reach, states kept). Its moves cover every legal sequence, so the second
     number holds against all of them, however early the search ends.
@@ -81,7 +81,7 @@ class _Search:
         for i, leaf in enumerate(self.leaves):
             for node in self.paths[leaf]:
                 self.under[node] |= 1 << i
-        self.known: dict[tuple[int, frozenset[int]], float] = {}
+        self.bounds: dict[tuple[int, frozenset[int]], float] = {}
 
     def _worthy(self, node: int) -> bool:
         """Return True if keeping a node can be better than computing and keeping its only child."""
@@ -96,14 +96,14 @@ class _Search:
         return child.size > cell.size or child.load > cell.load or child.save > cell.save
 
     def least(self, state: State) -> float:
-        """Return what the rest takes at least, in any legal sequence.
+        """Return a lower bound, in seconds, for the rest of any legal sequence.
 
         Each cell still needed is computed once; one that fits nowhere, once for every time that a
         cell after it is computed. Every leaf ends a path, and every path begins with a load.
         """
         remaining, pairs = state
         held = frozenset(node for node, _ in pairs)
-        total = self.known.get((remaining, held))
+        total = self.bounds.get((remaining, held))
         if total is not None:
             return total
         tree, under, fits = self.tree, self.under, self.fits
@@ -120,14 +120,14 @@ class _Search:
             above = tree.parent[node]
             if above != START:
                 times[above] = 1 if fits[above] else times[above] + count
-        self.known[remaining, held] = total
+        self.bounds[remaining, held] = total
         return total
 
     def run(self, below: float, patience: int) -> tuple[list[ReplayStep] | None, float]:
         """Search until the optimum is proved, or until patience ends."""
         start: State = ((1 << len(self.leaves)) - 1, frozenset())
         spent = {start: 0.0}
-        came: dict[State, tuple[State, Move]] = {}
+        came_from: dict[State, tuple[State, Move]] = {}
         heap = [(self.least(start), 0, 0, start)]
         number = 0
         while heap:
@@ -137,7 +137,7 @@ class _Search:
             if estimate > spent[state] + self.least(state) + 1e-9:
                 continue  # reached more cheaply since
             if not state[0]:
-                return self._steps(came, state), estimate
+                return self._steps(came_from, state), estimate
             if number >= patience:
                 return None, estimate
             number += 1
@@ -150,8 +150,8 @@ class _Search:
                     if total + rest >= below - 1e-9:
                         continue
                     spent[then] = total
-                    came[then] = (state, move)
-                    # of equal ones the deepest first: it ends sooner
+                    came_from[then] = (state, move)
+                    # of equal estimates, take the state with fewer leaves left
                     heapq.heappush(heap, (total + rest, then[0].bit_count(), len(spent), then))
             if self.stopped:
                 return None, estimate
@@ -167,7 +167,7 @@ class _Search:
         """Go from leaf to leaf with the most promising states only."""
         start: State = ((1 << len(self.leaves)) - 1, frozenset())
         layer = {start: 0.0}
-        came: dict[State, tuple[State, Move]] = {}
+        came_from: dict[State, tuple[State, Move]] = {}
         while any(state[0] for state in layer):
             after: dict[State, float] = {}
             for state, spent in layer.items():
@@ -179,12 +179,12 @@ class _Search:
                         break  # too many ways to keep: a beam may leave some out
                     if spent + cost < after.get(then, float("inf")):
                         after[then] = spent + cost
-                        came[then] = (state, move)
+                        came_from[then] = (state, move)
                 if self.stopped or not self._goes_on():
                     return None
             ranked = sorted(after, key=lambda state: after[state] + self.least(state))
             layer = {state: after[state] for state in ranked[:width]}
-        return self._steps(came, min(layer, key=layer.__getitem__))
+        return self._steps(came_from, min(layer, key=layer.__getitem__))
 
     def _moves(
         self, remaining: int, held: Held, *, inner: bool
@@ -194,7 +194,7 @@ class _Search:
         left = [leaf for i, leaf in enumerate(self.leaves) if remaining >> i & 1]
         held_nodes = {node for node, _ in held}
         if self.free_to_load:
-            # a leaf right after a kept state can never be had for less: take it at once
+            # a leaf right after a kept state never gets cheaper: take it at once
             ready = next((leaf for leaf in left if tree.parent[leaf] in held_nodes), None)
             if ready is not None:
                 left, inner = [ready], False
@@ -205,7 +205,7 @@ class _Search:
             return
         for node in range(len(tree)):
             below = self.under[node] & remaining
-            # with nothing left elsewhere the path goes on below the node at no cost
+            # if all remaining leaves are below the node, the path can continue to them at no cost
             if self.worthy[node] and below and below != remaining and node not in held_nodes:
                 yield from self._paths(node, remaining, held, held_nodes)
 
@@ -242,7 +242,7 @@ class _Search:
     def _keepings(
         self, held: list[tuple[int, int]], fresh: list[tuple[int, list[int]]], must: int | None
     ) -> Iterator[Held]:
-        """Yield what may be kept after a path; if keeping is free, only what cannot be added to."""
+        """Yield the sets that may be kept after a path; if keeping is free, only the largest ones."""
         sizes = self.tree.cells
         options = [*held, *((node, level) for node, levels in fresh for level in levels)]
         options.sort(key=lambda option: (option[0] != must, -sizes[option[0]].size))
@@ -265,7 +265,7 @@ class _Search:
             if not self._goes_on():
                 return
             if self.free_to_keep and used[0] + rest[at] <= rooms[0]:
-                # all that is left fits: leaving any of it out is never better
+                # all remaining options fit: leaving one out is never better
                 kept = (*chosen, *options[at:])
                 complete = must is None or any(node == must for node, _ in kept)
                 if complete and used[0] + rest[at] + smallest > rooms[0]:
@@ -283,10 +283,10 @@ class _Search:
 
         yield from take(0, [0.0] * len(rooms), float("inf"))
 
-    def _steps(self, came: dict[State, tuple[State, Move]], state: State) -> list[ReplayStep]:
+    def _steps(self, came_from: dict[State, tuple[State, Move]], state: State) -> list[ReplayStep]:
         chain: list[tuple[Held, Move, Held]] = []
-        while state in came:
-            before, move = came[state]
+        while state in came_from:
+            before, move = came_from[state]
             chain.append((before[1], move, state[1]))
             state = before
         steps = StepBuilder(self.tree)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rearview.source.log_calls import log_call
 from rearview.source.loops import FUNCTIONS
-from rearview.source.probes.bindings import (
+from rearview.source.probes.naming_edits import (
     NamedValue,
     Rebindable,
     RewrittenStatement,
@@ -46,7 +46,7 @@ class MissingStatement:
     """Why `instead` does not compute the same, if it comes close."""
     inside: ast.stmt | None = None
     """The added statement into which it was moved, unchanged."""
-    held: bool = False
+    contained: bool = False
     """`instead` contains everything that it evaluates."""
     moved: bool = False
     """`instead` is the same statement at another place."""
@@ -60,16 +60,16 @@ class StatementComparison:
     new: ast.Module
     matched: list[tuple[ast.stmt, ast.stmt]] = field(default_factory=list)
     added: list[Added] = field(default_factory=list)
-    lost: list[MissingStatement] = field(default_factory=list)
+    missing: list[MissingStatement] = field(default_factory=list)
     widened: list[tuple[ast.stmt, tuple[ast.alias, ...]]] = field(default_factory=list)
     """Recorded imports that now import further names."""
-    given: list[tuple[NamedValue, tuple[ast.AST, ...]]] = field(default_factory=list)
-    """Names that recorded statements now give to their values, with the nodes around them."""
+    named_values: list[tuple[NamedValue, tuple[ast.AST, ...]]] = field(default_factory=list)
+    """Names that recorded statements now give to their values, each with the nodes around it."""
 
     @property
     def changed(self) -> list[ast.stmt]:
         """Statements of the edited text that replace recorded ones."""
-        return [lost.instead for lost in self.lost if lost.instead is not None]
+        return [missing.instead for missing in self.missing if missing.instead is not None]
 
 
 ALIKE = 0.35  # two statements of the same kind that share less are unrelated
@@ -114,7 +114,7 @@ def _words(stmt: ast.stmt) -> Counter[str]:
 
 
 SAME, NEAR = 8, 7
-"""Weights of a statement that is the recorded one, and of one that is it but for a name."""
+"""Weights of two equal statements, and of two statements of which one only names a value in addition."""
 
 
 class _Shapes:
@@ -185,10 +185,10 @@ def _wider(old: ast.stmt, new: ast.stmt) -> tuple[ast.alias, ...] | None:
 
 
 class _Aligner:
-    def __init__(self, result: StatementComparison, unsettled: Rebindable) -> None:
+    def __init__(self, result: StatementComparison, rebindable: Rebindable) -> None:
         self.shapes = _Shapes()
         self.result = result
-        self.rebindable = unsettled
+        self.rebindable = rebindable
         self.weights: dict[tuple[int, int], int] = {}
         self.rewrites: dict[tuple[int, int], RewrittenStatement | None] = {}
         self.places: dict[int, tuple[list[ast.stmt], int]] = {}
@@ -293,9 +293,13 @@ class _Aligner:
         """Record for each statement of two blocks, and of the blocks inside, whether it is paired."""
         olds, news = effective(olds), effective(news)
         pairs = self._settled([(a, b) for a, b, _ in self.pair(olds, news)], news)
-        above = {id(named_value.stmt) for pair in pairs for named_value in self._given(*pair)}
+        above = {
+            id(named_value.stmt) for pair in pairs for named_value in self._named_values(*pair)
+        }
         for pair in pairs:
-            self.result.given.extend((named_value, parents) for named_value in self._given(*pair))
+            self.result.named_values.extend(
+                (named_value, parents) for named_value in self._named_values(*pair)
+            )
         place_old = {id(stmt): i for i, stmt in enumerate(olds)}
         place_new = {id(stmt): i for i, stmt in enumerate(news)}
         at_old = at_new = 0
@@ -318,9 +322,9 @@ class _Aligner:
                 after = outside and b is getattr(new, "orelse", None)
                 self.walk(a, b, parents if after else (*parents, new))
 
-    def _given(self, old: ast.stmt, new: ast.stmt) -> tuple[NamedValue, ...]:
+    def _named_values(self, old: ast.stmt, new: ast.stmt) -> tuple[NamedValue, ...]:
         rewrite = self.rewrites.get((id(old), id(new)))
-        return rewrite.given if rewrite is not None else ()
+        return rewrite.named_values if rewrite is not None else ()
 
     def _settled(
         self, pairs: list[tuple[ast.stmt, ast.stmt]], news: list[ast.stmt]
@@ -330,7 +334,7 @@ class _Aligner:
         recorded = {place[id(new)]: new for _, new in pairs}
         kept = []
         for old, new in pairs:
-            above = [place[id(g.stmt)] for g in self._given(old, new) if g.read is not None]
+            above = [place[id(g.stmt)] for g in self._named_values(old, new) if g.read is not None]
             between = (
                 [recorded[k] for k in range(min(above), place[id(new)]) if k in recorded]
                 if above
@@ -345,7 +349,7 @@ class _Aligner:
             )
         return kept
 
-    def settle(self) -> None:
+    def find_replacements(self) -> None:
         """Find, for each missing statement, the added statement in its place."""
         while self.gaps:
             gaps, self.gaps = self.gaps, []
@@ -355,8 +359,8 @@ class _Aligner:
                     added.setdefault(self.shapes.look(stmt)[0], stmt)
             used: set[int] = set()
             for gap in gaps:
-                for stmt in gap.lost:
-                    self._lose(stmt, gap, added, used)
+                for stmt in gap.missing:
+                    self._note_missing(stmt, gap, added, used)
             self.result.added.extend(
                 Added(stmt, gap.parents)
                 for gap in gaps
@@ -364,15 +368,15 @@ class _Aligner:
                 if id(stmt) not in used
             )
 
-    def _lose(
+    def _note_missing(
         self, stmt: ast.stmt, gap: _Gap, added: Mapping[int, ast.stmt], used: set[int]
     ) -> None:
-        lost = self.result.lost
+        missing = self.result.missing
         shape = self.shapes.look(stmt)[0]
         twin = added.get(shape)
         if twin is not None and id(twin) not in used:
             used.add(id(twin))
-            lost.append(MissingStatement(stmt, twin, twin.lineno, moved=True))
+            missing.append(MissingStatement(stmt, twin, twin.lineno, moved=True))
             return
         around = [
             each for each in added.values() if each in gap.added or isinstance(each, FUNCTIONS)
@@ -380,21 +384,21 @@ class _Aligner:
         for outer in around:
             inner = self._inner(outer, shape)
             if inner is not None:
-                lost.append(MissingStatement(stmt, None, inner.lineno, inside=outer))
+                missing.append(MissingStatement(stmt, None, inner.lineno, inside=outer))
                 return
         for outer in gap.added:
             if isinstance(stmt, ast.Expr) and id(outer) not in used and _holds(outer, stmt.value):
                 used.add(id(outer))
-                lost.append(MissingStatement(stmt, outer, outer.lineno, held=True))
+                missing.append(MissingStatement(stmt, outer, outer.lineno, contained=True))
                 return
         instead = most_similar(stmt, [each for each in gap.added if id(each) not in used])
         if instead is None:
             first = next((each.lineno for each in gap.added), gap.line)
-            lost.append(MissingStatement(stmt, None, first))
+            missing.append(MissingStatement(stmt, None, first))
             return
         used.add(id(instead))
         near = self.rewrites.get((id(stmt), id(instead)))
-        lost.append(
+        missing.append(
             MissingStatement(stmt, instead, instead.lineno, near.why if near is not None else "")
         )
         pairs = list(zip(blocks(stmt), blocks(instead), strict=False))
@@ -414,7 +418,7 @@ class _Aligner:
 class _Gap:
     """The added and missing statements between two pairs."""
 
-    lost: list[ast.stmt]
+    missing: list[ast.stmt]
     added: list[ast.stmt]
     parents: tuple[ast.AST, ...]
     line: int
@@ -435,16 +439,16 @@ def _end(parents: tuple[ast.AST, ...]) -> int:
 
 
 def compare(
-    old: ast.Module, new: ast.Module, unsettled: Rebindable | None = None
+    old: ast.Module, new: ast.Module, recorded: Rebindable | None = None
 ) -> StatementComparison:
     """Return which statements of `old` are in `new`, which are missing, and which were added.
 
-    `unsettled` names what calls may rebind, according to all recorded texts (by default, only `old`).
+    `recorded` names what calls may rebind, according to all recorded texts (by default, only `old`).
     """
     result = StatementComparison(old, new)
-    matcher = _Aligner(result, unsettled if unsettled is not None else rebindable([old]))
-    matcher.walk(old.body, new.body, (new,))
-    matcher.settle()
+    aligner = _Aligner(result, recorded if recorded is not None else rebindable([old]))
+    aligner.walk(old.body, new.body, (new,))
+    aligner.find_replacements()
     result.added.sort(key=lambda item: (item.node.lineno, item.node.col_offset))
     return result
 

@@ -29,8 +29,10 @@ from rearview.source.loops import (
 from rearview.source.moved_files import FileNames
 from rearview.source.mutations import Levels, ProgramFacts, facts
 from rearview.source.probes.align import Added, StatementComparison, compare
-from rearview.source.probes.bindings import NamedValue, Rebindable, rebindable
-from rearview.source.probes.edits import (
+from rearview.source.probes.loop_carried import START, Need, needs
+from rearview.source.probes.naming_edits import NamedValue, Rebindable, rebindable
+from rearview.source.probes.probe import Naming, Position, Probe, ProbeKind, Probes, fits
+from rearview.source.probes.refused_edits import (
     class_refusal,
     missing_file_refusal,
     missing_statement_refusal,
@@ -38,8 +40,6 @@ from rearview.source.probes.edits import (
     reflection_refusal,
     shadow_refusals,
 )
-from rearview.source.probes.loop_carried import START, Need, needs
-from rearview.source.probes.probe import Naming, Position, Probe, ProbeKind, Probes, fits
 from rearview.source.probes.side_effects import Judge, ProbeRefusal
 from rearview.source.scopes import Scopes, bound_by
 from rearview.source.text import parse
@@ -102,28 +102,28 @@ def check(
             if path in edited:
                 raise
     context = _Context(trees, old)
-    work = _Work(context)
+    collector = _ProbeCollector(context)
     for path in edited:
-        work.file(path, compare(trees[path], parse(new[path], path), context.rebindable))
-    work.modules_of(old, new)
-    refusals += [*work.refusals, *shadow_refusals(trees, set(new) - set(old))]
+        collector.file(path, compare(trees[path], parse(new[path], path), context.rebindable))
+    collector.modules_of(old, new)
+    refusals += [*collector.refusals, *shadow_refusals(trees, set(new) - set(old))]
     # changed statements first: other refusals may follow from them
-    all_refusals = dict.fromkeys([*sorted(work.changed), *sorted(refusals)])
-    source = {**old, **{path: new[path] for path in (*edited, *work.modules)}}
+    all_refusals = dict.fromkeys([*sorted(collector.changed), *sorted(refusals)])
+    source = {**old, **{path: new[path] for path in (*edited, *collector.modules)}}
     probes = Probes(
-        tuple(work.probes),
+        tuple(collector.probes),
         source,
-        work.variables,
-        work.loops,
-        tuple(work.modules),
-        tuple(work.namings),
+        collector.variables,
+        collector.loops,
+        tuple(collector.modules),
+        tuple(collector.namings),
     )
     return probes, tuple(all_refusals)
 
 
 @dataclass(frozen=True, slots=True)
 class _FileFacts:
-    """What one recorded file says, without its tree."""
+    """What one recorded file says about names and calls, without its tree."""
 
     program: ProgramFacts
     calls: FileCalls
@@ -133,18 +133,18 @@ class _FileFacts:
 
 
 _FILES = 4096
-"""Facts of so many files are kept."""
+"""Most files whose facts are cached."""
 _facts_of_files: dict[tuple[str, str], _FileFacts] = {}
 """By path and text: most files are the same in all versions, and one question looks at each often."""
 
 
 def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
-    known = _facts_of_files.get((path, text))
-    if known is None:
+    file_facts = _facts_of_files.get((path, text))
+    if file_facts is None:
         if len(_facts_of_files) >= _FILES:
             _facts_of_files.clear()
         nodes = list(ast.walk(tree))
-        known = _facts_of_files[path, text] = _FileFacts(
+        file_facts = _facts_of_files[path, text] = _FileFacts(
             facts([tree]),
             calls_of_file(tree, path),
             rebindable([tree]),
@@ -157,7 +157,7 @@ def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
                 if isinstance(stmt, FUNCTIONS)
             ),
         )
-    return known
+    return file_facts
 
 
 class _Context:
@@ -191,7 +191,7 @@ class _Context:
         return functions
 
 
-class _Work:
+class _ProbeCollector:
     """Collects the probes, file by file."""
 
     def __init__(self, context: _Context) -> None:
@@ -208,21 +208,21 @@ class _Work:
     def file(self, path: str, comparison: StatementComparison) -> None:
         """Add the probes of one edited file."""
         self.loops[path] = recorded_loop_ids(comparison.old, comparison.matched, path)
-        self.changed += [missing_statement_refusal(path, lost) for lost in comparison.lost]
+        self.changed += [missing_statement_refusal(path, missing) for missing in comparison.missing]
         extra = [alias for _, aliases in comparison.widened for alias in aliases]
         added = [item.node for item in comparison.added]
-        if not added and not extra and not comparison.given:
+        if not added and not extra and not comparison.named_values:
             return
         # a statement that replaces recorded code is no probe
         fresh = {id(node) for node in (*added, *comparison.changed)}
-        for named_value, _ in comparison.given:
+        for named_value, _ in comparison.named_values:
             fresh |= {id(named_value.target), id(named_value.read)}
         scopes = Scopes(comparison.new, fresh, {id(alias) for alias in extra})
         aliases = Aliases(comparison.new)
-        self.namings += namings(path, [named_value for named_value, _ in comparison.given])
+        self.namings += namings(path, [named_value for named_value, _ in comparison.named_values])
         self.changed += [
             refusal
-            for named_value, parents in comparison.given
+            for named_value, parents in comparison.named_values
             if (
                 refusal := named_value_refusal(
                     path, named_value, scopes.of[id(named_value.stmt)], comparison, parents
@@ -230,7 +230,11 @@ class _Work:
             )
         ]
         judge = self._judge(
-            path, scopes, added, aliases, [named_value for named_value, _ in comparison.given]
+            path,
+            scopes,
+            added,
+            aliases,
+            [named_value for named_value, _ in comparison.named_values],
         )
         for stmt, added_names in comparison.widened:
             narrow: ast.stmt = ast.Import(names=list(added_names))
@@ -241,7 +245,7 @@ class _Work:
             judge.look(narrow, aliases)
             self._imports.append(narrow)
         self.refusals += judge.refusals
-        needs_of_added = needs(comparison.added, scopes, aliases, comparison.given)
+        needs_of_added = needs(comparison.added, scopes, aliases, comparison.named_values)
         for item, need in zip(comparison.added, needs_of_added, strict=True):
             self._imports += ast.walk(item.node)
             context = self.context

@@ -16,7 +16,7 @@ from rearview.source.log_calls import Aliases, log_call
 from rearview.source.loops import FUNCTIONS, LOOPS
 from rearview.source.mutations import last_name, root
 from rearview.source.probes.align import Added
-from rearview.source.probes.bindings import NamedValue
+from rearview.source.probes.naming_edits import NamedValue
 from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
 
 START = -1

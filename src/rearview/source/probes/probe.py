@@ -1,6 +1,6 @@
 """One added statement (`Probe`) and all statements that an edit adds (`Probes`): the result of `find`.
 
-`sameness` says if two edits log a name in the same way, whatever else they add.
+`logging_fingerprint` is equal for two edits that log a name in the same way, whatever else they add.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ def fits(pattern: str, name: str) -> bool:
 
 _REBINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
-_TELLS = (ProbeKind.LOG, ProbeKind.PRINT)
+_WRITES_ONLY = (ProbeKind.LOG, ProbeKind.PRINT)
 
 
-def sameness(probes: Probes, name: str) -> str:
+def logging_fingerprint(probes: Probes, name: str) -> str:
     """Return a text that is equal for two edits of one version if they log `name` in the same way.
 
     Other log statements, and statements that only they need, do not count; nor do layout and comments.
@@ -187,7 +187,8 @@ def needed(probes: Probes, names: Sequence[str]) -> set[Probe]:
             for probe in nodes
             if probe not in kept
             and (
-                binds[probe] & read or (probe.kind not in _TELLS and mentions[probe] & bound_names)
+                binds[probe] & read
+                or (probe.kind not in _WRITES_ONLY and mentions[probe] & bound_names)
             )
         }
         if not further:

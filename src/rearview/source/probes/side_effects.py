@@ -44,7 +44,7 @@ class Judge(ast.NodeVisitor):
         self.cautions: dict[int, list[str]] = {}
         self.generators: dict[int, list[ast.expr]] = {}
         self.relied: dict[tuple[int, str], int] = {}
-        """(scope, name) of a probe's variable that recorded code reads -> line."""
+        """(scope, name) of a variable of a probe -> line at which recorded code reads it."""
         self._scope: Scope = scopes.top
         self._loops = 0
         self._own = False
@@ -168,7 +168,9 @@ class Judge(ast.NodeVisitor):
     def _suspend(self, node: ast.Yield | ast.YieldFrom | ast.Await) -> None:
         if not self._own:
             self._refuse(
-                node, "it hands control to recorded code in the middle of the probe", "Leave it."
+                node,
+                "it hands control to recorded code in the middle of the probe",
+                "Leave it out.",
             )
         self.generic_visit(node)
 
@@ -257,7 +259,10 @@ class Judge(ast.NodeVisitor):
         if called in mutations.SETTINGS and (
             self._alone == id(node) or called != "set_grad_enabled"
         ):
-            return "it changes a setting of the whole process", "Use its `with` form, or leave it."
+            return (
+                "it changes a setting of the whole process",
+                "Use its `with` form, or leave it out.",
+            )
         if called.endswith("_") and not called.endswith("__") and live and not _harmless(node):
             return mutations.IN_PLACE
         if called in mutations.FIRST_ARGUMENT and levels and levels[0] is not Level.FRESH:
@@ -276,7 +281,7 @@ class Judge(ast.NodeVisitor):
                 "Pass `retain_graph=True`.",
             )
         if called == "exec":
-            return "what it executes cannot be judged", "Write the statements out."
+            return "the code that it executes cannot be judged", "Write the statements out."
         return self._project_call(node, called)
 
     def _method(self, node: ast.Call, called: str, owner: Level) -> tuple[str, str] | None:
@@ -296,13 +301,13 @@ class Judge(ast.NodeVisitor):
         if ast.unparse(node.func) in self.facts.modules:
             self._caution(
                 f"calls the live `{called}`: in training mode a module may change its running "
-                f"statistics (BatchNorm); the proof will tell"
+                f"statistics (BatchNorm); the replay reports it if it does"
             )
         effect = self._effect(called, set())
         if effect in mutations.TRAINS:
             return (
-                f"`{called}` calls `.{effect}()` on what it is given",
-                "Call only functions that look.",
+                f"`{called}` calls `.{effect}()` on its argument",
+                "Call only functions that read and change nothing.",
             )
         if effect:
             self._caution(f"`{called}` calls `.{effect}()`: the model's mode may stay switched")

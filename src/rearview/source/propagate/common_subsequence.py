@@ -1,6 +1,6 @@
-"""Align two sequences: pair equal items in order, the ones that occur once first.
+"""Align two sequences: pair equal items in order, items that occur once first.
 
-Used on the statements of two texts, each a number; equal statements have the same number.
+The items are numbers for the statements of two texts; equal statements have the same number.
 """
 
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from itertools import pairwise
 MAX_TABLE = 250_000  # beyond this product of lengths only items that occur once are aligned
 
 
-def align(
+def align_items(
     firsts: Sequence[int], seconds: Sequence[int], weights: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
     """Return the pairs of positions that have the same items, in order.
@@ -19,7 +19,7 @@ def align(
     Items that occur once on both sides are paired first (patience); where these cross, the heavier run by
     `weights` of the first sequence wins. Between them, the longest common subsequence decides.
 
-    >>> align([1, 2, 3, 2], [2, 3, 1, 2])
+    >>> align_items([1, 2, 3, 2], [2, 3, 1, 2])
     [(1, 0), (2, 1), (3, 3)]
     """
     pairs: list[tuple[int, int]] = []
@@ -60,22 +60,22 @@ def _unique(
         for at in range(i, k)
         if once[firsts[at]] == 1 and firsts[at] in place
     ]
-    # the heaviest run of pairs whose second positions rise: the runs kept end later the heavier
-    # they are; a run that ends later and is not heavier is of no use
+    # find the heaviest run of pairs whose second positions rise; `ends` and `totals` both rise, because a
+    # run that ends later than another one and is not heavier is never extended
     ends: list[int] = []
     totals: list[int] = []
     last: list[int] = []
     before = [-1] * len(pairs)
     for at, (first, second) in enumerate(pairs):
-        spot = bisect_left(ends, second)
-        before[at] = last[spot - 1] if spot else -1
-        total = (totals[spot - 1] if spot else 0) + (weights[first] if weights else 1)
-        stop = spot
+        slot = bisect_left(ends, second)
+        before[at] = last[slot - 1] if slot else -1
+        total = (totals[slot - 1] if slot else 0) + (weights[first] if weights else 1)
+        stop = slot
         while stop < len(ends) and totals[stop] <= total:
             stop += 1
-        ends[spot:stop] = [second]
-        totals[spot:stop] = [total]
-        last[spot:stop] = [at]
+        ends[slot:stop] = [second]
+        totals[slot:stop] = [total]
+        last[slot:stop] = [at]
     chain: list[tuple[int, int]] = []
     at = last[-1] if last else -1
     while at >= 0:

@@ -11,19 +11,25 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from rearview.source.propagate.common_subsequence import align
-from rearview.source.propagate.similarity import KEYWORDS, lead, likeness, value_of
-from rearview.source.trees import StatementNode, StatementTree
+from rearview.source.propagate.common_subsequence import align_items
+from rearview.source.statement_trees import (
+    KEYWORDS,
+    StatementNode,
+    StatementTree,
+    lead,
+    similarity,
+    value_of,
+)
 
-LIKE = 0.5  # two statements less alike than this are two statements
-EMPTIED = 5  # a function of so few statements is paired by its name, whatever is in it
-MANY = 10  # so many equal statements identify a function that was mostly rewritten
+SIMILAR = 0.5  # two statements that are less similar than this are not paired
+EMPTIED = 5  # a function with at most this many statements is paired by its name, whatever is in it
+MANY = 10  # this many equal statements identify a function that was mostly rewritten
 MAX_GAP = 40_000  # beyond this product of lengths a gap is aligned by identical statements only
 
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Pairs of statements, in both directions; `exact` contains the pairs with equal text."""
+    """Pairs of statements: `there` maps new statements to old ones, `back` old ones to new ones."""
 
     new: StatementTree
     old: StatementTree
@@ -62,9 +68,9 @@ def match(new: StatementTree, old: StatementTree) -> Matching:
     r"""Return the pairs of statements of two trees.
 
     >>> from rearview.source.text import try_parse
-    >>> from rearview.source.trees import grow
-    >>> one, two = (grow(try_parse(t)) for t in ("a = 1\nf(a)", "if on:\n    a = 1\n    f(a)"))
-    >>> [(n.start, o.start) for n, o in match(one, two).there.items() if not n.is_block]
+    >>> from rearview.source.statement_trees import grow
+    >>> new, old = (grow(try_parse(t)) for t in ("a = 1\nf(a)", "if on:\n    a = 1\n    f(a)"))
+    >>> [(n.start, o.start) for n, o in match(new, old).there.items() if not n.is_block]
     [(1, 2), (2, 3)]
     """
     return _Matcher(new, old).run()
@@ -104,14 +110,14 @@ class _Matcher:
         ]
         self.moved()
         self.next_to_pairs()
-        self.same_in_scope(self.telling)
+        self.same_in_scope(self.identifying_key)
         self.same_in_scope(value_of)
         for news, olds in gaps:
-            self.alike(news, olds)
+            self.pair_similar(news, olds)
         self.containers()
         self.rest()
-        self.same_in_scope(_sets)
-        self.beside_partners()
+        self.same_in_scope(_assigned_key)
+        self.repair_repeated()
         return matching
 
     def same_below(self, new: StatementNode) -> bool:
@@ -156,7 +162,7 @@ class _Matcher:
     def emptied(self, new: StatementNode, old: StatementNode) -> bool:
         """Return True if the contents of one of two functions are mostly not in the other one.
 
-        The body may have gone into another function, of which one is now a wrapper.
+        Its body may have been moved into another function, which it now calls.
         """
         if new.kind != "FunctionDef" or max(self.count[new], self.count[old]) <= EMPTIED:
             return False
@@ -168,7 +174,7 @@ class _Matcher:
     def scopes_by_own_name(self, *, emptied: bool) -> None:
         """Pair functions and classes of paired scopes that have the same name.
 
-        Functions whose contents went elsewhere are paired only if `emptied`, when nothing better is left.
+        Functions whose contents were moved elsewhere are paired only with `emptied`.
         """
         matching = self.matching
         theirs: dict[tuple[StatementNode, str, str], list[StatementNode]] = defaultdict(list)
@@ -235,7 +241,7 @@ class _Matcher:
     ) -> list[tuple[list[StatementNode], list[StatementNode]]]:
         """Pair the equal statements of two paired scopes, in order; return the gaps between the pairs."""
         news, olds = self.items(new), self.items(old)
-        pairs = align(
+        pairs = align_items(
             [self.key(node) for node in news],
             [self.key(node) for node in olds],
             [1 + min(len(node.words), 9) + 4 * bool(node.children) for node in news],
@@ -246,7 +252,7 @@ class _Matcher:
         return [(news[i + 1 : k], olds[j + 1 : m]) for (i, j), (k, m) in pairwise(edges)]
 
     def key(self, node: StatementNode) -> int:
-        # a paired function counts as one thing however much its header changed
+        # a paired function counts as one item, however much its header changed
         partner = self.matching.there.get(node)
         if node.is_scope and partner is not None:
             return self.number(("pair", id(partner)))
@@ -256,12 +262,12 @@ class _Matcher:
 
     def offer(self, new: StatementNode, old: StatementNode) -> None:
         if new.is_scope or old.is_scope:
-            return  # paired, or left alone, as a whole
+            return  # functions and classes are paired as a whole, or not at all
         if new not in self.matching.there and old not in self.matching.back:
             self.matching.pair(new, old)
 
-    def alike(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
-        """Pair, in order, the statements of a gap so that the sum of their likeness is largest."""
+    def pair_similar(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
+        """Pair, in order, the statements of a gap so that the sum of their similarity is largest."""
         news = [node for node in news if node not in self.matching.there and not node.is_scope]
         olds = [node for node in olds if node not in self.matching.back and not node.is_scope]
         if not news or not olds or len(news) * len(olds) > MAX_GAP:
@@ -286,8 +292,8 @@ class _Matcher:
                 j += 1
 
     def gain(self, new: StatementNode, old: StatementNode) -> float:
-        value = likeness(new, old)
-        if value < LIKE:
+        value = similarity(new, old)
+        if value < SIMILAR:
             return 0.0
         if (
             new.children
@@ -295,9 +301,9 @@ class _Matcher:
             and new.kind == old.kind
             and self.head[new] != self.head[old]
         ):
-            # two headers that differ are of one statement only if what is below is alike, too
+            # two statements with different headers are paired only if their blocks are similar, too
             value = 0.45 * value + 0.55 * self.shared_below(new, old)
-        return value if value >= LIKE else 0.0
+        return value if value >= SIMILAR else 0.0
 
     def shared_below(self, new: StatementNode, old: StatementNode) -> float:
         """Return how many of the words below two statements are the same, from 0 to 1."""
@@ -354,12 +360,12 @@ class _Matcher:
                 for node in self.items(scope):
                     if node not in done and not node.is_scope and (own := key(node)):
                         keyed[own].append(node)
-            for own, ones in there.items():
-                twos = back.get(own, [])
-                if len(ones) == len(twos) == 1 and not (ones[0].children or twos[0].children):
-                    matching.pair(ones[0], twos[0])
+            for own, news in there.items():
+                olds = back.get(own, [])
+                if len(news) == len(olds) == 1 and not (news[0].children or olds[0].children):
+                    matching.pair(news[0], olds[0])
 
-    def telling(self, node: StatementNode) -> Hashable | None:
+    def identifying_key(self, node: StatementNode) -> Hashable | None:
         """Return a key that identifies a simple statement within its function; None if it is too short."""
         least = 4 if node.kind == "Return" else 2  # `return 0` is in many blocks
         return (self.whole[node], "same") if len(node.words) >= least else None
@@ -391,15 +397,21 @@ class _Matcher:
             if not shared:
                 continue
             current = matching.there.get(new)
-            ranked = sorted(shared, key=lambda old: (-self.held(new, old, shared), old.order))
+            ranked = sorted(
+                shared, key=lambda old: (-self.shared_fraction(new, old, shared), old.order)
+            )
             best = ranked[0]
-            score = self.held(new, best, shared)
+            score = self.shared_fraction(new, best, shared)
             if current is None:
                 if score >= 0.35 and best not in matching.back:
                     matching.pair(new, best)
                 elif score >= 0.35 and self.head[new] == self.head[best]:
                     self.claim(new, best, shared[best])
-            elif best is not current and score > 0.5 and self.held(new, current, shared) == 0:
+            elif (
+                best is not current
+                and score > 0.5
+                and self.shared_fraction(new, current, shared) == 0
+            ):
                 rival = matching.back.get(best)
                 if rival is None:
                     matching.pair(new, best)
@@ -424,7 +436,9 @@ class _Matcher:
                 if self.whole[partner] == self.whole[node] and not node.children:
                     matching.pair(equal[0], partner)
 
-    def held(self, new: StatementNode, old: StatementNode, shared: Counter[StatementNode]) -> float:
+    def shared_fraction(
+        self, new: StatementNode, old: StatementNode, shared: Counter[StatementNode]
+    ) -> float:
         return 2 * shared[old] / max(1, self.count[new] + self.count[old] - 2)
 
     def rest(self) -> None:
@@ -436,7 +450,7 @@ class _Matcher:
             if old is not None:
                 self.matching.pair(new, old)
             else:
-                old = self.stood_in(new)
+                old = self.former_block(new)
             if old is None:
                 continue
             news = [each for each in new.children if each not in self.matching.there]
@@ -451,7 +465,7 @@ class _Matcher:
                     continue
                 stop = partner.index if partner is not None else len(old.children)
                 if pending and stop > edges_old:
-                    self.alike(pending, old.children[edges_old + 1 : stop])
+                    self.pair_similar(pending, old.children[edges_old + 1 : stop])
                     self.only_container(pending, old.children[edges_old + 1 : stop])
                 pending = []
                 edges_old = max(edges_old, stop)
@@ -477,12 +491,12 @@ class _Matcher:
         if 2 * shared > min(map(len, heads)) or heads[0] == heads[1]:
             self.matching.pair(new, old)
 
-    def beside_partners(self) -> None:
-        """Pair a statement that occurs several times with the one next to its neighbour's partner."""
+    def repair_repeated(self) -> None:
+        """Pair a statement that occurs several times with the occurrence next to its neighbour's partner."""
         matching = self.matching
         for new in matching.new.nodes:
             old = matching.there.get(new)
-            if old is None or new.children or new.is_block or self.beside(new, old):
+            if old is None or new.children or new.is_block or self.paired_neighbours(new, old):
                 continue
             for step in (-1, 1):
                 next_new = _next(new, step)
@@ -494,14 +508,14 @@ class _Matcher:
                 if rival is None:
                     matching.pair(new, better)
                     break
-                gain = self.beside(new, better) - self.beside(rival, better)
-                if gain + self.beside(rival, old) > 0:
+                gain = self.paired_neighbours(new, better) - self.paired_neighbours(rival, better)
+                if gain + self.paired_neighbours(rival, old) > 0:
                     matching.pair(new, better)
                     if self.head[rival] == self.head[old]:
                         matching.pair(rival, old)
                     break
 
-    def beside(self, new: StatementNode, old: StatementNode) -> int:
+    def paired_neighbours(self, new: StatementNode, old: StatementNode) -> int:
         """Return how many neighbours of a statement are paired with the same neighbour of another."""
         count = 0
         for step in (-1, 1):
@@ -513,7 +527,7 @@ class _Matcher:
             )
         return count
 
-    def stood_in(self, new: StatementNode) -> StatementNode | None:
+    def former_block(self, new: StatementNode) -> StatementNode | None:
         """Return the old block that contained most statements of a new block without a partner."""
         homes = Counter(
             partner.parent
@@ -533,8 +547,8 @@ def _next(node: StatementNode, step: int) -> StatementNode | None:
     return siblings[at] if 0 <= at < len(siblings) else None
 
 
-def _sets(node: StatementNode) -> Hashable | None:
-    """Return what an assignment sets: the only one in a function that does is still that one."""
+def _assigned_key(node: StatementNode) -> Hashable | None:
+    """Return the variables that an assignment sets, as a key; None for other statements."""
     return ("sets", *lead(node)) if node.kind == "Assign" and lead(node) else None
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from rearview.source.data_flow import BUILTINS, Uses, binds, definition, parameters, uses, visible
 from rearview.source.mutations import last_name
 from rearview.source.propagate.match import Matching
-from rearview.source.trees import StatementNode, StatementTree
+from rearview.source.statement_trees import StatementNode, StatementTree
 
 _NAME = re.compile(r"^[^\W\d]\w*$")
 
@@ -42,7 +42,7 @@ class Votes:
                 self.kept.update(set(new.words))
                 continue
             if _trivial(new) and not similar(new.words[0], old.words[0]):
-                continue  # one `x = []` is as good as another
+                continue  # `x = []` says nothing about the name
             for new_word, old_word in aligned(new.words, old.words):
                 if new_word == old_word:
                     self.kept[new_word] += 1
@@ -99,7 +99,7 @@ def resolve(
             missing.append(name)
         elif called != name:
             renamed[name] = called
-    reasons = [f"`{one}` is called `{two}` there" for one, two in sorted(renamed.items())]
+    reasons = [f"`{new}` is called `{old}` there" for new, old in sorted(renamed.items())]
     return VariableNames(renamed, tuple(missing), certainty, tuple(reasons))
 
 
@@ -134,7 +134,7 @@ class _Resolver:
         home = definition(*self.here, name)
         partner = self.matching.there.get(home) if home is not None else None
         target = _target(home, partner, name)
-        if target == "*":  # the same module, of which all was imported then
+        if target == "*":  # a star import of the same module
             return name, 0.95
         if name in seen:
             if target in {None, name} or votes.kept[name] > votes.table[name][target or ""]:
@@ -144,7 +144,7 @@ class _Resolver:
             )
             return (target, 0.8) if exchanged else (name, 1.0)
         if target is not None and votes.table[name] and not votes.table[name][target]:
-            target = None  # wherever it is read, another name stands there
+            target = None  # wherever it is read, the old text has another name
         defined = target in seen and (not _trivial(home) or bool(votes.table[name][target or ""]))
         if defined:
             return target, 0.95
@@ -159,7 +159,7 @@ class _Resolver:
             (other, count)
             for other, count in votes.best(name)
             if other in seen
-            and other not in self.used.reads  # two values of the statement are not one
+            and other not in self.used.reads  # the statement reads both: they are two values
             and not self.used_otherwise(name, other)
             and not (other in self.at_home and votes.kept[other])
             and (other not in self.modules or name in self.new_modules)
@@ -175,9 +175,8 @@ class _Resolver:
             and candidates[0][0] in variables
             and not self.used_otherwise(name, candidates[0][0])
         ):
-            return candidates[0][
-                0
-            ], 0.8  # the only one that ever stands where a name born since does
+            # no other name is ever at the positions of this name, which is new
+            return candidates[0][0], 0.8
         logger = self.logger(name)
         if logger is not None:
             return logger, 0.85
@@ -193,7 +192,7 @@ class _Resolver:
             return longer[0], 0.7
         if target in fresh and not votes.table[name] and _exchanged(self.matching, home):
             return target, 0.7
-        if name in self.free:  # nothing binds it, and the old text reads it all the same
+        if name in self.free:  # the old text reads it, too, and does not bind it
             return name, 0.9
         return None, 1.0
 
@@ -387,7 +386,7 @@ def members(
 
 
 def _renamed_members(matching: Matching, votes: Votes, unmentioned: set[str]) -> dict[str, str]:
-    """Return what attributes that the old text never mentions are called there."""
+    """Return the old names of attributes that the old text never mentions."""
     still = {word.lstrip("'") for node in matching.new.nodes for word in node.words}
     dotted = {
         word for node in matching.old.nodes for dot, word in pairwise(node.words) if dot == "."
@@ -413,13 +412,13 @@ def _renamed_members(matching: Matching, votes: Votes, unmentioned: set[str]) ->
 
 
 def _defined(matching: Matching, attributes: set[str]) -> set[str]:
-    """Return the attributes of some that the new text itself defines."""
+    """Return those of `attributes` that the new text itself defines."""
     defined: set[str] = set()
     for node in matching.new.nodes:
         if node.is_block or attributes.isdisjoint(word.lstrip("'") for word in node.words):
             continue
         if isinstance(node.tree, ast.AugAssign):
-            continue  # it changes what was defined before, maybe in a class of another file
+            continue  # the attribute was defined before, maybe in a class of another file
         if isinstance(node.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
             defined.add(node.tree.name)
             continue
@@ -436,7 +435,7 @@ def _defined(matching: Matching, attributes: set[str]) -> set[str]:
 
 
 def keywords(matching: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
-    """Return keywords of calls by what the called function named that argument in the old text."""
+    """Return, for keywords of calls, what the called function named that parameter in the old text."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     renamed: dict[str, str] = {}
     calls = [n for stmt in chosen for n in ast.walk(stmt) if isinstance(n, ast.Call) and n.keywords]
@@ -472,7 +471,7 @@ def keywords(matching: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
 
 
 def _renamed_functions(matching: Matching, names: set[str]) -> dict[str, str]:
-    """Return what the functions of some names were called in the old text."""
+    """Return new name -> old name of the functions called `names`."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {
         new.tree.name: old.tree.name
@@ -515,12 +514,9 @@ def imports_for(missing: tuple[str, ...], matching: Matching) -> dict[str, str]:
     return lines
 
 
-def overwritten(
-    used: Uses, matching: Matching, blocks: tuple[StatementNode, StatementNode]
-) -> str | None:
+def overwritten(used: Uses, blocks: tuple[StatementNode, StatementNode]) -> str | None:
     """Return a variable that the statement sets and that the old code around it uses, if there is one."""
     here, there = (names_in(block) for block in blocks)
-    del matching
     fresh = used.writes - used.reads
     return next((name for name in sorted(fresh) if name in there and name not in here), None)
 

@@ -22,15 +22,14 @@ from rearview.source.propagate.match import Matching
 from rearview.source.propagate.place_between import (
     LEAVING,
     REACH,
+    NewPlace,
     Nowhere,
-    Spot,
     between,
     child_of,
     siblings,
 )
-from rearview.source.propagate.similarity import likeness
 from rearview.source.propagate.splice import indent_of
-from rearview.source.trees import StatementNode, StatementTree
+from rearview.source.statement_trees import StatementNode, StatementTree, similarity
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +49,34 @@ class _Anchor:
     weight: float
     near: bool  # the very next sibling itself
     far: int  # siblings between
-    gives: bool  # it sets what the statement reads
+    gives: bool  # it sets a variable that the statement reads
     exact: bool = False  # it reads the same in both texts
-    inside: bool = True  # it is in the block around the statement, not beyond
+    inside: bool = True  # it is in the statement's own block, not outside it
 
 
-def locate(matching: Matching, spot: Spot) -> Place | Nowhere:
+def locate(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
     """Return the place in the old tree where a statement of the new tree belongs."""
-    place = _by_statements(matching, spot)
+    place = _by_statements(matching, new_place)
     if isinstance(place, Place) and place.confidence >= 0.85:
         return place
-    marked = _by_comment(matching, spot)
-    if marked is None or not _same_values(matching, spot, *marked):
+    marked = _by_comment(matching, new_place)
+    if marked is None or not _same_values(matching, new_place, *marked):
         return place
     if isinstance(place, Place) and (place.block, place.index) == marked:
         return replace(place, confidence=max(place.confidence, 0.85))
     return Place(*marked, 0.75, ("the comment above it is there",))
 
 
-def _by_comment(matching: Matching, spot: Spot) -> tuple[StatementNode, int] | None:
+def _by_comment(matching: Matching, new_place: NewPlace) -> tuple[StatementNode, int] | None:
     """Return the place under the comment above the statement, if each text has that comment once."""
-    comment = spot.comment[-1] if spot.comment else ""
+    comment = new_place.comment[-1] if new_place.comment else ""
     if len(comment) < 10:
         return None
     old = [at for at, line in enumerate(matching.old.parsed.lines, 1) if line.strip() == comment]
     if len(old) != 1 or sum(line.strip() == comment for line in matching.new.parsed.lines) != 1:
         return None
     below = next((n for n in matching.old.nodes if not n.is_block and n.start > old[0]), None)
-    home = spot.block if spot.block.parent is None else spot.block.scope()
+    home = new_place.block if new_place.block.parent is None else new_place.block.scope()
     if (
         below is None
         or below.parent is None
@@ -92,98 +91,111 @@ def _by_comment(matching: Matching, spot: Spot) -> tuple[StatementNode, int] | N
     return below.parent, below.index
 
 
-def _by_statements(matching: Matching, spot: Spot) -> Place | Nowhere:
-    anchors = _anchors(matching, spot)
-    home = matching.block(spot.block)
+def _by_statements(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
+    anchors = _anchors(matching, new_place)
+    home = matching.block(new_place.block)
     if home is None and not anchors:
-        home = _copied_block(matching, spot)
+        home = _copied_block(matching, new_place)
     target = _inverted(anchors) or _block(anchors, home)
-    if target is not home and _edge_of_home(anchors, spot, target, home):
+    if target is not home and _edge_of_home(anchors, new_place, target, home):
         target = home
     if target is None:
-        return Nowhere(_why_nowhere(spot.block))
-    target = _beside_definition(matching, spot, target)
-    spots = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
-    if not spots:
-        return _beside_copies(matching, spot, target) or _at_edge(matching, spot, target)
-    low, high, agree = _range(spots, len(target.children))
-    low, high = _beside_neighbour(spots, low, high, len(target.children))
+        return Nowhere(_why_nowhere(new_place.block))
+    target = _beside_definition(matching, new_place, target)
+    anchor_indexes = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
+    if not anchor_indexes:
+        return _beside_copies(matching, new_place, target) or _at_edge(matching, new_place, target)
+    low, high, agree = _range(anchor_indexes, len(target.children))
+    low, high = _beside_neighbour(anchor_indexes, low, high, len(target.children))
     low, high, reachable = _reachable(target, low, high)
-    after_definitions = max([low, *_after_definitions(matching, spot, target)])
+    after_definitions = max([low, *_after_definitions(matching, new_place, target)])
     if after_definitions > high:
-        if not _set_otherwise(spots, spot, target, high):
-            return Nowhere("what it reads is set only after the place where it would stand")
+        if not _set_otherwise(anchor_indexes, new_place, target, high):
+            return Nowhere("what it reads is set only after the place where it belongs")
         reachable *= 0.9
     else:
         low = after_definitions
-    chosen = between(matching, spot, target, low, high)
+    chosen = between(matching, new_place, target, low, high)
     if isinstance(chosen, Nowhere):
         return chosen
     at, certainty = chosen
     certainty *= reachable
-    if not _same_values(matching, spot, target, at):
-        at = _with_same_values(matching, spot, target, spots, at)
+    if not _same_values(matching, new_place, target, at):
+        at = _with_same_values(matching, new_place, target, anchor_indexes, at)
         certainty *= 0.92
-    inner = _inside_branch(spot, anchors, target, at)
+    inner = _inside_branch(new_place, anchors, target, at)
     if inner is not None:
         block, index = inner
-        return Place(block, index, 0.8 * agree * certainty, ("it stands with what it reads",))
-    split = _split_neighbours(anchors, target, home, spot.used)
+        return Place(
+            block,
+            index,
+            0.8 * agree * certainty,
+            ("it is next to the statement that sets what it reads",),
+        )
+    split = _split_neighbours(anchors, target, home, new_place.used)
     if split is not None:
         return split
-    strength, reasons = _evidence(spots, target, at)
+    strength, reasons = _evidence(anchor_indexes, target, at)
     if home is not target:
         reasons.append("the block around it has changed")
         strength *= 0.9
-        if home is None and not any(a.inside and a.old.parent is target for a in spots):
+        if home is None and not any(a.inside and a.old.parent is target for a in anchor_indexes):
             strength *= 0.8  # nothing of the block it is in now is there
     return Place(target, at, agree * certainty * strength, tuple(reasons))
 
 
-def _evidence(spots: dict[_Anchor, int], target: StatementNode, at: int) -> tuple[float, list[str]]:
+def _evidence(
+    anchor_indexes: dict[_Anchor, int], target: StatementNode, at: int
+) -> tuple[float, list[str]]:
     """Return how strongly the statements next to a place support it, from 0 to 1, and in words."""
     touching = {
         a.before
-        for a in spots
+        for a in anchor_indexes
         if a.near and a.old.parent is target and a.old.index == (at - 1 if a.before else at)
     }
     if len(touching) == 2:
         return 1.0, ["both neighbours are there"]
     if touching:
         return 0.97, ["one neighbour is there"]
-    if any(a.old.parent is target for a in spots):
+    if any(a.old.parent is target for a in anchor_indexes):
         return 0.82, ["statements around it are there"]
     return 0.75, ["code inside the same block is there"]
 
 
 def _with_same_values(
-    matching: Matching, spot: Spot, target: StatementNode, spots: dict[_Anchor, int], at: int
+    matching: Matching,
+    new_place: NewPlace,
+    target: StatementNode,
+    anchor_indexes: dict[_Anchor, int],
+    at: int,
 ) -> int:
     """Return the place next to a neighbour at which the variables read come from the same statements."""
     beside = [
-        a.old.index + a.before for a in spots if a.near and a.exact and a.old.parent is target
+        a.old.index + a.before
+        for a in anchor_indexes
+        if a.near and a.exact and a.old.parent is target
     ]
-    return next((each for each in beside if _same_values(matching, spot, target, each)), at)
+    return next((each for each in beside if _same_values(matching, new_place, target, each)), at)
 
 
-def _anchors(matching: Matching, spot: Spot) -> list[_Anchor]:
+def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
     anchors: list[_Anchor] = []
     for before in (True, False):
-        side = siblings(matching, spot, before=before)
+        side = siblings(matching, new_place, before=before)
         for position, new in enumerate(side[:REACH]):
             far = position
             old = matching.there.get(new)
-            gives = before and bool(uses([new.tree]).writes & spot.used.reads)
-            inside = new.parent is spot.block
+            gives = before and bool(uses([new.tree]).writes & new_place.used.reads)
+            inside = new.parent is new_place.block
             if not inside:
-                far += 2  # beyond the block around the statement
+                far += 2  # outside the statement's own block
             if old is not None:
-                alike = max(likeness(new, old), 0.6) if new.children else likeness(new, old)
+                alike = max(similarity(new, old), 0.6) if new.children else similarity(new, old)
                 exact = old.words == new.words and (len(new.words) > 2 or far == 0)
                 weight = alike / (1 + far)
                 anchors.append(_Anchor(old, before, weight, far == 0, far, gives, exact, inside))
             elif new.children and (inner := _edge(matching, new, last=before)) is not None:
-                # a block put around statements that stood there before
+                # a block was put around statements that are in the old text
                 anchors.append(
                     _Anchor(inner, before, 0.7 / (1 + far), False, far, gives, inside=inside)
                 )
@@ -218,7 +230,7 @@ def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode 
     agreed = _agreed(anchors)
     if agreed is not None:
         return agreed
-    for anchor in anchors:  # what is set once a turn is read once a turn
+    for anchor in anchors:  # a variable set in each iteration is read in each iteration
         sets = anchor.gives and bool(uses([anchor.old.tree]).writes)
         if sets and anchor.near and anchor.old.parent is not None:
             for node in anchor.old.above():
@@ -230,7 +242,7 @@ def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode 
 
 
 def _inverted(anchors: list[_Anchor]) -> StatementNode | None:
-    """Return the block of the neighbour below where the one above stands around it in the old text.
+    """Return the block of the neighbour below if, in the old text, the neighbour above encloses it.
 
     `with a: for x in y: f(x)` and then `g()` may have been `for x in y: with a: f(x)`, then `g()`.
     """
@@ -245,7 +257,7 @@ def _inverted(anchors: list[_Anchor]) -> StatementNode | None:
 
 
 def _is_other_branch(block: StatementNode, check: StatementNode) -> bool:
-    """Return True if a block is the `else` of a check that otherwise leaves: it follows the check."""
+    """Return True if a block is the `else` of an `if` whose body leaves the block or function."""
     tree = check.tree
     return (
         isinstance(tree, ast.If)
@@ -256,7 +268,7 @@ def _is_other_branch(block: StatementNode, check: StatementNode) -> bool:
 
 
 def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
-    """Return the block in which both neighbours stand, or without these the next ones, unchanged."""
+    """Return the block that contains both neighbours unchanged, or if they differ, the next siblings."""
     exact = [a for a in anchors if a.exact]
     near = [a for a in exact if a.near]
     if len(near) == 2 and near[0].old.parent is near[1].old.parent:
@@ -275,21 +287,23 @@ def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
     return close[0].old.parent
 
 
-def _beside_definition(matching: Matching, spot: Spot, target: StatementNode) -> StatementNode:
+def _beside_definition(
+    matching: Matching, new_place: NewPlace, target: StatementNode
+) -> StatementNode:
     """Return the block, or a deeper one in which the variables that the statement reads are set.
 
     After a loop a variable has only its last value; after a branch it may have none.
     """
     around = {target, *target.above()}
-    for name in sorted(spot.used.reads):
-        home = definition(spot.block, spot.index, name)
+    for name in sorted(new_place.used.reads):
+        home = definition(new_place.block, new_place.index, name)
         partner = matching.there.get(home) if home is not None and not home.is_scope else None
         if home is None or partner is None or partner.scope() is not _scope_of(target):
             continue
-        if home.parent is not spot.block or partner.parent is None:
-            continue  # it was set in another block already
+        if home.parent is not new_place.block or partner.parent is None:
+            continue  # it is set in another block in the new text, too
         if not binds(partner) and name in bound_in(target):
-            continue  # it is collected there, and complete only in the block around
+            continue  # it is collected in the inner block, and complete only in the block around it
         between = [n for n in partner.above() if n not in around and not n.is_block]
         if not between:
             continue
@@ -304,10 +318,10 @@ def _beside_definition(matching: Matching, spot: Spot, target: StatementNode) ->
     return target
 
 
-def _same_values(matching: Matching, spot: Spot, target: StatementNode, at: int) -> bool:
-    """Return True if what is read at a place was set by the partners of what sets it now."""
-    for name in spot.used.reads:
-        home = definition(spot.block, spot.index, name)
+def _same_values(matching: Matching, new_place: NewPlace, target: StatementNode, at: int) -> bool:
+    """Return True if the variables read at a place were set by the partners of the statements that set them now."""
+    for name in new_place.used.reads:
+        home = definition(new_place.block, new_place.index, name)
         partner = matching.there.get(home) if home is not None and not home.is_scope else None
         if partner is None or partner.scope() is not _scope_of(target):
             continue
@@ -317,18 +331,18 @@ def _same_values(matching: Matching, spot: Spot, target: StatementNode, at: int)
 
 
 def _inside_branch(
-    spot: Spot, anchors: list[_Anchor], target: StatementNode, at: int
+    new_place: NewPlace, anchors: list[_Anchor], target: StatementNode, at: int
 ) -> tuple[StatementNode, int] | None:
-    """Return the place behind a definition in a branch, without which a name has no value there."""
+    """Return the place after a definition in a branch, if a name has a value only there."""
     above = next((a.old for a in anchors if a.near and a.before and a.exact), None)
-    for name in sorted(spot.used.reads):
-        home = definition(spot.block, spot.index, name)
+    for name in sorted(new_place.used.reads):
+        home = definition(new_place.block, new_place.index, name)
         if home is None or home.is_scope:
             continue
         there = definition(target, at, name)
         if there is not None and above is not None and above.parent is there.parent:
             there = above if above.index > there.index else there
-        elif home.parent is not spot.block:
+        elif home.parent is not new_place.block:
             continue
         if there is None or there.is_scope or there.parent in {None, target, *target.above()}:
             continue
@@ -352,18 +366,21 @@ def _is_loop(node: StatementNode) -> bool:
 
 
 def _edge_of_home(
-    anchors: list[_Anchor], spot: Spot, target: StatementNode | None, home: StatementNode | None
+    anchors: list[_Anchor],
+    new_place: NewPlace,
+    target: StatementNode | None,
+    home: StatementNode | None,
 ) -> bool:
     """Return True if a first or last statement has one neighbour deeper but its block is still there."""
     if home is None or target is None or home not in list(target.above()):
         return False
-    if 0 < spot.index < len(spot.block.children) or any(a.gives for a in anchors):
+    if 0 < new_place.index < len(new_place.block.children) or any(a.gives for a in anchors):
         return False
     between = list(takewhile(lambda node: node is not home, target.above()))
     if any(a.near and a.exact and a.old.parent is target for a in anchors) and all(
         node.is_block or node.kind == "With" for node in between
     ):
-        return False  # what stands in a `with` runs as often as what stands around it
+        return False  # code in a `with` runs as often as the code around it
     return any(anchor.old.parent is home for anchor in anchors)
 
 
@@ -373,16 +390,16 @@ def _split_neighbours(
     """Refuse if the two neighbours are now in branches that run at different times."""
     near = {
         a.before: a.old for a in anchors if a.near and a.old.scope() is _scope_of(target)
-    }  # one that went to another function does not tell
+    }  # a neighbour that moved to another function says nothing
     if len(near) < 2 or near[True].parent is near[False].parent:
         return None
     follows = any(a.near and a.gives and a.old.parent is target for a in anchors)
     if follows and near[False].parent in list(target.above()):
-        return None  # it follows what it reads, into the deeper block
+        return None  # it follows the statement that sets what it reads into the deeper block
     if near[True] in list(near[False].above()) and target is near[False].parent:
         return None
     if any(a.near and a.gives and a.exact and a.old.parent is target for a in anchors):
-        return None  # what it reads comes from the same statement; the other neighbour went away
+        return None  # the same statement sets what it reads; the other neighbour moved away
     if (
         target is home is near[False].parent
         and child_of(near[True], target) == near[False].index - 1
@@ -391,7 +408,7 @@ def _split_neighbours(
         if isinstance(inner.tree, ast.If) and used.reads & bound_in(inner) <= visible(
             target, inner.index
         ):
-            return None  # a branch sets the name again, which had a value before
+            return None  # a branch sets the name again; it had a value before
     for old in near.values():
         for node in old.above():
             if node is target:
@@ -400,23 +417,23 @@ def _split_neighbours(
                 return None
             loop = isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While))
             if loop and target is home and (follows or not uses([node.tree]).writes & used.reads):
-                continue  # once a turn of the outer loop, as before
+                continue  # once per iteration of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
                 return Nowhere(
-                    "two places are equally good: its neighbours stand in different blocks, at lines "
+                    "two places are equally good: its neighbours are in different blocks, at lines "
                     "{} and {} of the old text",
                     (near[True].start, near[False].start),
                 )
     return None
 
 
-def _range(spots: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
+def _range(anchor_indexes: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
     """Return the first and last index on which most anchors agree, and the fraction that agrees."""
     gains = [0.0] * (count + 1)
-    for anchor, spot in spots.items():
-        for at in range(spot + 1, count + 1) if anchor.before else range(spot + 1):
+    for anchor, index in anchor_indexes.items():
+        for at in range(index + 1, count + 1) if anchor.before else range(index + 1):
             gains[at] += anchor.weight
-    total = sum(anchor.weight for anchor in spots)
+    total = sum(anchor.weight for anchor in anchor_indexes)
     best = max(gains)
     first = next(at for at, gain in enumerate(gains) if gain > best - 1e-9)
     last = first
@@ -426,16 +443,18 @@ def _range(spots: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
 
 
 def _reachable(target: StatementNode, low: int, high: int) -> tuple[int, int, float]:
-    """Return the range cut off at the first statement behind which nothing runs, and a confidence."""
+    """Return the range cut off at the first statement after which nothing runs, and a confidence."""
     end = next((n.index for n in target.children if isinstance(n.tree, LEAVING)), high)
     return min(low, end), min(high, end), 0.9 if end < low else 1.0
 
 
 def _beside_neighbour(
-    spots: dict[_Anchor, int], low: int, high: int, count: int
+    anchor_indexes: dict[_Anchor, int], low: int, high: int, count: int
 ) -> tuple[int, int]:
-    """Return the place beside the nearest statement where farther ones, which moved, lead away."""
-    close = [(a, at) for a, at in spots.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5]
+    """Return the places next to the nearest statement if statements farther away, which moved, disagree."""
+    close = [
+        (a, at) for a, at in anchor_indexes.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5
+    ]
     nearest = min((a.far for a, _ in close), default=0)
     giving = [(a, at) for a, at in close if a.gives]
     beside = [(a.before, at + 1 if a.before else at) for a, at in close if a.near]
@@ -453,11 +472,13 @@ def _beside_neighbour(
     return max(0, first), min(last, count)
 
 
-def _after_definitions(matching: Matching, spot: Spot, target: StatementNode) -> Iterable[int]:
-    """Yield the least index for each name read whose setting stands in the same block."""
-    for name in spot.used.reads:
-        home = definition(spot.block, spot.index, name)
-        if home is None or home.is_scope or child_of(home, spot.block) is None:
+def _after_definitions(
+    matching: Matching, new_place: NewPlace, target: StatementNode
+) -> Iterable[int]:
+    """Yield the least index for each name read that is set in the same block."""
+    for name in new_place.used.reads:
+        home = definition(new_place.block, new_place.index, name)
+        if home is None or home.is_scope or child_of(home, new_place.block) is None:
             continue
         partner = matching.there.get(home)
         at = child_of(partner, target) if partner is not None else None
@@ -465,22 +486,26 @@ def _after_definitions(matching: Matching, spot: Spot, target: StatementNode) ->
             yield at + 1
 
 
-def _set_otherwise(spots: dict[_Anchor, int], spot: Spot, target: StatementNode, at: int) -> bool:
-    """Return True if an unchanged neighbour is at a place where all that is read has a value.
+def _set_otherwise(
+    anchor_indexes: dict[_Anchor, int], new_place: NewPlace, target: StatementNode, at: int
+) -> bool:
+    """Return True if an unchanged neighbour is at a place where every name read has a value.
 
-    The statement that sets it now was then paired with one of the same words farther down.
+    The statement that sets such a name now was paired with an equal statement farther down.
     """
-    beside = any(a.near and a.exact and not a.before and spots[a] == at for a in spots)
+    beside = any(
+        a.near and a.exact and not a.before and anchor_indexes[a] == at for a in anchor_indexes
+    )
     return beside and all(
         definition(target, at, name) is not None
-        for name in spot.used.reads
-        if definition(spot.block, spot.index, name) is not None
+        for name in new_place.used.reads
+        if definition(new_place.block, new_place.index, name) is not None
     )
 
 
-def _copied_block(matching: Matching, spot: Spot) -> StatementNode | None:
-    """Return the old block of a statement of which the one around the place is a copy."""
-    owner = spot.block.parent
+def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | None:
+    """Return the old block of a statement if the statement around the place is a copy of it."""
+    owner = new_place.block.parent
     if owner is None or owner.is_scope:
         return None
     twins = [
@@ -490,16 +515,18 @@ def _copied_block(matching: Matching, spot: Spot) -> StatementNode | None:
     ]
     if len(twins) != 1 or twins[0].is_block:
         return None
-    same = [block for block in matching.there[twins[0]].children if block.role == spot.block.role]
+    same = [
+        block for block in matching.there[twins[0]].children if block.role == new_place.block.role
+    ]
     return same[0] if same else None
 
 
-def _beside_copies(matching: Matching, spot: Spot, target: StatementNode) -> Place | None:
-    """Return the place among statements of which the new text has copies, paired with another."""
+def _beside_copies(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | None:
+    """Return the place among statements of which the new text has copies that are paired elsewhere."""
     low, high, copies = 0, len(target.children), 0
     near: list[int] = []
     for before in (True, False):
-        for far, new in enumerate(siblings(matching, spot, before=before)[:REACH]):
+        for far, new in enumerate(siblings(matching, new_place, before=before)[:REACH]):
             same = [old for old in target.children if old.words == new.words and len(old.words) > 1]
             if len(same) == 1:
                 copies += 1
@@ -511,19 +538,24 @@ def _beside_copies(matching: Matching, spot: Spot, target: StatementNode) -> Pla
     return Place(target, near[0], 0.75, ("the code around it was copied since",))
 
 
-def _at_edge(matching: Matching, spot: Spot, target: StatementNode) -> Place | Nowhere:
+def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | Nowhere:
     """Return the first or last place of a block whose statements were all rewritten."""
-    owner = spot.block.parent
+    owner = new_place.block.parent
     if not target.children:
         return Place(target, 0, 0.8, ("the block is empty there",))
-    if owner is not None and matching.same(owner) and not owner.is_scope and spot.index == 0:
+    if owner is not None and matching.same(owner) and not owner.is_scope and new_place.index == 0:
         return Place(target, 0, 0.7, ("it is the first of the same block",))
-    if owner in matching.there and owner is not None and not owner.is_scope and spot.index == 0:
+    if (
+        owner in matching.there
+        and owner is not None
+        and not owner.is_scope
+        and new_place.index == 0
+    ):
         return Place(target, 0, 0.65, ("it is the first of a block that is there",))
     if owner is not None and matching.same(owner) and not owner.is_scope:
         last = len(target.children)
         leaves = isinstance(target.children[-1].tree, LEAVING)
-        if spot.index == len(spot.block.children) and not leaves:
+        if new_place.index == len(new_place.block.children) and not leaves:
             return Place(target, last, 0.8, ("it is the last of the same block",))
     only = _only_place(target)
     if only is not None and owner is not None and owner.is_scope and owner in matching.there:
@@ -550,34 +582,34 @@ def _why_nowhere(block: StatementNode) -> str:
     return "the code around it cannot be found there"
 
 
-def others(matching: Matching, spot: Spot) -> list[Place]:
+def others(matching: Matching, new_place: NewPlace) -> list[Place]:
     """Return further places for a statement, the most likely first.
 
     They are used after a replay has shown that the first place is wrong: under its comment, next to each
     neighbour, and after the statements that set the variables it reads.
     """
     candidates: list[tuple[StatementNode, int, float]] = []
-    marked = _by_comment(matching, spot)
+    marked = _by_comment(matching, new_place)
     if marked is not None:
         candidates.append((*marked, 0.75))
-    for anchor in _anchors(matching, spot):
+    for anchor in _anchors(matching, new_place):
         if anchor.near and anchor.old.parent is not None:
             sure = 0.75 if anchor.exact else 0.65
             candidates.append((anchor.old.parent, anchor.old.index + anchor.before, sure))
-    for name in sorted(spot.used.reads):
-        home = definition(spot.block, spot.index, name)
+    for name in sorted(new_place.used.reads):
+        home = definition(new_place.block, new_place.index, name)
         partner = matching.there.get(home) if home is not None and not home.is_scope else None
-        if partner is not None and home is not None and home.parent is spot.block:
+        if partner is not None and home is not None and home.parent is new_place.block:
             assert partner.parent is not None
             candidates.append((partner.parent, partner.index + 1, 0.65))
     reasons = ("a replay disproved the likelier place",)
     return [Place(block, index, sure, reasons) for block, index, sure in candidates]
 
 
-def anywhere(chosen: list[ast.stmt], spot: Spot, old: StatementTree) -> Place | None:
+def anywhere(chosen: list[ast.stmt], new_place: NewPlace, old: StatementTree) -> Place | None:
     """Return a place for imports and definitions of a module, whose order rarely matters."""
     loose = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    if spot.block.parent is not None or not all(isinstance(each, loose) for each in chosen):
+    if new_place.block.parent is not None or not all(isinstance(each, loose) for each in chosen):
         return None
     imports = [n for n in old.root.children if isinstance(n.tree, (ast.Import, ast.ImportFrom))]
     at = imports[-1].index + 1 if imports else 0
@@ -607,7 +639,7 @@ def place_at(
     if after:
         inside = [n for n in around if not n.children or n.start == line]
         if not inside:
-            return Nowhere("no statement stands on line {} to go behind", (line,))
+            return Nowhere("no statement ends on line {} to go after", (line,))
         node = inside[-1]
         assert node.parent is not None
         return node.parent, node.index + 1, node.end + 1

@@ -18,16 +18,18 @@ from rearview.source.data_flow import (
     visible,
 )
 from rearview.source.propagate.match import Matching
-from rearview.source.propagate.similarity import lead
-from rearview.source.trees import StatementNode
+from rearview.source.statement_trees import StatementNode, lead
 
 REACH = 8  # siblings looked at on either side
 LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """A statement's place in the new tree: before child `index` of `block`, under `comment`."""
+class NewPlace:
+    """A statement's place in the new tree: before child `index` of `block`, under `comment`.
+
+    `used` are the names that the statement uses.
+    """
 
     block: StatementNode
     index: int
@@ -37,7 +39,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Nowhere:
-    """No place can be named, and why; `{}` in the reason stands for a line of the old text."""
+    """The reason why there is no certain place; `{}` in it stands for a line of the old text."""
 
     template: str
     lines: tuple[int, ...] = ()
@@ -45,7 +47,7 @@ class Nowhere:
     def reason(self, inserted: Sequence[tuple[int, int]] = ()) -> str:
         """Return the reason, with line numbers as they were before lines were inserted.
 
-        `inserted` has the line before which lines were put, and how many, in the order of putting.
+        `inserted` has (line before which lines were inserted, how many), in that order.
 
         >>> Nowhere("before or after line {}", (9,)).reason([(2, 3), (9, 1)])
         'before or after line 6'
@@ -70,9 +72,9 @@ def child_of(old: StatementNode, target: StatementNode) -> int | None:
     return None
 
 
-def siblings(matching: Matching, spot: Spot, *, before: bool) -> list[StatementNode]:
+def siblings(matching: Matching, new_place: NewPlace, *, before: bool) -> list[StatementNode]:
     """Return the siblings on one side, nearest first, through blocks that the old text does not have."""
-    block, index = spot.block, spot.index
+    block, index = new_place.block, new_place.index
     run: list[StatementNode] = []
     while True:
         children = block.children
@@ -89,53 +91,53 @@ def siblings(matching: Matching, spot: Spot, *, before: bool) -> list[StatementN
 
 
 def between(
-    matching: Matching, spot: Spot, target: StatementNode, low: int, high: int
+    matching: Matching, new_place: NewPlace, target: StatementNode, low: int, high: int
 ) -> tuple[int, float] | Nowhere:
     """Choose among places between the same anchors: by data flow, order, comment, adjacency."""
     if low == high:
         return low, 1.0
-    under = _under_comment(matching, spot, target, low, high)
+    under = _under_comment(matching, new_place, target, low, high)
     if under is not None:
         return under, 1.0
-    low, high = _possible(spot, target, low, high)
+    low, high = _possible(new_place, target, low, high)
     if low >= high:
         return low, 0.97
-    before = _run(siblings(matching, spot, before=True), matching)
-    after = _run(siblings(matching, spot, before=False), matching)
+    before = _run(siblings(matching, new_place, before=True), matching)
+    after = _run(siblings(matching, new_place, before=False), matching)
     gap = target.children[low:high]
-    tied = [node for node in gap if conflict(spot.used, uses([node.tree]))]
+    tied = [node for node in gap if conflict(new_place.used, uses([node.tree]))]
     moved = [node for node in gap if node in matching.back]
-    sides = [(node, child_of(matching.back[node], spot.block)) for node in moved]
-    ordered = [(node, at < spot.index) for node, at in sides if at is not None]
+    sides = [(node, child_of(matching.back[node], new_place.block)) for node in moved]
+    ordered = [(node, at < new_place.index) for node, at in sides if at is not None]
     if len(ordered) < len(moved) and not (before or after):
-        if any(_decides(spot.used, node) for node in tied):
+        if any(_decides(new_place.used, node) for node in tied):
             return Nowhere(
                 "two places are equally good: line {} of the old text moved over it",
                 (moved[0].start,),
             )
-    # what went elsewhere in the new text still tells before from after
+    # statements that moved elsewhere in the new text still show which side they were on
     low = max([low, *(node.index + 1 for node, above in ordered if above)])
     high = min([high, *(node.index for node, above in ordered if not above)])
     if low >= high:
         return max(low, high) if low == high else low, 0.9
     tied = [node for node in tied if low <= node.index < high]
-    near = _split_gap(matching, spot, (before, after), target, (low, high))
+    near = _split_gap(matching, new_place, (before, after), target, (low, high))
     if not tied:
         return near, 1.0
     if not before and after:
         return low, 0.9
     if before and not after:
         return high, 0.9
-    deciding = [node for node in tied if _decides(spot.used, node)]
+    deciding = [node for node in tied if _decides(new_place.used, node)]
     if not deciding:
         return near, 0.85
-    last = high == len(target.children) and spot.index == len(spot.block.children)
-    if last and not any(_parts_with(spot.used, node) for node in deciding):
-        return high, 0.8  # what it reads is filled up to the end of the block
-    completed = _completed(matching, spot, deciding)
+    last = high == len(target.children) and new_place.index == len(new_place.block.children)
+    if last and not any(_parts_with(new_place.used, node) for node in deciding):
+        return high, 0.8  # the objects that it reads change up to the end of the block
+    completed = _completed(matching, new_place, deciding)
     if completed is not None:
         return completed, 0.85
-    counterpart = _counterparts(matching, spot, before, after, target.children[low:high])
+    counterpart = _counterparts(new_place, before, after, target.children[low:high])
     if counterpart is not None:
         return counterpart, 0.8
     return Nowhere(
@@ -145,18 +147,20 @@ def between(
     )
 
 
-def _follows_definition(matching: Matching, spot: Spot, target: StatementNode, low: int) -> bool:
+def _follows_definition(
+    matching: Matching, new_place: NewPlace, target: StatementNode, low: int
+) -> bool:
     """Return True if the unchanged statement above, which sets what is read, is right before a place."""
-    if not spot.index or not low:
+    if not new_place.index or not low:
         return False
-    above = spot.block.children[spot.index - 1]
-    sets = bool(binds(above) & spot.used.reads)
+    above = new_place.block.children[new_place.index - 1]
+    sets = bool(binds(above) & new_place.used.reads)
     return sets and matching.same(above) and matching.there[above] is target.children[low - 1]
 
 
 def _split_gap(
     matching: Matching,
-    spot: Spot,
+    new_place: NewPlace,
     runs: tuple[list[StatementNode], list[StatementNode]],
     target: StatementNode,
     ends: tuple[int, int],
@@ -165,16 +169,20 @@ def _split_gap(
     before, after = runs
     low, high = ends
     gap = target.children[low:high]
-    if not spot.index and spot.block.children and not after:
-        return high  # the first of its block goes with what follows it
-    if _follows_definition(matching, spot, target, low):
+    if not new_place.index and new_place.block.children and not after:
+        return high  # the first statement of its block stays next to the one after it
+    if _follows_definition(matching, new_place, target, low):
         return low
     least = low if len(before) <= len(after) else high
     if len(gap) > 30:
         return least
-    if not (before and after):  # the ones that were rewritten may stand farther away
+    if not (before and after):  # rewritten statements may be farther away
         before, after = (
-            [n for n in siblings(matching, spot, before=side)[:REACH] if n not in matching.there]
+            [
+                n
+                for n in siblings(matching, new_place, before=side)[:REACH]
+                if n not in matching.there
+            ]
             for side in (True, False)
         )
     gains = [
@@ -208,7 +216,7 @@ def _vocabulary(node: StatementNode) -> set[str]:
     return {part for part in parts if len(part) > 2}
 
 
-def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[int, int]:
+def _possible(new_place: NewPlace, target: StatementNode, low: int, high: int) -> tuple[int, int]:
     """Return the first and last place at which everything that is read has a value and control arrives."""
     if low == 0 and high and _docstring(target):
         low = 1
@@ -216,7 +224,7 @@ def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[i
         if isinstance(node.tree, LEAVING):
             high = node.index
             break
-    lacking = spot.used.reads - visible(target, low)
+    lacking = new_place.used.reads - visible(target, low)
     for node in target.children[low:high]:
         set_here = lacking & (bound_in(node) | binds(node))
         if set_here:
@@ -225,13 +233,15 @@ def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[i
     return low, high
 
 
-def _completed(matching: Matching, spot: Spot, deciding: list[StatementNode]) -> int | None:
-    """Return the place behind statements that set what one definition sets in the new text.
+def _completed(
+    matching: Matching, new_place: NewPlace, deciding: list[StatementNode]
+) -> int | None:
+    """Return the place after the statements that together set what one definition sets in the new text.
 
     `x, known = f(y)` may have been `x = f(y)` and an `if` that sets `x` and `known`.
     """
-    for name in spot.used.reads:
-        home = definition(spot.block, spot.index, name)
+    for name in new_place.used.reads:
+        home = definition(new_place.block, new_place.index, name)
         partner = matching.there.get(home) if home is not None and not home.is_scope else None
         if home is None or partner is None:
             continue
@@ -265,14 +275,12 @@ def _decides(used: Uses, node: StatementNode) -> bool:
 
 
 def _counterparts(
-    matching: Matching,
-    spot: Spot,
+    new_place: NewPlace,
     before: list[StatementNode],
     after: list[StatementNode],
     gap: list[StatementNode],
 ) -> int | None:
     """Return the place if rewritten statements can be identified by the variables they set."""
-    del matching
     sets_before = {lead(node) for node in before} - {()}
     sets_after = {lead(node) for node in after} - {()}
     at: int | None = None
@@ -285,14 +293,14 @@ def _counterparts(
     if at is None:
         return None
     rest = [n for n in gap if n.index >= at and lead(n) not in sets_after]
-    return None if any(_decides(spot.used, n) for n in rest) else at
+    return None if any(_decides(new_place.used, n) for n in rest) else at
 
 
 def _under_comment(
-    matching: Matching, spot: Spot, target: StatementNode, low: int, high: int
+    matching: Matching, new_place: NewPlace, target: StatementNode, low: int, high: int
 ) -> int | None:
     """Return the place under the same comment, if one of the places has it."""
-    if not spot.comment:
+    if not new_place.comment:
         return None
     lines = matching.old.parsed.lines
     places: list[int] = []
@@ -305,7 +313,7 @@ def _under_comment(
         if not at:
             while start > 1 and lines[start - 2].strip().startswith("#"):
                 start -= 1
-        if spot.comment[-1] in {line.strip() for line in lines[start - 1 : stop - 1]}:
+        if new_place.comment[-1] in {line.strip() for line in lines[start - 1 : stop - 1]}:
             places.append(at)
     return places[0] if len(places) == 1 else None
 

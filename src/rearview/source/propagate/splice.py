@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rearview.source.statement_trees import StatementNode, StatementTree, blocks_of
 from rearview.source.text import Parsed, newline, split, try_parse
-from rearview.source.trees import StatementNode, StatementTree, blocks_of
 
 _PIECE = re.compile(
     r"""(?P<comment>\#[^\r\n]*)
@@ -111,7 +111,7 @@ def rename(text: str, names: Mapping[str, str]) -> str:
         assert token is not None
         piece = token[0]
         if token["string"]:
-            stop = _string_end(text, token.end(), token["quote"], "r" in token["prefix"].lower())
+            stop = _string_end(text, token.end(), token["quote"])
             piece = text[at:stop]
             if "f" in token["prefix"].lower():
                 piece = _fields(piece, names)
@@ -135,8 +135,8 @@ def rename(text: str, names: Mapping[str, str]) -> str:
     return "".join(out)
 
 
-def _string_end(text: str, at: int, quote: str, raw: bool) -> int:
-    del raw  # a backslash keeps the next quote from ending a raw string as well
+def _string_end(text: str, at: int, quote: str) -> int:
+    # a backslash keeps the next quote from ending the string, also in a raw string
     while at < len(text):
         if text[at] == "\\":
             at += 2
@@ -185,50 +185,50 @@ def put(old: str, line: int, text: str) -> str:
     return "".join(lines[: line - 1]) + text + "".join(lines[line - 1 :])
 
 
-Spot = tuple[int, int]
+TextPosition = tuple[int, int]
 """Line and column in bytes at which a statement begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
-    """A text in which some statements got lines of their own, and where it was cut."""
+class SeparatedLines:
+    """A text in which some statements got lines of their own, and where lines were cut."""
 
     text: str
-    cuts: tuple[Spot, ...] = ()
+    cuts: tuple[TextPosition, ...] = ()
 
     def line(self, line: int, column: int = 0) -> int:
-        """Return the new line of what was at a position."""
+        """Return the new line of the code that was at a position."""
         return line + bisect_right(self.cuts, (line, column))
 
 
-def apart(text: str, spots: Collection[Spot]) -> Apart:
+def separate_lines(text: str, positions: Collection[TextPosition]) -> SeparatedLines:
     r"""Return a text in which each of the statements that shares a line with others gets its own line.
 
     The place for one of them in an older text need not be right for the others.
 
-    >>> apart('x = f(); import rearview; rearview.log("x", x)  # now\n', [(1, 9)]).text
+    >>> separate_lines('x = f(); import rearview; rearview.log("x", x)  # now\n', [(1, 9)]).text
     'x = f()\nimport rearview\nrearview.log("x", x)  # now\n'
-    >>> apart('for i in x: g(i); log(i)\n', [(1, 18)]).text
+    >>> separate_lines('for i in x: g(i); log(i)\n', [(1, 18)]).text
     'for i in x:\n    g(i)\n    log(i)\n'
     """
     parsed = try_parse(text)
-    if isinstance(parsed, str) or parsed.repaired or not spots:
-        return Apart(text)
-    cuts = sorted(cut for cut in _cuts(parsed) if cut.together & set(spots))
+    if isinstance(parsed, str) or parsed.repaired or not positions:
+        return SeparatedLines(text)
+    cuts = sorted(cut for cut in _cuts(parsed) if cut.together & set(positions))
     lines = list(parsed.lines)
     for cut in reversed(cuts):
         lines[cut.end[0] - 1] = _cut(parsed, lines, cut)
-    return Apart("".join(lines), tuple(cut.end for cut in cuts))
+    return SeparatedLines("".join(lines), tuple(cut.end for cut in cuts))
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class _Cut:
-    end: Spot
+    end: TextPosition
     """Start of the next statement."""
-    start: Spot
+    start: TextPosition
     """End of the statement before, or of the head of the block."""
     indent: str
-    together: frozenset[Spot]
+    together: frozenset[TextPosition]
     """All statements of that line."""
 
 
@@ -245,7 +245,7 @@ def _cuts(parsed: Parsed) -> Iterator[_Cut]:
 def _head_line(owner: ast.AST, first: ast.stmt) -> int:
     """Return the line on which the head of a block begins."""
     line = getattr(getattr(owner, "pattern", owner), "lineno", first.lineno)
-    # the heads of `else` and `finally` are no nodes; they stand on the line of what follows them
+    # `else` and `finally` have no nodes: take the line of the first statement after them
     inside = getattr(owner, "orelse", None), getattr(owner, "finalbody", None)
     return first.lineno if any(part and part[0] is first for part in inside) else line
 
@@ -278,7 +278,7 @@ def _between(parsed: Parsed, head: int, group: list[ast.stmt]) -> Iterator[_Cut]
         yield _Cut(_start(below), end, indent, together)
 
 
-def _start(stmt: ast.stmt) -> Spot:
+def _start(stmt: ast.stmt) -> TextPosition:
     return stmt.lineno, stmt.col_offset
 
 
@@ -287,10 +287,10 @@ def _code(parsed: Parsed, line: int, column: int) -> str:
 
 
 def _cut(parsed: Parsed, lines: list[str], cut: _Cut) -> str:
-    """Return a line with a new one begun at a cut; later cuts in it were made before."""
+    """Return a line split in two at a cut; later cuts in the same line are already made."""
     row = cut.end[0]
     mark = len(parsed.lines[row - 1]) - len(parsed.code_lines[row - 1])  # a byte order mark
-    first, second = (mark + len(_code(parsed, *spot)) for spot in (cut.start, cut.end))
+    first, second = (mark + len(_code(parsed, *each)) for each in (cut.start, cut.end))
     return lines[row - 1][:first] + newline(lines, row - 1) + cut.indent + lines[row - 1][second:]
 
 

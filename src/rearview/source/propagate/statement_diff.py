@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rearview.source.propagate.common_subsequence import align_items
 from rearview.source.propagate.match import Matching, match
 from rearview.source.propagate.names import aligned
+from rearview.source.statement_trees import StatementNode, grow
 from rearview.source.text import try_parse
-from rearview.source.trees import StatementNode, grow
 
 
 class Edit(StrEnum):
@@ -44,8 +44,8 @@ def statement_diff(old: Mapping[str, str], new: Mapping[str, str]) -> list[State
 
     A file that does not parse is left out; statements of a file that only one version has are added or removed.
 
-    >>> found = statement_diff({"t.py": "a = f(1)\ng(a)\n"}, {"t.py": "b = f(1)\ng(b)\nend()\n"})
-    >>> [(one.edit.value, one.new_text) for one in found]
+    >>> changes = statement_diff({"t.py": "a = f(1)\ng(a)\n"}, {"t.py": "b = f(1)\ng(b)\nend()\n"})
+    >>> [(change.edit.value, change.new_text) for change in changes]
     [('renamed', 'b = f(1)'), ('renamed', 'g(b)'), ('added', 'end()')]
     """
     changes: list[StatementChange] = []
@@ -88,9 +88,9 @@ def _edit(new: StatementNode, old: StatementNode) -> Edit:
         return Edit.SAME
     pairs = aligned(new.words, old.words)
     if len(pairs) == len(new.words) == len(old.words) and new.kind == old.kind:
-        other = {(one, two) for one, two in pairs if one != two}
-        names = all(one.isidentifier() and two.isidentifier() for one, two in other)
-        if names and len({one for one, _ in other}) == len(other):
+        differing = {(new_word, old_word) for new_word, old_word in pairs if new_word != old_word}
+        names = all(word.isidentifier() for pair in differing for word in pair)
+        if names and len({new_word for new_word, _ in differing}) == len(differing):
             return Edit.RENAMED
     return Edit.CHANGED
 
@@ -107,14 +107,8 @@ def _in_order(matching: Matching) -> set[StatementNode]:
             for node in block.children
             if (partner := matching.there.get(node)) is not None and partner.parent is home
         ]
-        ends: list[int] = []
-        runs: list[list[StatementNode]] = []
-        for node, at in pairs:  # the longest run of rising places
-            spot = bisect_left(ends, at)
-            run = [*(runs[spot - 1] if spot else ()), node]
-            ends[spot : spot + 1] = [at]
-            runs[spot : spot + 1] = [run]
-        kept |= set(runs[-1]) if runs else set()
+        indexes = [index for _, index in pairs]
+        kept |= {pairs[at][0] for at, _ in align_items(indexes, sorted(indexes))}
     return kept
 
 

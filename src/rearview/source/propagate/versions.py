@@ -11,9 +11,8 @@ from difflib import unified_diff
 
 from rearview.source.data_flow import uses
 from rearview.source.probes.probe import Naming
-from rearview.source.propagate.named_values import name_in
-from rearview.source.propagate.splice import put
-from rearview.source.propagate.statement import (
+from rearview.source.propagate.carry_naming import name_in
+from rearview.source.propagate.carry_statement import (
     SURE,
     Carried,
     candidates,
@@ -23,12 +22,13 @@ from rearview.source.propagate.statement import (
     refuse,
     unsure,
 )
+from rearview.source.propagate.splice import put
 from rearview.source.text import newline, split, try_parse
 
-CLEAR = 0.95  # a straight answer this sure is not asked for twice
+CLEAR = 0.95  # with at least this confidence, the direct answer needs no second one
 Files = Mapping[str, str]
 Disproved = Mapping[int, Mapping[tuple[str, int], str]]
-"""By number of a statement: (file, line) of a version before which it turned out wrong, and how."""
+"""Number of a statement -> (file, line) of a version before which it was wrong -> the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class VersionOutcome:
     confidence: float
     reasons: tuple[str, ...]
     reason: str = ""
-    stands: tuple[Statement, ...] = ()
-    """Where the statements stand in the changed files."""
+    locations: tuple[Statement, ...] = ()
+    """Where the statements are in the changed files."""
 
     @property
     def refused(self) -> bool:
@@ -90,7 +90,7 @@ class _Source:
 
 
 _Puts = list[tuple[int, int]]
-"""Lines that were put into a text, in that order: before which line, and how many."""
+"""Insertions into a text, in order: (line before which, how many lines)."""
 _Where = tuple[tuple[Statement, ...], tuple[Naming, ...]]
 
 
@@ -105,12 +105,12 @@ def through(
 ) -> tuple[VersionOutcome, ...]:
     """Return for each version of a chain, newest first, the statements' place or a refusal.
 
-    A version gets all statements or none. `corrections` gives, for a version's index, the places of
-    statements (by their number) that the user chose; versions nearer to it than to the newest
-    source are carried from there, unless that gives no place and the newest source does. `namings`
-    are the recorded statements of the newest source that give their values names for the
-    statements; they do so in every version. Places less likely right than `sure` are refused.
-    `disproved` has, for a version's index, the places at which a replay showed a statement wrong.
+    A version gets all statements or none. `corrections` gives, for a version's index, the places that the
+    user chose for statements (by number). Versions nearer to a corrected version than to the newest source
+    get the statements from there, unless only the newest source gives a place. `namings` are recorded
+    statements of the newest source that name values which the statements read; they do so in every
+    version. Places with less confidence than `sure` are refused. `disproved` has, for a version's index,
+    the places where a replay showed that a statement is wrong.
     """
     newest = _Source(new, tuple(statements), 1.0, tuple(namings))
     sources = {-1: newest}
@@ -167,27 +167,29 @@ def _version(
     if straight.reason and step.reason:
         return straight.outcome(at, old), None
     if straight.reason:
-        better = step.but(stepped, "carried step by step")
+        better = step.adjusted(stepped, "carried step by step")
     elif step.reason:
-        better = straight.but(straight.confidence * 0.9, "the version next to it gives no place")
+        better = straight.adjusted(
+            straight.confidence * 0.9, "the version next to it gives no place"
+        )
     elif step.files == straight.files:
         both = 1 - (1 - straight.confidence) * (1 - stepped)
-        better = straight.but(both, "the same straight and step by step")
+        better = straight.adjusted(both, "the same place directly and step by step")
     elif abs(stepped - straight.confidence) < 0.1:
-        better = _Try(
-            {}, (), None, 0.0, (), "carried straight and step by step it lands at two places"
+        better = _Attempt(
+            {}, (), None, 0.0, (), "carried directly and step by step, it lands at two places"
         )
     elif stepped > straight.confidence:
-        better = step.but(stepped, "carried step by step")
+        better = step.adjusted(stepped, "carried step by step")
     else:
         better = straight
     if not better.reason and better.confidence < sure:
-        better = _Try({}, (), None, better.confidence, (), unsure(better.confidence, sure))
+        better = _Attempt({}, (), None, better.confidence, (), unsure(better.confidence, sure))
     return better.outcome(at, old), better.where
 
 
 @dataclass(frozen=True, slots=True)
-class _Try:
+class _Attempt:
     files: Files
     placed: tuple[Placed, ...]
     where: _Where | None
@@ -195,16 +197,16 @@ class _Try:
     reasons: tuple[str, ...]
     reason: str = ""
 
-    def but(self, confidence: float, why: str) -> "_Try":
-        return _Try(self.files, self.placed, self.where, confidence, (*self.reasons, why))
+    def adjusted(self, confidence: float, why: str) -> "_Attempt":
+        return _Attempt(self.files, self.placed, self.where, confidence, (*self.reasons, why))
 
     def outcome(self, at: int, old: Files) -> VersionOutcome:
         if self.reason:
             return VersionOutcome(at, {}, (), "", self.confidence, self.reasons, self.reason)
         diff = difference(old, self.files)
-        stands = self.where[0] if self.where is not None else ()
+        locations = self.where[0] if self.where is not None else ()
         return VersionOutcome(
-            at, self.files, self.placed, diff, self.confidence, self.reasons, stands=stands
+            at, self.files, self.placed, diff, self.confidence, self.reasons, locations=locations
         )
 
 
@@ -225,14 +227,14 @@ def _carry_all(
     by_hand: Mapping[int, HandPlace] | None = None,
     sure: float = SURE,
     disproved: Disproved | None = None,
-) -> _Try:
-    """Carry every statement, those that define what others read first.
+) -> _Attempt:
+    """Carry every statement; statements that define what others read come first.
 
-    `by_hand` has the places that the user gave to statements, in lines of the version as it is.
+    `by_hand` has the places that the user gave, in lines of the unchanged version.
     """
     start = _name_all(source, old)
     if isinstance(start, str):
-        return _Try({}, (), None, 0.0, (), start)
+        return _Attempt({}, (), None, 0.0, (), start)
     texts, names = start
     placed: dict[int, Placed] = {}
     where: dict[int, Statement] = {}
@@ -242,9 +244,9 @@ def _carry_all(
             puts[each.path].append((each.line, 1))
     confidence, reasons = 1.0, []
     order = _order(source)
-    for turn, number in enumerate(order):
+    for position, number in enumerate(order):
         statement = source.statements[number]
-        later = [source.statements[k] for k in order[turn + 1 :]]
+        later = [source.statements[k] for k in order[position + 1 :]]
         new = _without(source.files[statement.path], statement.path, later)
         place = by_hand.get(number) if by_hand else None
         if place is not None:
@@ -254,14 +256,14 @@ def _carry_all(
             wrong = (disproved or {}).get(number, {})
             path, carried = _carry_one(source.files, new, statement, texts, sure, wrong, puts)
         if carried.line is None and carried.present is None:
-            return _Try({}, (), None, carried.confidence, carried.reasons, carried.reason)
+            return _Attempt({}, (), None, carried.confidence, carried.reasons, carried.reason)
         confidence = min(confidence, carried.confidence)
         reasons += [reason for reason in carried.reasons if reason not in reasons]
         if carried.line is None or carried.present is not None:
             assert carried.present is not None
             placed[number] = Placed(path, carried.present[0], "")
             where[number] = Statement(path, carried.present)
-            reasons.append("it stands there already")
+            reasons.append("it is there already")
             continue
         count = len(split(carried.text.strip("\r\n")))
         for k, other in where.items():
@@ -274,7 +276,7 @@ def _carry_all(
         where[number] = Statement(path, (carried.line, carried.line + count - 1))
     files = {path: text for path, text in texts.items() if old[path] != text}
     numbers = range(len(source.statements))
-    return _Try(
+    return _Attempt(
         files,
         tuple(placed[k] for k in numbers),
         (tuple(where[k] for k in numbers), names),
@@ -311,9 +313,9 @@ def _order(source: _Source) -> list[int]:
     left, order = list(range(len(used))), []
     while left:
         free = [k for k in left if not any(used[k].reads & used[j].writes for j in left if j != k)]
-        nxt = (free or left)[0]
-        order.append(nxt)
-        left.remove(nxt)
+        number = (free or left)[0]
+        order.append(number)
+        left.remove(number)
     return order
 
 
@@ -365,7 +367,7 @@ def _carry_one(
     if not moves:
         return path, carried
     other, moved = moves[0]
-    reasons = (*moved.reasons, f"that code stood in {other} then")
+    reasons = (*moved.reasons, f"that code was in {other} then")
     return other, Carried(moved.line, moved.text, moved.confidence * 0.95, reasons)
 
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from rearview.errors import StateError
-from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
-from rearview.state.memory import Blocks, RestoredMemory, bytes_at, extent, is_array
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules, steps
+from rearview.state.memory_blocks import Blocks, RestoredMemory, bytes_at, extent, is_array
 
 
 def owns_memory(array: Any) -> bool:
@@ -19,7 +19,7 @@ def owns_memory(array: Any) -> bool:
 
 
 def form_of(array: Any) -> Any:
-    """Return what two arrays must have in common for one to be copied into the other."""
+    """Return a value that is equal for two arrays if one can be copied into the other."""
     return array.dtype.str, array.shape, array.strides
 
 

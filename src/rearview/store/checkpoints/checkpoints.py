@@ -139,6 +139,12 @@ class Checkpoints:
         parts = checkpoint.parts
         return parts.table if isinstance(parts, LazyParts) else None
 
+    def files(self, checkpoint: Checkpoint) -> set[Path]:
+        """Return the files that hold the parts of a checkpoint, and the table of its parts."""
+        table = self.table(checkpoint)
+        refs = [*checkpoint.parts.values(), *([] if table is None else [table])]
+        return {self.objects.file(ref) for ref in refs}
+
     def load(self, checkpoint: Checkpoint) -> LoadedCheckpoint:
         """Return the parts of `checkpoint`; each is read on access."""
         return LoadedCheckpoint(self.objects, checkpoint)

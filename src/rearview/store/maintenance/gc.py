@@ -147,7 +147,7 @@ def expected_replay(times: Sequence[float], end: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What a garbage collection removed, or would remove."""
+    """The result of a garbage collection: what it removed, or would remove."""
 
     checkpoints: tuple[str, ...] = ()
     files: int = 0
@@ -181,7 +181,7 @@ def gc(
     checkpoints = Checkpoints(project)
     held = [checkpoint for run in checkpoints.runs() for checkpoint in _readable(checkpoints, run)]
     held = [checkpoint for checkpoint in held if checkpoint.run not in without]
-    uses = {checkpoint.id: _uses(checkpoints, checkpoint) for checkpoint in held}
+    uses = {checkpoint.id: frozenset(checkpoints.files(checkpoint)) for checkpoint in held}
     recorded = {checkpoints.objects.path(oid) for oid in referenced()}
     gone: list[str] = []
     if budget is not None:
@@ -214,7 +214,7 @@ def _superfluous_states(
 ) -> Iterator[tuple[Path, int]]:
     """Yield stored states of cells to remove, with their bytes: incomplete ones, and the oldest beyond `room`.
 
-    A replay of many versions computes a state again that is gone.
+    A replay of many versions that needs a removed state computes it again.
     """
     states = project.store / "multiversion" / "states"
     complete: list[tuple[float, Path, int]] = []
@@ -306,19 +306,13 @@ def _readable(checkpoints: Checkpoints, run: str) -> list[Checkpoint]:
     for path in names:
         if path.name not in read_names and path.exists():
             try:
-                checkpoints.get(f"{run}/{int(path.stem)}")  # raises what is wrong with it
+                checkpoints.get(
+                    f"{run}/{int(path.stem)}"
+                )  # raises an error that says what is wrong
             except UsageError:
                 if path.exists():
                     raise  # else it has just been deleted
     return readable
-
-
-def _uses(checkpoints: Checkpoints, checkpoint: Checkpoint) -> frozenset[Path]:
-    files = {checkpoints.objects.file(ref) for ref in checkpoint.parts.values()}
-    table = checkpoints.table(checkpoint)
-    if table is not None:
-        files.add(checkpoints.objects.file(table))
-    return frozenset(files)
 
 
 def _files(project: Project) -> dict[Path, tuple[int, int]]:

@@ -29,7 +29,7 @@ FOLDER = "removed"
 
 @dataclass(frozen=True, slots=True)
 class RunRemoval:
-    """What is removed with a run."""
+    """A run that can be removed, and what is removed with it."""
 
     run: str
     checkpoints: int
@@ -89,7 +89,7 @@ def finish_removals(project: Project, versions: Versions) -> None:
 def drop_empty_packs(project: Project, runs: Collection[str]) -> None:
     """Remove the pack folders of removed runs that garbage collection has emptied."""
     for run in runs:
-        with contextlib.suppress(OSError):  # it holds what other runs need, or does not exist
+        with contextlib.suppress(OSError):  # it holds packs that other runs need, or does not exist
             (project.packs / run).rmdir()
 
 

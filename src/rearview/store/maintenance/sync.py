@@ -14,7 +14,6 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.errors import DamagedError, RemoteError
-from rearview.model import Checkpoint
 from rearview.remote.base import Remote, check_key
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.files import close_to_others, make_folder, publish
@@ -54,7 +53,7 @@ def push(
 ) -> int:
     """Send everything that is needed to resume `run` to `remote`; return the bytes that were new.
 
-    May be called repeatedly while the run continues; `pushed` remembers what the remote has.
+    May be called repeatedly while the run continues; `pushed` remembers the files that the remote has.
     """
     pushed = {} if pushed is None else pushed
     about = Runs(project).get(run)
@@ -169,13 +168,8 @@ def _of_checkpoints(project: Project, run: str) -> Iterator[str]:
     store = Checkpoints(project)
     for checkpoint in store.of(run):
         yield f"checkpoints/{run}/{checkpoint.seq:08d}.json"
-        for file in files_of(store, checkpoint):
+        for file in store.files(checkpoint):
             yield str(file.relative_to(project.store))
-
-
-def files_of(store: Checkpoints, checkpoint: Checkpoint) -> set[Path]:
-    """Return the files that hold the parts of a checkpoint."""
-    return {store.objects.file(ref) for ref in checkpoint.parts.values()}
 
 
 def _put(remote: Remote, key: str, data: bytes) -> int:

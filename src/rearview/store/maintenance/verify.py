@@ -1,4 +1,4 @@
-"""Check every byte of the store, and repair what can be repaired.
+"""Check every byte of the store, and repair damaged files where possible.
 
 Nothing is deleted: damaged files move to `.rearview/damaged/`.
 """
@@ -114,7 +114,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was checked, and the problems."""
+    """The counts of what was checked, and the problems."""
 
     objects: int = 0
     packs: int = 0
@@ -233,7 +233,7 @@ class _Check:
                 for check in check_record_files(duck, folder):
                     self.unchecked += not check.checked
                     if check.what:
-                        self._note(check.file, check.what, *self._without_damage(check.file))
+                        self._note(check.file, check.what, self._without_damage(check.file))
         finally:
             duck.close()
 
@@ -297,21 +297,21 @@ class _Check:
             lost = "its clock readings are lost: replays of it may differ"
             self._note(path, str(exc), f"{done}; {lost}" if done else "")
 
-    def _without_damage(self, file: Path) -> tuple[str, tuple[str, ...]]:
+    def _without_damage(self, file: Path) -> str:
         """If repairing, move a file of records aside and put its intact records in its place."""
         if not self.repair:
-            return "", ()
-        kept = repaired(file) if file.suffix == ".jsonl" else None
+            return ""
+        intact = repaired(file) if file.suffix == ".jsonl" else None
         done = self._aside(file)
-        if kept is None:
-            return f"{done}; all records in it are lost", ()
-        publish(file, kept)
-        return f"{done}; intact records stay", ()
+        if intact is None:
+            return f"{done}; all records in it are lost"
+        publish(file, intact)
+        return f"{done}; intact records stay"
 
     def kept_states(self) -> None:
-        """Check what replays of many versions keep: states of cells, measurements."""
-        kept = self.project.store / "multiversion"
-        for folder in self._folders(kept / "states"):
+        """Check the states and measurements of cells that replays of many versions keep."""
+        place = self.project.store / "multiversion"
+        for folder in self._folders(place / "states"):
             what = _state_damage(folder)
             if what:
                 # it is computed again by the next replay that needs it
@@ -319,11 +319,12 @@ class _Check:
                 if self.repair:
                     shutil.rmtree(folder, ignore_errors=True)
                 self._note(folder, what, done)
-        file = kept / "cells.jsonl"
+        file = place / "cells.jsonl"
         if file.is_file():
             bad = sum(not _is_json(line) for line in file.read_bytes().splitlines())
             if bad:
-                self._note(file, f"has {bad} lines that cannot be read; all others can.", "skipped")
+                what = f"has {plural(bad, 'line')} that cannot be read; all others can."
+                self._note(file, what, "skipped")
 
     def versions(self) -> None:
         try:

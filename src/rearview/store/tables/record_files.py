@@ -65,7 +65,7 @@ class RecordPart:
     summary: Summary
     size: int = 0
     hidden: frozenset[tuple[str, str]] = frozenset()
-    """(path, name) of captured records that tables leave out, as the run has better ones."""
+    """(path, name) of captured records that tables leave out, because the run has better ones."""
 
     def shown(self) -> Iterator[NameSummary]:
         """Yield the summaries of the names that tables show."""
@@ -82,7 +82,7 @@ class RunRecords:
     replays: dict[str, list[Replay]] = field(default_factory=dict)
     parts: dict[str, list[RecordPart]] = field(default_factory=dict)
     pivoted: dict[tuple[str, bool], Any] = field(default_factory=dict)
-    """Pivot cache of each run that was asked about."""
+    """Pivot cache of each run that was queried."""
     problems: list[str] = field(default_factory=list)
     """Files that could not be read, one sentence each."""
 
@@ -409,9 +409,8 @@ def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
         distinct = (
             f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long(parts)})"
         )
-        if con.execute(distinct).fetchone()[
-            0
-        ]:  # several files, but no name twice at a point: no ranking
+        (is_distinct,) = con.execute(distinct).fetchone()
+        if is_distinct:  # several files, but no name twice at a point: no ranking
             source = PLAIN.format(source=long(parts))
     names: dict[str, dict[str, set[str]]] = {}
     for part in parts:

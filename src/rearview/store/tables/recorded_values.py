@@ -1,4 +1,4 @@
-"""What a run logged itself, sealed or not: its names, and all values for a replay to compare with."""
+"""The values that a run logged itself, sealed or not: their names, and all values for a replay to compare with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rearview.store.tables.seal import checked_summary, read_summary
 
 _LONG = 4 << 20
 """Bytes of unsealed lines above which they are sealed before their names are read."""
-Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
+LoggedValue = tuple[tuple[str, ...], tuple[int, ...], str, Any]
 """Loops, iterations, name, and the value as `store.values` converts it."""
 
 
@@ -27,11 +27,11 @@ class _Part:
     attempt: int
     process: str
     since: int
-    rows: Iterable[tuple[int, Logged]]
+    rows: Iterable[tuple[int, LoggedValue]]
     """Each with the number of the record within its process."""
 
 
-def recorded(folder: Path) -> Iterator[Logged]:
+def recorded(folder: Path) -> Iterator[LoggedValue]:
     """Yield all values that the run in `folder` logged itself, in order.
 
     Values that an attempt logged after the checkpoint from which the next attempt resumed are left out:
@@ -90,7 +90,7 @@ def _open(folder: Path) -> Iterator[_Part]:
             yield _Part(header.attempt, header.process, header.since, _lines(data))
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, Logged]]:
+def _lines(data: bytes) -> Iterator[tuple[int, LoggedValue]]:
     for raw in data.splitlines():
         try:
             line = line_of(raw)
@@ -109,14 +109,15 @@ def _sealed(folder: Path) -> Iterator[_Part]:
             yield _Part(int(summary["attempt"]), str(summary["process"]), since, _rows(file))
 
 
-def _rows(file: Path) -> Iterator[tuple[int, Logged]]:
+def _rows(file: Path) -> Iterator[tuple[int, LoggedValue]]:
     import duckdb
 
-    cursor = duckdb.connect().execute(
-        f"SELECT seq, path, indices, name, {cell('mixed')} FROM read_parquet({quoted(file)}) "
-        "WHERE kind != 'repr' ORDER BY seq"
-    )
-    while batch := cursor.fetchmany(10_000):
-        for seq, path, indices, name, text in batch:
-            value = msgspec.json.decode(text) if text is not None else None
-            yield seq, (tuple(path.split("/")) if path else (), tuple(indices), name, value)
+    with duckdb.connect() as connection:
+        cursor = connection.execute(
+            f"SELECT seq, path, indices, name, {cell('mixed')} FROM read_parquet({quoted(file)}) "
+            "WHERE kind != 'repr' ORDER BY seq"
+        )
+        while batch := cursor.fetchmany(10_000):
+            for seq, path, indices, name, text in batch:
+                value = msgspec.json.decode(text) if text is not None else None
+                yield seq, (tuple(path.split("/")) if path else (), tuple(indices), name, value)

@@ -66,7 +66,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "parent": ("VARCHAR", "the run it came from, if any"),
             "name": ("VARCHAR", "the name it was given; empty if none"),
             "tags": ("VARCHAR[]", "the tags it was given: `where 'baseline' in tags`"),
-            "note": ("VARCHAR", "what was noted about it; empty if nothing"),
+            "note": ("VARCHAR", "the user's note about it; empty if none"),
         },
     ),
     "versions": (
@@ -101,11 +101,11 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "kind": ("VARCHAR", "as in `records.kind`"),
             "number": ("DOUBLE", "its value, if it is a number or a truth value"),
             "text": ("VARCHAR", "its value as text"),
-            "origin": ("VARCHAR", "what the program read it with; see capture.md"),
+            "origin": ("VARCHAR", "library that the program read it with; see capture.md"),
         },
     ),
     "loops": (
-        "One row per loop of every run, as far as something was logged in it.",
+        "One row per loop of every run in which something was logged.",
         {
             "run": ("VARCHAR", "`runs.run`"),
             "path": ("VARCHAR", "the loop and those around it: `epoch/step`"),
@@ -131,7 +131,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "path": ("VARCHAR", "loops of its point"),
             "indices": ("BIGINT[]", "iteration numbers of its point"),
             "labels": ("VARCHAR", "values of the loops where they are not the numbers, as JSON"),
-            "name": ("VARCHAR", "what it was logged as; `$stdout` for printed lines"),
+            "name": ("VARCHAR", "the logged name; `$stdout` for printed lines"),
             "kind": (
                 "VARCHAR",
                 _KINDS,
@@ -157,7 +157,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
                 "VARCHAR",
                 (
                     "the source that logged it: of the run or, with the probes in it, of the replay; null "
-                    "if the run had gone on with another source by then"
+                    "if the run had continued with another source by then"
                 ),
             ),
             "source": ("VARCHAR", "file of the statement that logged it; `files.path`"),
@@ -189,8 +189,8 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "proved": ("BOOLEAN", "whether it was found equal to the run"),
             "verdict": ("VARCHAR", "exact, unproved, incomplete, not exact or redone"),
             "why": ("VARCHAR", "what it compared, or what was wrong"),
-            "redoes": ("VARCHAR", "the first try that it stands in for, if there was one"),
-            "names": ("VARCHAR[]", "what it was asked for"),
+            "redoes": ("VARCHAR", "the first try that it replaces, if there was one"),
+            "names": ("VARCHAR[]", "the requested names"),
         },
     ),
 }
@@ -242,7 +242,7 @@ PAPER = {
     "Name": ("records.name", ""),
     "Val": ("records.number, records.whole, records.text", ""),
 }
-"""Where to find what the table of symbols of FlorDB's paper names."""
+"""Symbol of table 1 of FlorDB's paper -> where to find it here, and a note."""
 
 PIVOTS = {
     "setup_pivot": "One row per run: what was logged outside all loops.",
@@ -313,8 +313,8 @@ JSON cannot say has a marker, `{"$float": "nan"}`.
 
 `history().table(...)` gives such values back as they were: in its rows, in `.pandas()` as a column of \
 Python objects, and in `.polars()`, for columns of several types, as one of `pl.Object`. An Arrow column has \
-one type, so `.arrow()` keeps the text; so does `history().sql(...)`, of which nobody knows what it \
-computed. Arrays, tensors, images and histograms come back as what they were from both \
+one type, so `.arrow()` keeps the text; so does `history().sql(...)`, because the type of a computed \
+column is not known. Arrays, tensors, images and histograms come back as what they were from both \
 ([values.md](values.md)).
 """
 
@@ -354,12 +354,6 @@ def _example(name: str) -> list[str]:
 def _wrapped(sql: str) -> str:
     """Return a question with a line for each clause."""
     return re.sub(r" (?=(?:join|from|where|group by|order by) )", "\n", sql)
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.stdout.write(markdown())
 
 
 def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
@@ -522,3 +516,9 @@ def _columns(table: str) -> dict[str, str]:
 
 def _number(text: str | None) -> float | None:
     return None if text is None else float({"true": 1, "false": 0}.get(text, text))
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(markdown())

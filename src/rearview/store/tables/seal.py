@@ -227,9 +227,9 @@ def load(
     counts = dict(con.execute("SELECT file, count(*) FROM own.loaded GROUP BY file").fetchall())
     if [counts.get(k, 0) for k in range(len(paths))] != rows:
         raise _unsound(paths, f"it has {list(counts.values())} records, not {rows}")
-    found_in = summaries(con, headers, rows, damaged)
+    file_summaries = summaries(con, headers, rows, damaged)
     return [
-        LoadedRecords(path, k, msgspec.structs.replace(found_in[k], since=since[k]), lost[k])
+        LoadedRecords(path, k, msgspec.structs.replace(file_summaries[k], since=since[k]), lost[k])
         for k, path in enumerate(paths)
     ]
 

@@ -12,13 +12,12 @@ from rearview.model import Checkpoint, Origin
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.project import Project
 from rearview.store.tables import schema
-from rearview.store.tables.catalogue import Sources, Virtual
 from rearview.store.tables.connection import Duck, ident, key, quoted
 from rearview.store.tables.pivot import (
     depth,
 )
-from rearview.store.tables.query import WORD, TableQuery, order_keys, order_sql
 from rearview.store.tables.record_files import RunRecords, gather
+from rearview.store.tables.record_sources import Sources, Virtual
 from rearview.store.tables.result_table import Table, refused
 from rearview.store.tables.schema import (
     FileColumns,
@@ -28,6 +27,7 @@ from rearview.store.tables.schema import (
     load_versions,
     load_views,
 )
+from rearview.store.tables.table_query import WORD, TableQuery, order_keys, order_sql
 from rearview.store.trust import store_id
 from rearview.store.versions.versions import Versions
 
@@ -102,12 +102,12 @@ def _unknown(column: str, known: Iterable[str]) -> UsageError:
 
 
 def known_columns(sources: Sources) -> str:
-    """Return in words what a condition may mention."""
+    """Return in words the columns that a condition may mention."""
     taken = set(_TAKEN)
     logged = [label for _, label in _labelled(sources.catalogue.names, taken, "_logged")]
     args = [label for _, label in _labelled(sources.args, taken, "_arg")]
-    some = [("arguments", args), ("last values of logged names", logged)]
-    text = "".join(f"; {what}: {', '.join(names[:12])}" for what, names in some if names)
+    groups = [("arguments", args), ("last values of logged names", logged)]
+    text = "".join(f"; {group}: {', '.join(names[:12])}" for group, names in groups if names)
     return f"facts of runs: tag, {', '.join(_FACTS)}, seconds{text}"
 
 
@@ -209,8 +209,8 @@ class Tables:
         """Return one row per point with `names` as columns (none: all), in order of execution.
 
         `where` is SQL over names, loops, arguments and facts of runs; `order` takes columns, as
-        "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A virtual name is a column of nulls where it has no values.
-        `origins` adds a column `<name>.origin` for every logged name. Values of replays that were
+        "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A virtual name is a column
+        of nulls where it has no values. `origins` adds a column `<name>.origin` for every logged name. Values of replays that were
         not exact are left out, unless `unproved` asks for them. If there may be unproved values
         among the rest, a last column, `unproved`, names those of each row. With `interpolate`, missing
         numbers between two known ones of a loop are filled, and the column `interpolated` names them;
@@ -276,12 +276,12 @@ class Tables:
         rows = self._answer(
             table_query,
             f"WITH yes AS (SELECT {key} FROM ({holds})), no AS (SELECT {key} FROM ({not_so})), "
-            "found AS (SELECT run, path, k, min(i) AS low, max(i) AS high FROM yes GROUP BY ALL) "
-            "SELECT found.run AS run, found.path AS path, found.k AS k, "
+            "matching AS (SELECT run, path, k, min(i) AS low, max(i) AS high FROM yes GROUP BY ALL) "
+            "SELECT matching.run AS run, matching.path AS path, matching.k AS k, "
             "coalesce(max(no.i) FILTER (no.i < low) + 1, 0) AS first, "
-            "min(no.i) FILTER (no.i > high) AS last FROM found LEFT JOIN no "
-            "ON no.run = found.run AND no.path = found.path AND no.k = found.k "
-            "GROUP BY found.run, found.path, found.k, low, high",
+            "min(no.i) FILTER (no.i > high) AS last FROM matching LEFT JOIN no "
+            "ON no.run = matching.run AND no.path = matching.path AND no.k = matching.k "
+            "GROUP BY matching.run, matching.path, matching.k, low, high",
         )
         return [
             IterationRange(row["run"], path, row["k"], row["first"], row["last"])
@@ -329,9 +329,7 @@ class Tables:
                 table_query = TableQuery(sources, (), origins=False, level=level, every=True)
                 doubtful += table_query.unproved
                 text = table_query.sql(None)
-                if (
-                    level and table_query.bare
-                ):  # nothing is logged that deep: there are no such points
+                if level and table_query.bare:  # nothing is logged that deep: no such points
                     text = f"SELECT * FROM ({text}) WHERE false"
                 duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
         question = query.strip().rstrip(";")
@@ -467,4 +465,4 @@ def explain(duck: Duck, how: str, question: str) -> Table:
     except duckdb.Error as exc:
         raise refused(exc) from exc
     cells = ", ".join(f"({', '.join(quoted(str(cell)) for cell in row)})" for row in rows)
-    return Table(duck, f"SELECT * FROM (VALUES {cells}) AS told ({columns})")
+    return Table(duck, f"SELECT * FROM (VALUES {cells}) AS explained ({columns})")

@@ -1,0 +1,119 @@
+"""What `History` returns about one run, about two runs side by side, and about runs that it removes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rearview.model import Checkpoint, Run, Verdict
+from rearview.model.environment_variables import Environment
+from rearview.store.maintenance.gc import Freed
+from rearview.store.maintenance.removal import RunRemoval
+from rearview.store.recorded_inputs import read_environment
+from rearview.store.runs import Replay, Runs
+from rearview.store.tables.tables import Tables
+from rearview.store.versions.versions import Versions
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """All that is known of one run."""
+
+    run: Run
+    names: dict[str, int]
+    loops: list[tuple[str, int]]
+    checkpoints: list[Checkpoint]
+    partial: list[str]
+    logical: int
+    stored: int
+    costs: dict[str, Any]
+    replays: list[Replay]
+    exact: str
+    """How far its replays can be trusted, in words."""
+    verdict: Verdict | None = None
+    """The same as a value; None if the run was not replayed."""
+    environment: Environment | None = None
+    """The environment variables that it read; None: it was recorded without them."""
+    environment_differences: list[str] = field(default_factory=list)
+    """A phrase for each variable that differs now and that a replay does not restore."""
+    captured: dict[str, str] = field(default_factory=dict)
+    """Names that it did not log with Rearview, and what their values were taken from."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What was removed with some runs, or would be."""
+
+    runs: tuple[str, ...]
+    """The runs, including those whose removal was interrupted earlier."""
+    removed: list[RunRemoval]
+    freed: Freed
+    """Objects and packs that no other run needs."""
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that it freed, or would free."""
+        return self.freed.nbytes + sum(each.nbytes for each in self.removed)
+
+
+class Row(NamedTuple):
+    """One fact in which two runs may differ; None where a run does not have it."""
+
+    name: str
+    a: Any
+    b: Any
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two runs differ in it; two NaNs count as equal."""
+        both_nan = self.a != self.a and self.b != self.b
+        return not both_nan and bool(self.a != self.b)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs side by side."""
+
+    a: Run
+    b: Run
+    arguments: list[Row]
+    results: list[Row]
+    """The last value of every name that was logged."""
+    environment: list[Row]
+    source: list[Row]
+    """Files whose content differs between the runs, each as the two git hashes."""
+
+
+def compare(a: Run, b: Run, *, runs: Runs, versions: Versions, tables: Tables) -> Comparison:
+    """Return two runs side by side; a run whose source was not stored has no source files."""
+    last = tables.last_values([a.id, b.id])
+    hashes = [versions.hashes(run.source) if run.source else {} for run in (a, b)]
+    return Comparison(
+        a,
+        b,
+        arguments=_rows(a.args, b.args),
+        results=[Row(name, values.get(a.id), values.get(b.id)) for name, values in last.items()],
+        environment=_rows(*(_surroundings(run, runs) for run in (a, b))),
+        source=[row for row in _rows(*hashes) if row.differs],
+    )
+
+
+def _rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
+    return [Row(name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])]
+
+
+def _surroundings(run: Run, runs: Runs) -> dict[str, Any]:
+    hardware = run.facts.hardware
+    facts: dict[str, Any] = {
+        "command": " ".join((run.script, *run.argv)),
+        "host": run.host,
+        "machine": run.facts.machine,
+        "cpu": hardware.get("cpu"),
+        "cores": hardware.get("cores"),
+        "gpus": ", ".join(map(str, hardware.get("gpus") or ())) or None,
+    }
+    facts |= run.end.surroundings
+    environment = read_environment(runs.folder(run.id))
+    variables = environment.values if environment is not None else {}
+    return facts | {f"${name}": value for name, value in sorted(variables.items())}

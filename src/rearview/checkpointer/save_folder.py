@@ -1,0 +1,307 @@
+"""Saves of one checkpoint file on disk: complete or absent whenever the process dies, kept by policy.
+
+`write` and `read` are used if the user gives no functions. A save is a folder with a manifest, which is written
+last. `Keep` chooses which saves stay: the newest and the best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rearview.durable_files import publish, sync_folder
+from rearview.errors import StoreError, UsageError
+from rearview.remote.base import HIDDEN
+from rearview.remote.transfer import checksum
+
+
+def write(path: Path, value: Any) -> None:
+    """Write `value` to `path`."""
+    with path.open("wb") as file:
+        pickle.dump(value, file, protocol=5)
+
+
+def read(path: Path) -> Any:
+    """Return the value that `write` wrote to `path`."""
+    with path.open("rb") as file:
+        return pickle.load(file)
+
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+ID = re.compile(r"(\d{8,})-[0-9a-f]{6}")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """One file of a save."""
+
+    name: str
+    size: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One complete save, as its manifest describes it."""
+
+    id: str
+    counter: int
+    """Number of the save within the job, over all its executions."""
+    time: float
+    step: int
+    metric: float | None
+    files: tuple[SavedFile, ...]
+    format: int = FORMAT
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Sort key: a newer save has a greater one. The count decides before any clock."""
+        return (self.counter, self.time)
+
+    def to_json(self) -> bytes:
+        """Return the manifest's text."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Save | None:
+        """Return the save that a manifest describes; None if the manifest is incomplete."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            if values["format"] > FORMAT:
+                raise StoreError(
+                    f"Save {values.get('id')} has format {values['format']}; this Rearview reads "
+                    f"up to {FORMAT}. Upgrade with `pip install --upgrade rearview`.",
+                    slug="save-newer",
+                )
+            files = tuple(SavedFile(**file) for file in values.pop("files"))
+            return cls(**values, files=files)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def counter_of(save_id: str) -> int:
+    """Return the count in the name of a save; 0 for another name.
+
+    >>> counter_of("00000012-3fa9c1")
+    12
+    """
+    match = ID.fullmatch(save_id)
+    return int(match[1]) if match else 0
+
+
+class SaveFolder:
+    """The saves of one checkpoint file.
+
+    ::
+
+        model.pt                          the newest save, for other programs (a link)
+        model.pt.saves/00000012-3fa9c1/   one save
+            model.pt                      what checkpoint_function wrote
+            manifest.json                 written last: sizes and checksums
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = Path(os.path.abspath(file))  # noqa: PTH100  resolve() would follow the link
+        self.folder = self.file.with_name(self.file.name + ".saves")
+        self.token = os.urandom(3).hex()
+
+    def write(
+        self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
+    ) -> Save:
+        """Call `write(path)` and publish the written file as a durable save; return the save."""
+        save_id = f"{counter:08d}-{self.token}"
+        staged = self.folder / f"{HIDDEN}{save_id}"
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        try:
+            write(staged / self.file.name)
+            self._check_written(staged)
+            files = tuple(seal(staged))
+            save = Save(save_id, counter, time.time(), step, metric, files)
+            publish(staged / MANIFEST, save.to_json())
+            self.publish(staged, save)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        return save
+
+    def publish(self, staged: Path, save: Save) -> None:
+        """Rename a staged folder, complete with manifest, to the name of the save."""
+        sync_folder(staged)
+        target = self.folder / save.id
+        if target.exists():  # a damaged copy of the same save
+            shutil.rmtree(target)
+        staged.rename(target)
+        sync_folder(self.folder)
+
+    def saves(self) -> tuple[Save, ...]:
+        """Return the saves with a manifest, newest first; their bytes are not checked."""
+        saves = []
+        for path in self._ids():
+            with contextlib.suppress(OSError):
+                save = Save.from_json((path / MANIFEST).read_bytes())
+                if save is not None and save.id == path.name:
+                    saves.append(save)
+        return tuple(sorted(saves, key=lambda save: save.order, reverse=True))
+
+    def last_counter(self) -> int:
+        """Return the highest count of all saves, also of incomplete ones."""
+        return max((counter_of(path.name) for path in self._ids()), default=0)
+
+    def intact(self, save: Save) -> bool:
+        """Return True if all bytes of `save` are as they were written."""
+        return all(file_intact(self.folder / save.id / file.name, file) for file in save.files)
+
+    def show(self, save: Save) -> Path:
+        """Link the checkpoint's own path to `save`; return the path."""
+        held = self.folder / save.id / self.file.name
+        link = self.file.with_name(f"{HIDDEN}{self.token}-{self.file.name}")
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                link.unlink()
+            if held.is_dir():
+                link.symlink_to(os.path.relpath(held, link.parent))
+            else:
+                try:
+                    os.link(held, link)
+                except OSError:  # a file system without links
+                    shutil.copyfile(held, link)
+            link.replace(self.file)
+        except OSError:  # a folder of another program has the name
+            with contextlib.suppress(OSError):
+                link.unlink()
+            return held
+        return self.file
+
+    def foreign(self) -> Path | None:
+        """Return the checkpoint file if another program wrote it, else None."""
+        if self.saves() or not self.file.exists():
+            return None
+        return self.file
+
+    def remove(self, save_ids: Iterable[str]) -> None:
+        """Remove saves, manifest first, so that a half-removed save is never taken for a complete one."""
+        for save_id in save_ids:
+            (self.folder / save_id / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(self.folder / save_id, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove the leftovers of killed saves. Only the job that owns the folder may call it."""
+        if self.folder.is_dir():
+            for path in self.folder.iterdir():
+                if path.name.startswith(HIDDEN) and self.token not in path.name:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove everything: all saves and the checkpoint file."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.file.is_dir() and not self.file.is_symlink():
+            shutil.rmtree(self.file)
+        else:
+            self.file.unlink(missing_ok=True)
+
+    def _check_written(self, staged: Path) -> None:
+        if not (staged / self.file.name).exists():
+            written = ", ".join(p.name for p in staged.iterdir()) or "nothing"
+            raise StoreError(
+                f"checkpoint_function should have written {self.file.name} and wrote {written}. It must "
+                "write to exactly the path that it is given.",
+                slug="checkpointer-nothing-written",
+            )
+
+    def _ids(self) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        return [path for path in self.folder.iterdir() if ID.fullmatch(path.name)]
+
+
+def file_intact(path: Path, file: SavedFile) -> bool:
+    """Return True if `path` has the size and checksum of `file`."""
+    try:
+        return path.stat().st_size == file.size and checksum(path) == file.checksum
+    except OSError:
+        return False
+
+
+def seal(folder: Path) -> Iterable[SavedFile]:
+    """Yield the files below `folder` once they are on disk, with their checksums."""
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        # the disk writes while we compute the checksum
+        syncing = _Sync(path)
+        syncing.start()
+        try:
+            digest = checksum(path)
+        finally:
+            syncing.join()
+        if syncing.error is not None:
+            raise syncing.error
+        yield SavedFile(path.relative_to(folder).as_posix(), path.stat().st_size, digest)
+    for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+        sync_folder(path)
+
+
+class _Sync(threading.Thread):
+    def __init__(self, path: Path) -> None:
+        super().__init__(daemon=True)
+        self.path = path
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        try:
+            fd = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            self.error = exc
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep the `last` newest saves and the `best` ones by metric; the newest always stays."""
+
+    last: int = 2
+    best: int = 0
+    mode: str = "min"
+    """`"min"` or `"max"`: whether lower or higher metrics are better."""
+
+    def __post_init__(self) -> None:
+        """Raise if the values are invalid."""
+        if self.last < 1 or self.best < 0 or self.mode not in {"min", "max"}:
+            raise UsageError(
+                f"keep_last={self.last}, keep_best={self.best}, best={self.mode!r} is not possible. "
+                "keep_last is at least 1, keep_best at least 0, best is 'min' or 'max'.",
+                slug="checkpointer-keep",
+            )
+
+    def choose(self, saves: Iterable[Save]) -> frozenset[str]:
+        """Return the ids to keep.
+
+        >>> saves = [Save(str(n), n, 0.0, n, m, ()) for n, m in enumerate([0.1, 0.5, 0.3, 0.4])]
+        >>> sorted(Keep(last=1, best=1).choose(saves))
+        ['0', '3']
+        """
+        newest = sorted(saves, key=lambda save: save.order, reverse=True)
+        return self.choose_best(newest) | {save.id for save in newest[: self.last]}
+
+    def choose_best(self, saves: Iterable[Save]) -> frozenset[str]:
+        """Return the ids of the best saves by metric."""
+        newest = sorted(saves, key=lambda save: save.order, reverse=True)
+        sign = 1 if self.mode == "min" else -1
+        ranked = sorted(
+            (save for save in newest if save.metric is not None and save.metric == save.metric),
+            key=lambda save: sign * (save.metric or 0.0),
+        )
+        return frozenset(save.id for save in ranked[: self.best])

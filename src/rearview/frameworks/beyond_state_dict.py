@@ -1,0 +1,118 @@
+"""State of torch training that `state_dict` leaves out: other buffers, gradients, attributes.
+
+The callbacks of this room save it together with the random state (`rearview.capture_random_state`).
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def generators_of(loaders: Iterable[Any]) -> list[Any]:
+    """Return the torch generators of loaders and their samplers, each once."""
+    generators: list[Any] = []
+    seen: set[int] = set()
+    todo = list(loaders)
+    while todo:
+        source = todo.pop(0)
+        if source is None or id(source) in seen:
+            continue
+        seen.add(id(source))
+        generator = getattr(source, "generator", None)
+        if hasattr(generator, "get_state") and not any(generator is known for known in generators):
+            generators.append(generator)
+        todo += [
+            getattr(source, name, None) for name in ("batch_sampler", "sampler", "base_dataloader")
+        ]
+    return generators
+
+
+_COUNTED = ("_update_count", "_computed", "_forward_cache")
+"""Attributes of a torchmetrics metric that are not in its `metric_state`."""
+
+
+def read_module(module: Any) -> dict[str, Any]:
+    """Return the parts that `state_dict` leaves out: other buffers, gradients, modes, unfinished metrics."""
+    return {
+        "buffers": dict(module.named_buffers()),
+        "gradients": {n: p.grad for n, p in module.named_parameters() if p.grad is not None},
+        "training": {name: part.training for name, part in module.named_modules()},
+        "metrics": {
+            name: {key: vars(part)[key] for key in (*part.metric_state, *_COUNTED)}
+            for name, part in module.named_modules()
+            if hasattr(part, "metric_state")
+        },
+    }
+
+
+def write_module(module: Any, state: Mapping[str, Any]) -> None:
+    """Restore what `read_module` returned, in place."""
+    import torch
+
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name in state["buffers"]:
+                buffer.copy_(state["buffers"][name])
+    for name, parameter in module.named_parameters():
+        gradient = state["gradients"].get(name)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device)
+    for name, part in module.named_modules():
+        part.training = state["training"].get(name, part.training)
+        vars(part).update(state["metrics"].get(name, {}))
+
+
+def read_attributes(obj: Any, leave: Collection[str] = ()) -> dict[str, bytes]:
+    """Return the attributes of an object that can be pickled; warn about the others."""
+    kept: dict[str, bytes] = {}
+    for name, value in vars(obj).items():
+        if name in leave:
+            continue
+        try:
+            kept[name] = pickle.dumps(value)
+        except Exception as exc:
+            warnings.warn(
+                f"{type(obj).__name__}.{name} is not saved: it cannot be pickled ({exc}). After an "
+                "interruption it has the value that the start of the program gives it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return kept
+
+
+def write_attributes(obj: Any, kept: Mapping[str, bytes]) -> None:
+    """Set the attributes that `read_attributes` returned."""
+    for name, data in kept.items():
+        vars(obj)[name] = pickle.loads(data)
+
+
+def save(path: Path, state: Any) -> None:
+    """Write the result of `state()`; the Checkpointer calls this only when a save is due."""
+    import torch
+
+    torch.save(state(), path)
+
+
+def load(path: Path) -> Any:
+    """Return the state that `save` wrote."""
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are single numbers, as floats.
+
+    >>> scalars({"loss": 0.5, "name": "x"})
+    {'loss': 0.5}
+    """
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            numbers[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+    return numbers

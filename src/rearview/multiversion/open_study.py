@@ -1,0 +1,346 @@
+"""Open recorded runs, or scripts and notebooks on disk, as the versions of a study."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rearview.config import Settings
+from rearview.errors import SourceError, UsageError
+from rearview.model import Run
+from rearview.model.cell_lineage import CellLineage, Event
+from rearview.multiversion.execution_tree import CellFacts, Measurements, chain_of
+from rearview.multiversion.package_metadata import from_crate
+from rearview.multiversion.study import (
+    FileRef,
+    Study,
+    StudyCell,
+    StudyVersion,
+    digest_of,
+    from_files,
+    program_cells,
+)
+from rearview.source.cells import imported_modules
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.files import fingerprint, make_folder
+from rearview.store.printed_lines import printed
+from rearview.store.project import Project
+from rearview.store.recorded_inputs import read_cells, read_environment
+from rearview.store.runs import Runs
+from rearview.store.versions.versions import Versions
+
+UNSET_BY_REPLAY = (
+    *("HOME", "PATH", "PWD", "OLDPWD", "LANG", "TERM", "PYTHON", "XDG_", "TMP", "LC_", "SHELL"),
+    *(
+        "SHLVL",
+        "SSH_",
+        "JPY_",
+        "REARVIEW",
+        "_",
+        "PYDEVD",
+        "COLUMNS",
+        "LINES",
+        "HOSTNAME",
+        "LOGNAME",
+    ),
+)
+"""Beginnings of the names of variables that describe the machine rather than the program."""
+EXECUTED = "executed.ipynb"
+"""File in the folder of a notebook's run: the notebook with its outputs."""
+MOST_RUNS = 500
+"""Newest runs from which the costs of cells are read."""
+LEAST_STATE = 1 << 20
+"""Least bytes that are assumed for the state after a cell."""
+READ_BY_LIBRARIES = (
+    *(".parquet", ".feather", ".arrow", ".h5", ".hdf5", ".nc", ".safetensors", ".npy", ".npz"),
+    *(".csv", ".tsv", ".duckdb", ".db", ".sqlite", ".png", ".jpg", ".jpeg", ".tif", ".tiff"),
+)
+"""Ends of names of files that libraries read without Python noticing: always counted as inputs."""
+
+
+PROGRAMS = (".py", ".ipynb")
+"""Ends of names of files that can be versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStudy:
+    """A study with its programs, and where its measurements and states are kept."""
+
+    study: Study
+    programs: Mapping[str, bytes]
+    measurements: Measurements
+    store: Path | None
+    title: str
+
+
+def names_programs(words: Sequence[str]) -> bool:
+    """Return True if words name packages, programs or RO-Crate folders rather than runs."""
+    return any(
+        word.endswith((".rvz", *PROGRAMS)) or (Path(word) / "ro-crate-metadata.json").is_file()
+        for word in words
+    )
+
+
+def open_programs(words: Sequence[str]) -> OpenedStudy:
+    """Return the study of scripts and notebooks, or of an RO-Crate folder."""
+    title = ""
+    if Path(words[0]).is_dir():
+        root = Path(words[0]).absolute()
+        study, title = from_crate(root)
+    else:
+        files = [Path(word).absolute() for word in words]
+        study = from_files(files)
+        root = Path(os.path.commonpath([file.parent for file in files]))
+    first = study.versions[0].program
+    base = next(f for f in (root, *root.glob("*/"), *root.parents) if (f / first).is_file())
+    programs = {v.name: (base / v.program).read_bytes() for v in study.versions}
+    return _opened(Project.find(root) or Project.create(root), study, programs, title)
+
+
+def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:
+    """Return the study of recorded runs."""
+    study = from_runs(project, runs)
+    versions = Versions(project, Settings.read(project.store))
+    source = {run.name or run.id: run.version for run in runs}
+    programs = {v.name: versions.read(source[v.name], v.program) for v in study.versions}
+    return _opened(project, study, programs, "")
+
+
+def _opened(
+    project: Project, study: Study, programs: Mapping[str, bytes], title: str
+) -> OpenedStudy:
+    folder = project.store / "multiversion"
+    measurements = Measurements(folder / "cells.jsonl")
+    _learn_from_runs(project, measurements)
+    return OpenedStudy(study, programs, measurements, folder / "states", title or project.root.name)
+
+
+def _learn_from_runs(project: Project, measurements: Measurements) -> None:
+    """Read the costs and inputs of cells from recorded runs, for cells that no replay has measured."""
+    runs = Runs(project)
+    for run in sorted(runs.ids())[-MOST_RUNS:]:
+        chain = ""
+        for number, cell in enumerate(read_cells(runs.folder(run)), 1):
+            if cell.cell != number:
+                break  # a cell without statements, or a resumed run: the chain of later cells is another
+            chain = chain_of(chain, cell.code)
+            if not any(event[0] in {"unseen", "more"} for event in cell.events):
+                size = max(LEAST_STATE, cell.size - cell.before)
+                reads = _reads(cell.events, str(project.root))
+                measurements.learn(chain, CellFacts(cell.seconds, size, reads))
+
+
+def from_runs(project: Project, runs: Sequence[Run]) -> Study:
+    """Return the study of recorded runs, oldest first, each a version."""
+    if not runs:
+        raise UsageError(
+            f"{project.root} has no runs yet. Record one with `rearview run`.", slug="no-runs"
+        )
+    store = Versions(project, Settings.read(project.store))
+    cache: dict[str, dict[str, bytes]] = {}
+    return Study(tuple(_version(project, store, run, cache) for run in runs))
+
+
+def _version(
+    project: Project, store: Versions, run: Run, cache: dict[str, dict[str, bytes]]
+) -> StudyVersion:
+    if run.script.startswith("-m "):
+        raise UsageError(
+            f"Run {run.id} is of a module ({run.script}), which has no top-level cells. "
+            "Runs of scripts and notebooks can be put into a tree.",
+            slug="tree-module",
+        )
+    if run.version not in cache:
+        cache[run.version] = store.files(run.version)
+    sources = cache[run.version]
+    script = os.path.normpath(run.script)
+    if script not in sources:
+        raise UsageError(
+            f"The script {script} of run {run.id} is not in its version: it was ignored, or lies "
+            "outside the project.",
+            slug="tree-script",
+        )
+    folder = Runs(project).folder(run.id)
+    environment = read_environment(folder)
+    values = {
+        name: value
+        for name, value in (environment.values if environment else {}).items()
+        if not name.startswith(UNSET_BY_REPLAY)
+    }
+    end = run.end
+    files = _files(project, run, {n: data for n, data in sources.items() if n != script})
+    loaded = {os.path.normpath(name) for name in end.files or ()}
+    inputs = {
+        name
+        for name in files
+        if name in loaded or name not in sources or name.endswith(READ_BY_LIBRARIES)
+    }
+    read = {run.now(path, str(project.root)) for path in end.inputs}
+    inputs |= {name for name in files if str(project.root / name) in read}
+    lines = [line for line in printed(folder) if line.stream == "out"]
+    notebook = script.endswith(".ipynb")
+    cells = program_cells(sources[script], script)
+    shown = _executed_cells(folder, cells) if notebook else None
+    cells = _with_lineage(folder, shown or cells, project)
+    return StudyVersion(
+        name=run.name or run.id,
+        program=script,
+        cells=cells if cells[:1] and cells[0].lineage else _with_costs(project, run, cells),
+        notebook=notebook,
+        cwd=_below(run.now(run.cwd, str(project.root)), project.root),
+        argv=run.argv,
+        environment=values,
+        files=files,
+        inputs=frozenset(inputs) if end else None,
+        printed=None if shown else "\n".join(line.text for line in lines),
+        run=run.id,
+    )
+
+
+def _executed_cells(folder: Path, cells: tuple[StudyCell, ...]) -> tuple[StudyCell, ...] | None:
+    """Return the cells with the outputs that the run showed; None if they were not kept."""
+    try:
+        executed = program_cells((folder / EXECUTED).read_bytes(), EXECUTED)
+    except (OSError, SourceError):
+        return None
+    same = [cell.code for cell in executed] == [cell.code for cell in cells]
+    return executed if same else None
+
+
+def _with_lineage(
+    folder: Path, cells: tuple[StudyCell, ...], project: Project
+) -> tuple[StudyCell, ...]:
+    """Return the cells with the seconds, sizes, reads and inputs that the run recorded.
+
+    Cells stay unchanged from the first one that has no record, or a record of other code.
+    """
+    recorded: dict[int, CellLineage] = {}
+    for line in read_cells(folder):
+        recorded.setdefault(line.cell, line)  # of a resumed run the first attempt counts
+    kept: list[StudyCell] = []
+    for number, cell in enumerate(cells, 1):
+        lineage = recorded.get(number)
+        if lineage is None and not _does_something(cell.text):
+            kept.append(replace(cell, seconds=0.0, reads=(), lineage=_nothing(number, kept)))
+            continue
+        if lineage is None or lineage.code != cell.code:
+            break
+        events = tuple(event for event in lineage.events if _is_input(event))
+        if any(event[0] in {"unseen", "more"} for event in events):
+            break
+        kept.append(
+            replace(
+                cell,
+                seconds=lineage.seconds,
+                size=max(LEAST_STATE, lineage.size - lineage.before),
+                reads=_reads(events, str(project.root)),
+                lineage=replace(lineage, events=events),
+            )
+        )
+    return (*kept, *cells[len(kept) :])
+
+
+def _does_something(text: str) -> bool:
+    return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
+
+
+def _nothing(number: int, before: Sequence[StudyCell]) -> CellLineage:
+    """Return the lineage of a cell without statements."""
+    last = before[-1].lineage if before else None
+    return CellLineage(number, "", (), last.lineage if last else "", 0.0, last.size if last else 0)
+
+
+def _is_input(event: Event) -> bool:
+    """Return False for variables of the machine, and for counts that depend on its speed."""
+    if event[0] == "environment":
+        return not event[1].startswith(UNSET_BY_REPLAY)
+    return event[0] != "clock"
+
+
+def _reads(events: Sequence[Event], root: str) -> tuple[str, ...]:
+    """Return the files of the project among the events."""
+    names: set[str] = set()
+    for kind, name, *_ in events:
+        if kind == "file":
+            path = Path(root) / name
+            if path.is_relative_to(root):
+                names.add(path.relative_to(root).as_posix())
+        elif kind == "module":
+            names.add(f"{name.replace('.', '/')}.py")
+            names.add(f"{name.replace('.', '/')}/__init__.py")
+    return tuple(sorted(names))
+
+
+def _below(folder: str, root: Path) -> str:
+    path = Path(folder)
+    if path == root or not path.is_relative_to(root):
+        return ""
+    return path.relative_to(root).as_posix()
+
+
+def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, FileRef]:
+    kept = project.cache / "multiversion"
+    make_folder(kept)
+    files: dict[str, FileRef] = {}
+    for name, data in sources.items():
+        digest = hashlib.sha256(data).hexdigest()
+        place = kept / digest
+        if not place.exists():
+            part = place.with_suffix(f".{os.getpid()}")
+            part.write_bytes(data)
+            part.rename(place)
+        files[name] = FileRef(digest, len(data), place)
+    root = str(project.root)
+    for path, (size, _, digest) in run.end.inputs.items():
+        now = Path(run.now(path, root))
+        try:
+            name = now.relative_to(root).as_posix()
+        except ValueError:
+            continue  # outside the project: read in place
+        if name in files:
+            continue
+        same = now.is_file() and fingerprint(now)[2] == digest
+        files[name] = (
+            FileRef(digest_of(now), now.stat().st_size, now)
+            if same
+            else FileRef(f"recorded:{digest}", int(size), None)
+        )
+    return files
+
+
+def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tuple[StudyCell, ...]:
+    """Return the cells with estimated seconds and sizes, from what the run measured.
+
+    Imports and loops were measured; the rest of the run is divided equally over the other cells.
+    """
+    end = run.end
+    total = end.seconds
+    imports = end.imports
+    loops = {
+        site.rpartition(":")[2]: totals.seconds
+        for site, totals in end.loops.items()
+        if ":<module>:" in site and totals.outermost
+    }
+    measured: list[float | None] = []
+    for cell in cells:
+        own_seconds = sum(
+            imports.pop(name, 0.0) for name in imported_modules(cell.text) & set(imports)
+        )
+        for name in list(loops):
+            if cell.text.lstrip().startswith((f"for {name} ", f"for {name},", "while ")):
+                own_seconds += loops.pop(name)
+        measured.append(own_seconds or None)
+    rest = max(0.0, total - sum(seconds or 0.0 for seconds in measured))
+    unknown = sum(seconds is None for seconds in measured)
+    sizes = [c.nbytes for c in Checkpoints(project).of(run.id)]
+    return tuple(
+        replace(
+            cell,
+            seconds=seconds if seconds is not None else rest / max(1, unknown),
+            size=max(sizes, default=None),
+        )
+        for cell, seconds in zip(cells, measured, strict=True)
+    )

@@ -1,0 +1,283 @@
+"""The metadata of a package: its manifest, its environment and how to recreate that, and RO-Crate metadata.
+
+RO-Crate is an exchange format for research data. A package contains such metadata about itself, and a folder
+with such metadata can be opened as a study.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview.errors import ReplayError, SourceError
+from rearview.model.wording import plural
+from rearview.multiversion.study import Study, from_files
+from rearview.source.cells import imported_modules
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
+_VERSION = re.compile(r"[0-9][A-Za-z0-9.!_-]{0,60}")
+TOOLS = ("ipython", "matplotlib-inline", "cloudpickle")
+"""Distributions that cell processes need besides those of the study."""
+
+
+class PackageEnvironment(msgspec.Struct, frozen=True):
+    """Interpreter, system and packages that a study ran with."""
+
+    python: str
+    system: str = ""
+    packages: dict[str, str] = {}
+    """Distribution -> version."""
+
+
+class PackedFile(msgspec.Struct, frozen=True):
+    """One file of one version."""
+
+    sha256: str
+    size: int
+    embedded: bool
+
+
+class PackedCell(msgspec.Struct, frozen=True):
+    """Measurements of one cell on the author's machine."""
+
+    code: str
+    seconds: float | None = None
+    size: int | None = None
+    reads: tuple[str, ...] | None = None
+    outputs: tuple[dict[str, Any], ...] | None = None
+    """Outputs of a script, which does not store them itself; a notebook does."""
+
+
+class PackedVersion(msgspec.Struct, frozen=True):
+    """One version."""
+
+    name: str
+    program: str
+    source: str
+    """sha256 of the program."""
+    notebook: bool = False
+    cwd: str = ""
+    argv: tuple[str, ...] = ()
+    environment: dict[str, str | None] = {}
+    files: dict[str, PackedFile] = {}
+    inputs: tuple[str, ...] | None = None
+    printed: str | None = None
+    run: str = ""
+    cells: tuple[PackedCell, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The content of `manifest.json`."""
+
+    format: int
+    created: float
+    versions: tuple[PackedVersion, ...]
+    environment: PackageEnvironment
+    tree: dict[str, Any] = {}
+    title: str = ""
+
+
+def describe_environment(texts: Iterable[str]) -> PackageEnvironment:
+    """Return the environment here, with the packages that programs import."""
+    providers = metadata.packages_distributions()
+    packages: dict[str, str] = {}
+    for module in sorted({name for text in texts for name in imported_modules(text)}):
+        for distribution in providers.get(module, ()):
+            try:
+                packages[distribution] = metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                continue
+    packages.pop("rearview", None)
+    return PackageEnvironment(platform.python_version(), platform.platform(), packages)
+
+
+def differences(environment: PackageEnvironment) -> list[str]:
+    """Return a phrase for each difference between an environment and the one here."""
+    phrases = []
+    if platform.python_version_tuple()[:2] != tuple(environment.python.split(".")[:2]):
+        phrases.append(f"Python is {platform.python_version()} here, {environment.python} there")
+    for name, version in sorted(environment.packages.items()):
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            phrases.append(f"{name} {version} is not installed here")
+            continue
+        if installed.partition("+")[0] != version.partition("+")[0]:
+            phrases.append(f"{name} is {installed} here, {version} there")
+    return phrases
+
+
+def requirements(environment: PackageEnvironment) -> list[str]:
+    """Return pinned requirements; raise if a name or version has an unusual form.
+
+    >>> requirements(PackageEnvironment("3.12", "", {"numpy": "2.1.0+cpu"}))
+    ['numpy==2.1.0']
+    """
+    lines = []
+    for name, version in sorted(environment.packages.items()):
+        plain = version.partition("+")[0]
+        if not _NAME.fullmatch(name) or not _VERSION.fullmatch(plain):
+            raise ReplayError(
+                f"The package asks for {name[:60]!r} {version[:60]!r}, which is not a plain name and "
+                "version. Nothing was installed.",
+                slug="requirement",
+            )
+        lines.append(f"{name}=={plain}")
+    return lines
+
+
+def fresh_environment(
+    folder: Path, environment: PackageEnvironment, *, notebook: bool, log: Path
+) -> str:
+    """Create a virtual environment with the packages of a study; return its interpreter.
+
+    Only wheels are installed, because building a source distribution would run its code.
+    """
+    short = ".".join(environment.python.split(".")[:2])
+    interpreter = sys.executable
+    if re.fullmatch(r"3\.\d{1,2}", short) and short != ".".join(
+        platform.python_version_tuple()[:2]
+    ):
+        interpreter = shutil.which(f"python{short}") or sys.executable
+    tools = [tool for tool in TOOLS if notebook or tool == "cloudpickle"]
+    commands = [
+        [interpreter, "-m", "venv", str(folder)],
+        [
+            *(str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"),
+            *("--disable-pip-version-check", "--only-binary", ":all:"),
+            *requirements(environment),
+            *tools,
+        ],
+    ]
+    with log.open("ab") as stream:
+        for command in commands:
+            code = subprocess.run(command, stdout=stream, stderr=stream, check=False).returncode
+            if code:
+                last = log.read_text("utf-8", "replace").strip().splitlines()
+                raise ReplayError(
+                    f"The environment of the study cannot be made: {' '.join(command[1:4])} ended "
+                    f"with {code}: {last[-1] if last else 'no message'}. See {log}, or replay in this "
+                    "environment with --offline.",
+                    slug="fresh-environment",
+                )
+    return str(folder / "bin" / "python")
+
+
+CONTEXT = "https://w3id.org/ro/crate/1.1/context"
+PROFILE = "https://w3id.org/ro/crate/1.1"
+_PROGRAMS = {"SoftwareSourceCode", "ComputationalWorkflow", "SoftwareApplication"}
+
+
+def crate_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the RO-Crate 1.1 description of a package."""
+    day = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(manifest.created))
+    files: dict[str, dict[str, Any]] = {}
+    actions: list[dict[str, Any]] = []
+    for version in manifest.versions:
+        program = f"objects/{version.source}"
+        kind = "application/x-ipynb+json" if version.notebook else "text/x-python"
+        files[program] = {
+            "@id": program,
+            "@type": ["File", "SoftwareSourceCode"],
+            "name": version.program,
+            "encodingFormat": kind,
+            "programmingLanguage": {"@id": "#python"},
+            "sha256": version.source,
+        }
+        inputs = []
+        for name, ref in version.files.items():
+            place = f"objects/{ref.sha256}" if ref.embedded else f"#file-{ref.sha256}"
+            inputs.append({"@id": place})
+            files.setdefault(
+                place,
+                {
+                    "@id": place,
+                    "@type": "File" if ref.embedded else "CreativeWork",
+                    "name": name,
+                    "contentSize": str(ref.size),
+                    "sha256": ref.sha256,
+                },
+            )
+        actions.append(
+            {
+                "@id": f"#version-{len(actions) + 1}",
+                "@type": "CreateAction",
+                "name": version.name,
+                "instrument": {"@id": program},
+                "object": inputs,
+            }
+        )
+    parts = [{"@id": name} for name in files if name.startswith("objects/")]
+    graph = [
+        {
+            "@id": "ro-crate-metadata.json",
+            "@type": "CreativeWork",
+            "conformsTo": {"@id": PROFILE},
+            "about": {"@id": "./"},
+        },
+        {
+            "@id": "./",
+            "@type": "Dataset",
+            "name": manifest.title or f"{plural(len(manifest.versions), 'version')} of one study",
+            "description": "Versions of a program with data and recorded outputs, to be replayed.",
+            "datePublished": day,
+            "license": "See the files of the study.",
+            "hasPart": parts,
+            "mentions": [{"@id": action["@id"]} for action in actions],
+        },
+        {
+            "@id": "#python",
+            "@type": "ComputerLanguage",
+            "name": "Python",
+            "version": manifest.environment.python,
+        },
+        *files.values(),
+        *actions,
+        *(
+            {"@id": f"#package-{name}", "@type": "SoftwareApplication", "name": name,
+             "softwareVersion": version}
+            for name, version in manifest.environment.packages.items()
+        ),
+    ]  # fmt: skip
+    return {"@context": CONTEXT, "@graph": graph}
+
+
+def from_crate(folder: Path) -> tuple[Study, str]:
+    """Return the study and title of an RO-Crate folder; its programs are the versions."""
+    file = folder / "ro-crate-metadata.json"
+    try:
+        document = json.loads(file.read_text("utf-8"))
+        graph = document["@graph"]
+        entities: dict[str, Mapping[str, Any]] = {
+            str(entity["@id"]): entity for entity in graph if isinstance(entity, dict)
+        }
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise SourceError(
+            f"{file} is not RO-Crate metadata that can be read: {exc}.", slug="ro-crate"
+        ) from exc
+    programs = []
+    for name, entity in entities.items():
+        kinds = entity.get("@type", ())
+        kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+        path = (folder / name).resolve()
+        inside = path.is_relative_to(folder.resolve())
+        if kinds & _PROGRAMS and "File" in kinds and inside and path.is_file():
+            if path.suffix in {".py", ".ipynb"}:
+                programs.append(path)
+    if not programs:
+        raise SourceError(
+            f"{file} names no Python script or notebook in this folder as SoftwareSourceCode.",
+            slug="ro-crate",
+        )
+    return from_files(programs), str(entities.get("./", {}).get("name", ""))

@@ -1,0 +1,246 @@
+"""Start, fork, command, measure and end cell processes: the engine's side of `cell_process`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rearview.errors import ReplayError
+
+_BOOT = (
+    "import sys; p = sys.argv[1]; sys.path.insert(0, p); "
+    "from rearview.multiversion.cell_process import main; sys.path.remove(p); main()"
+)
+_REAPER = (
+    "import os, signal, sys; sys.stdin.buffer.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
+)
+SOURCE = Path(__file__).parent.parent.parent
+HELLO = 60.0
+"""Seconds in which a new process must announce itself."""
+FORKED = 20.0
+"""Seconds in which a forked child must have used its thread pools once."""
+
+
+class Died(Exception):  # noqa: N818 - it says what happened
+    """A cell process has ended, or was killed at its time limit."""
+
+
+class CellHandle:
+    """One running cell process."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self._lock = threading.Lock()
+
+    def ask(self, message: Mapping[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
+        """Send a command and return the answer; raise `Died` if there is none in time."""
+        data = json.dumps(message).encode("utf-8", "surrogatepass")
+        try:
+            with self._lock:
+                self.connection.settimeout(seconds)
+                self.connection.sendall(struct.pack(">Q", len(data)) + data)
+                return receive(self.connection)
+        except TimeoutError as exc:
+            self.kill()
+            raise Died(f"it did not end within {seconds:g} seconds") from exc
+        except (OSError, EOFError) as exc:
+            self.kill()
+            raise Died("its process died") from exc
+
+    def kill(self) -> None:
+        """Kill the process at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.connection.close()
+
+    def memory(self) -> tuple[int, int]:
+        """Return (Pss, anonymous memory) in bytes; zeros if the process is gone."""
+        fields: dict[str, int] = {}
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()[1:]:
+                name, _, value = line.partition(":")
+                fields[name] = int(value.split()[0]) << 10
+        return fields.get("Pss", 0), fields.get("Anonymous", 0)
+
+
+def receive(connection: socket.socket) -> dict[str, Any]:
+    """Return the next message of a cell process; raise EOFError if it is gone."""
+    size = struct.unpack(">Q", _exactly(connection, 8))[0]
+    message: dict[str, Any] = json.loads(
+        _exactly(connection, size).decode("utf-8", "surrogatepass")
+    )
+    return message
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(min(1 << 20, count - len(parts)))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+class CellProcesses:
+    """Starts one process with only the interpreter in it; all others are forked from it."""
+
+    def __init__(
+        self, scratch: Path, environment: Mapping[str, str], *, python: str, notebook: bool
+    ) -> None:
+        self._address = scratch / "engine.sock"
+        self._link_folder: Path | None = None
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # the path of a deep folder may be too long for a socket: bind it by a short path
+        descriptor = os.open(scratch, os.O_RDONLY)
+        try:
+            self._listener.bind(f"/proc/self/fd/{descriptor}/engine.sock")
+        finally:
+            os.close(descriptor)
+        self._listener.listen(64)
+        self._arrived: dict[str, tuple[CellHandle, str]] = {}
+        self._news = threading.Condition()
+        self._tokens = 0
+        self._pids: set[int] = set()
+        self._log = (scratch / "processes.log").open("wb")
+        threading.Thread(target=self._accept, daemon=True, name="rearview-cells").start()
+        token = self._token()
+        self._process = subprocess.Popen(
+            [
+                *(python, "-c", _BOOT, str(SOURCE), self._short_address()),
+                *(token, "1" if notebook else "0"),
+            ],
+            env=dict(environment),
+            cwd=scratch,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", "-c", _REAPER, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        try:
+            self.first = self._wait(token, HELLO)
+        except Died as exc:
+            self.close()
+            log = (scratch / "processes.log").read_text("utf-8", "replace").strip()
+            raise ReplayError(
+                f"The process that runs cells could not be started with {python}: "
+                f"{log.splitlines()[-1] if log else exc}. Notebooks need IPython there, and "
+                "`matplotlib-inline`: pip install ipykernel.",
+                slug="cell-process",
+            ) from exc
+
+    def _short_address(self) -> str:
+        """Return an address of the socket that fits into 107 bytes; a link in a short folder if needed."""
+        if len(os.fsencode(self._address)) < 100:
+            return str(self._address)
+        self._link_folder = Path(tempfile.mkdtemp(prefix="rv-"))
+        (self._link_folder / "s").symlink_to(self._address.parent)
+        return f"{self._link_folder}/s/{self._address.name}"
+
+    def _token(self) -> str:
+        with self._news:
+            self._tokens += 1
+            return f"process-{self._tokens}"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+                connection.settimeout(HELLO)
+                hello = receive(connection)
+            except (OSError, EOFError, ValueError):
+                if self._listener.fileno() < 0:
+                    return
+                continue
+            handle = CellHandle(connection, int(hello["pid"]))
+            with self._news:
+                self._pids.add(handle.pid)
+                self._arrived[str(hello["hello"])] = (handle, str(hello.get("error", "")))
+                self._news.notify_all()
+
+    def _wait(self, token: str, seconds: float) -> CellHandle:
+        end = time.monotonic() + seconds
+        with self._news:
+            while token not in self._arrived:
+                seconds_left = end - time.monotonic()
+                ended = getattr(self, "first", None) is None and self._process.poll() is not None
+                if seconds_left <= 0 or ended:
+                    raise Died("it did not announce itself")
+                self._news.wait(min(seconds_left, 0.2))
+            handle, error = self._arrived.pop(token)
+        if error:
+            raise Died(f"it could not continue after the fork: {error}")
+        return handle
+
+    def fork(
+        self, parent: CellHandle, folder: Path, mount: Path | None, *, first: bool
+    ) -> CellHandle | str:
+        """Return a new process with the state of `parent`, which stays; or why it cannot be forked."""
+        token = self._token()
+        answer = parent.ask(
+            {
+                "do": "park",
+                "token": token,
+                "folder": str(folder),
+                "mount": str(mount) if mount else "",
+                "first": first,
+            },
+            seconds=HELLO,
+        )
+        if "refused" in answer:
+            return str(answer["refused"])
+        try:
+            return self._wait(token, FORKED)
+        except Died as exc:
+            return f"the forked process does not work: {exc}"
+
+    def close(self) -> None:
+        """End every process."""
+        self._listener.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(pid) == self._process.pid:
+                    os.kill(pid, signal.SIGKILL)
+        if self._reaper.stdin:
+            self._reaper.stdin.close()
+        self._reaper.wait()  # before the leader is waited for: its group id is still taken
+        self._process.wait()
+        self._log.close()
+        self._address.unlink(missing_ok=True)
+        if self._link_folder is not None:
+            shutil.rmtree(self._link_folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,515 @@
+"""Replay an execution tree by the steps of an order: compute, checkpoint, restore, switch, evict."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rearview.multiversion.execution_tree import CellFacts, ExecutionTree, Measurements
+from rearview.multiversion.kept_states import (
+    KeptState,
+    ParkedStates,
+    StateStore,
+    StoredStates,
+    WorkPlace,
+)
+from rearview.multiversion.process_control import CellHandle, CellProcesses, Died
+from rearview.multiversion.study import StudyVersion
+from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove
+from rearview.plan.versions.order import Order, ReplayPath, paths_of
+from rearview.plan.versions.tree import EXISTING, START, CacheLevel, Do, ReplayStep
+
+LIMIT = 3600.0
+"""Seconds that a cell may take if it was never measured."""
+LEAST_LIMIT, TIMES = 120.0, 20.0
+"""A measured cell may take TIMES as long as measured, and at least LEAST_LIMIT seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """The result of one node of the tree."""
+
+    ended: str
+    """`done`, `exit` (the program ended itself), `failed`, or `stopped` (it died, or hit the time limit)."""
+    outputs: tuple[dict[str, Any], ...] = ()
+    seconds: float = 0.0
+    why: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether cells after it can run."""
+        return self.ended == "done"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayEvent:
+    """One thing that the engine has just done, for a live display."""
+
+    what: str
+    """`compute`, `computed`, `keep`, `restore`, `evict`, `note`."""
+    node: int = START
+    text: str = ""
+    done: float = 0.0
+    """Planned seconds of the cells computed so far."""
+    total: float = 0.0
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """The result of replaying a tree."""
+
+    results: dict[int, CellResult] = field(default_factory=dict)
+    seconds: float = 0.0
+    computed: int = 0
+    """Number of computed cells; a cell that was computed twice counts twice."""
+    checkpoints: int = 0
+    restores: int = 0
+    peak: int = 0
+    """Largest measured number of bytes that kept states took."""
+    notes: list[str] = field(default_factory=list)
+
+
+class TreeEngine:
+    """Executes the steps of one order on one tree."""
+
+    def __init__(
+        self,
+        tree: ExecutionTree,
+        order: Order,
+        levels: tuple[CacheLevel, ...],
+        *,
+        programs: Mapping[str, bytes],
+        measurements: Measurements,
+        workers: int = 1,
+        python: str = sys.executable,
+        environment: Mapping[str, str],
+        store: Path | None = None,
+        cell_limit: float | None = None,
+        backend: str = "auto",
+        names: Mapping[int, str] | None = None,
+        keep_stored: bool = False,
+        tell: Callable[[ReplayEvent], None] = lambda _: None,
+    ) -> None:
+        self.tree = tree
+        self.order = order
+        self.levels = levels
+        self.programs = programs
+        self.measurements = measurements
+        self.python = python
+        self.environment = environment
+        self.store = store
+        self.cell_limit = cell_limit
+        self.backend = backend
+        self.names = names or {}
+        """Node -> name of its stored state."""
+        self.keep_stored = keep_stored
+        self.result = ReplayResult()
+        self._versions = {version.name: version for version in tree.study.versions}
+        self._tell = tell
+        self._lock = threading.Condition()
+        self._kept: dict[tuple[int, int], StateStore] = {}
+        self._turn = 0
+        self._done_seconds = 0.0
+        self._failure: BaseException | None = None
+        self._mounts = workers > 1 and can_mount()
+        if workers > 1 and not self._mounts:
+            self._note(
+                "one worker is used: this system does not let a process have mounts of its own"
+            )
+        self.workers = workers if self._mounts else 1
+
+    # -- the whole replay --
+
+    def run(self) -> ReplayResult:
+        """Run every path of the order; return the results of the cells."""
+        if not self.order.steps:
+            return self.result
+        begin = time.monotonic()
+        notebook = any(version.notebook for version in self.tree.study.versions)
+        scratch = Path(tempfile.mkdtemp(prefix="rearview-replay-"))
+        try:
+            self._folders = WorkFolders(scratch, self.tree.study)
+            environment = environment_for(self.environment, notebook=notebook)
+            with CellProcesses(
+                scratch, environment, python=self.python, notebook=notebook
+            ) as self._processes:
+                self._parked = ParkedStates(self._processes, self._folders)
+                self._stored = StoredStates(
+                    self._processes, self._folders, self.store or scratch / "stored"
+                )
+                for node, cell in enumerate(self.tree.tree.cells):
+                    self._stored.name(node, self.names.get(node, cell.lineage))
+                    if cell.kept:
+                        self._kept[node, EXISTING] = self._stored
+                self._base_memory = self._processes.first.memory()[1]
+                self._run_paths()
+        finally:
+            remove(scratch)
+        self.result.seconds = time.monotonic() - begin
+        return self.result
+
+    def _run_paths(self) -> None:
+        paths = paths_of(self.order.steps)
+        self._waiting = list(range(len(paths)))
+        self._starting: set[int] = set()
+        """Paths that were given to a worker and have not restored their base yet."""
+        self._paths = paths
+        self._turns: dict[int, int] = {}
+        """Index of a path -> number of the first change of the cache that it makes."""
+        self._available: dict[int, int] = {}
+        """Index of a path -> how often the cache must have changed before the path can start."""
+        checkpoint_numbers: dict[tuple[int, int], int] = {}
+        changes = 0
+        for i, path in enumerate(paths):
+            self._turns[i] = changes
+            self._available[i] = checkpoint_numbers.get(path.base, 0)
+            for step in path.steps:
+                if step.do in {Do.CHECKPOINT, Do.EVICT}:
+                    changes += 1
+                    if step.do is Do.CHECKPOINT:
+                        checkpoint_numbers[step.node, step.level] = changes
+        threads = [
+            threading.Thread(target=self._worker, args=(number,), name=f"rearview-worker-{number}")
+            for number in range(self.workers)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)
+        except BaseException as exc:  # Ctrl-C: end the processes, which ends the workers
+            self._fail(exc)
+            self._processes.close()
+            for thread in threads:
+                thread.join()
+            raise
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, exc: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or exc
+            self._lock.notify_all()
+
+    def _worker(self, number: int) -> None:
+        try:
+            while (index := self._next()) is not None:
+                self._run_path(index, number)
+        except BaseException as exc:
+            self._fail(exc)
+
+    def _next(self) -> int | None:
+        """Return the index of the next path to run; wait until there is one, return None at the end."""
+        with self._lock:
+            while self._waiting and self._failure is None:
+                blocked = False
+                bases: set[tuple[int, int]] = set()
+                for index in self._waiting:
+                    path = self._paths[index]
+                    changes = path.changes_cache
+                    # a state is evicted only after all earlier paths have restored it
+                    evicted_bases = bases.intersection(_evicted(path))
+                    if not ((blocked or evicted_bases) and changes) and (
+                        self._turn >= self._available[index]
+                    ):
+                        self._waiting.remove(index)
+                        self._starting.add(index)
+                        return index
+                    blocked = blocked or changes
+                    bases.add(path.base)
+                self._lock.wait()
+            return None
+
+    # -- one path --
+
+    def _place(self, number: int) -> WorkPlace:
+        if not self._mounts:
+            return WorkPlace(self._folders.work, None)
+        return WorkPlace(self._folders.scratch / f"work-{number}", self._folders.work)
+
+    def _run_path(self, index: int, number: int) -> None:
+        path = self._paths[index]
+        place = self._place(number)
+        version = self._version_of(path)
+        turn = self._turns[index]
+        process: CellHandle | None = None
+        alive = self._reachable(path.steps[0].child)
+        try:
+            for position, step in enumerate(path.steps):
+                if step.do is Do.RESTORE and position == 0:
+                    if alive:
+                        process, alive = self._first_state(step, version, place)
+                    self._note_start(index)
+                elif step.do is Do.COMPUTE:
+                    if alive and process is not None:
+                        alive = self._compute(step.node, version, process)
+                elif step.do in {Do.CHECKPOINT, Do.EVICT}:
+                    self._await_turn(turn)
+                    if step.do is Do.EVICT:
+                        self._await_restores(index, (step.node, step.level))
+                        self._evict(step.node, step.level)
+                    elif alive and process is not None:
+                        process = self._keep(step.node, step.level, process, place)
+                    turn += 1
+                    self._pass_turn(turn)
+        finally:
+            self._note_start(index)
+            if process is not None:
+                process.kill()
+            self._evict_excess()
+
+    def _note_start(self, index: int) -> None:
+        with self._lock:
+            self._starting.discard(index)
+            self._lock.notify_all()
+
+    def _await_restores(self, index: int, base: tuple[int, int]) -> None:
+        """Wait until the paths planned before this one have restored the state that it evicts."""
+        with self._lock:
+            while self._failure is None and any(
+                earlier < index and self._paths[earlier].base == base for earlier in self._starting
+            ):
+                self._lock.wait()
+
+    def _version_of(self, path: ReplayPath) -> StudyVersion:
+        end = [step.node for step in path.steps if step.do is Do.COMPUTE][-1]
+        return self._versions[self.tree.nodes[end].versions[0]]
+
+    def _reachable(self, node: int) -> bool:
+        """Return True if no cell before a node has failed."""
+        above = self.tree.tree.parent[node]
+        while above != START:
+            result = self.result.results.get(above)
+            if result is not None and not result.goes_on:
+                return False
+            above = self.tree.tree.parent[above]
+        return True
+
+    def _await_turn(self, turn: int) -> None:
+        with self._lock:
+            while self._turn < turn and self._failure is None:
+                self._lock.wait()
+            if self._failure is not None:
+                raise self._failure
+
+    def _pass_turn(self, turn: int) -> None:
+        with self._lock:
+            self._turn = max(self._turn, turn)
+            self._lock.notify_all()
+
+    def _first_state(
+        self, step: ReplayStep, version: StudyVersion, place: WorkPlace
+    ) -> tuple[CellHandle | None, bool]:
+        """Like `_restored`; if the process dies meanwhile, the first cell of the path counts as stopped."""
+        try:
+            return self._restored(step, version, place)
+        except Died as exc:
+            with self._lock:
+                self.result.results.setdefault(step.child, CellResult("stopped", why=str(exc)))
+            return None, False
+
+    def _restored(
+        self, step: ReplayStep, version: StudyVersion, place: WorkPlace
+    ) -> tuple[CellHandle | None, bool]:
+        """Return a process with the state that a path starts from; compute it again if it was lost."""
+        node = step.node
+        while node != START:
+            for level in (step.level, EXISTING, *range(len(self.levels))):
+                states = self._kept.get((node, level))
+                if states is None:
+                    continue
+                self._say("restore", node)
+                process = states.restore(node, version, place)
+                if isinstance(process, CellHandle):
+                    self.result.restores += 1
+                    return self._caught_up(process, node, step.node, version, place)
+                self._note(f"cell {self._label(node)} could not be restored: {process}")
+                self._kept.pop((node, level), None)
+            node = self.tree.tree.parent[node]
+        process = self._started(version, place)
+        return self._caught_up(process, START, step.node, version, place, switch=False)
+
+    def _started(self, version: StudyVersion, place: WorkPlace) -> CellHandle:
+        remove(place.folder)
+        self._folders.lay_out(version, place.folder, self.programs.get(version.name))
+        process = self._processes.fork(
+            self._processes.first, place.folder, place.mount, first=False
+        )
+        if isinstance(process, str):
+            raise Died(process)
+        path = place.mount or place.folder
+        process.ask(
+            {
+                "do": "setup",
+                "folder": str(path),
+                "program": version.program,
+                "cwd": version.cwd,
+                "notebook": version.notebook,
+            }
+        )
+        self._switch(process, version)
+        return process
+
+    def _caught_up(
+        self,
+        process: CellHandle,
+        node: int,
+        target: int,
+        version: StudyVersion,
+        place: WorkPlace,
+        *,
+        switch: bool = True,
+    ) -> tuple[CellHandle | None, bool]:
+        """Switch a restored process to a version and compute the cells from `node` down to `target`."""
+        if switch:
+            before = self._versions[self.tree.nodes[node].versions[0]]
+            self._folders.switch(before, version, place.folder)
+            program = self.programs.get(version.name)
+            if program is not None:
+                if before.program != version.program:
+                    (place.folder / before.program).unlink(missing_ok=True)
+                (place.folder / version.program).write_bytes(program)
+            self._switch(process, version)
+        for next_node in self.tree.tree.path(node, target) if target != START else ():
+            if not self._compute(next_node, version, process):
+                return process, False
+        return process, True
+
+    def _switch(self, process: CellHandle, version: StudyVersion) -> None:
+        process.ask(
+            {
+                "do": "switch",
+                "program": version.program,
+                "argv": list(version.argv),
+                "environment": dict(version.environment),
+            }
+        )
+
+    def _compute(self, node: int, version: StudyVersion, process: CellHandle) -> bool:
+        """Run one cell; return True if cells after it can run."""
+        cell = version.cells[self.tree.nodes[node].number - 1]
+        self._say("compute", node)
+        planned = self.tree.tree.cells[node].seconds
+        limit = self.cell_limit
+        if limit is None:
+            measured = self.tree.nodes[node].measured
+            limit = max(LEAST_LIMIT, TIMES * planned) if measured else LIMIT
+        try:
+            answer = process.ask(
+                {"do": "cell", "text": cell.text, "line": _line(version, node, self.tree)},
+                seconds=limit,
+            )
+            result = CellResult(
+                str(answer.get("ended", "stopped")),
+                tuple(answer.get("outputs", ())),
+                float(answer.get("seconds", 0.0)),
+                str(answer.get("refused", "")),
+            )
+        except Died as exc:
+            result, answer = CellResult("stopped", why=str(exc)), {}
+        with self._lock:
+            self.result.computed += 1
+            self._done_seconds += planned
+            self.result.results.setdefault(node, result)
+        if result.ended == "done":
+            size = max(1 << 20, process.memory()[1] - self._base_memory)
+            facts = CellFacts(result.seconds, size, tuple(sorted(answer["reads"])))
+            with self._lock:
+                self.measurements.add(self.tree.nodes[node].chain, facts)
+        self._say("computed", node, result.why or result.ended)
+        return result.goes_on
+
+    # -- kept states --
+
+    def _keep(self, node: int, level: int, process: CellHandle, place: WorkPlace) -> CellHandle:
+        """Keep the state of a process as planned, or in another way; return the process that continues."""
+        room = self.levels[level].room
+        memory = self.levels[level].name == "memory"
+        ways: list[StateStore] = [self._parked, self._stored] if memory else [self._stored]
+        if self.backend == "stored":
+            ways = [self._stored]
+        for states in ways:
+            kept = states.keep(node, process, place)
+            if not isinstance(kept, KeptState):
+                self._note(f"cell {self._label(node)} cannot be {_verb(states)}: {kept}")
+                continue
+            process = kept.process
+            with self._lock:
+                self._kept[node, level] = states
+                self.result.checkpoints += 1
+                used = states.used()
+                self.result.peak = max(self.result.peak, used)
+            self._say("keep", node, f"{used} bytes kept")
+            if used > room:
+                self._note(
+                    f"cell {self._label(node)} was not kept: the kept states would take "
+                    f"{used / 1e6:.0f} MB of {room / 1e6:.0f} MB"
+                )
+                self._evict(node, level)
+            break
+        return process
+
+    def _evict(self, node: int, level: int) -> None:
+        with self._lock:
+            states = self._kept.pop((node, level), None)
+        if states is not None:
+            self._say("evict", node)
+            if not (self.keep_stored and states is self._stored):
+                states.evict(node)
+
+    def _evict_excess(self) -> None:
+        """Evict parked states that exceed the bound; they grow, as pages are copied when a process writes."""
+        memory = [i for i, level in enumerate(self.levels) if level.name == "memory"]
+        if not memory:
+            return
+        while True:
+            with self._lock:
+                parked = [
+                    key
+                    for key, states in self._kept.items()
+                    if key[1] in memory and states is self._parked
+                ]
+                used = self._parked.used() if parked else 0
+                self.result.peak = max(self.result.peak, used)
+                if used <= self.levels[memory[0]].room or not parked:
+                    return
+                # evict the state that is cheapest to compute again
+                victim = min(parked, key=lambda key: self.tree.tree.reach[key[0]])
+            self._note(f"cell {self._label(victim[0])} was evicted: its process has grown")
+            self._evict(*victim)
+
+    # -- notes and events --
+
+    def _label(self, node: int) -> str:
+        about = self.tree.nodes[node]
+        return f"{about.number} of {about.versions[0]}"
+
+    def _note(self, text: str) -> None:
+        with self._lock:
+            if text not in self.result.notes:
+                self.result.notes.append(text)
+        self._tell(ReplayEvent("note", text=text))
+
+    def _say(self, event: str, node: int, text: str = "") -> None:
+        self._tell(ReplayEvent(event, node, text, self._done_seconds, self.order.seconds))
+
+
+def _evicted(path: ReplayPath) -> list[tuple[int, int]]:
+    return [(step.node, step.level) for step in path.steps if step.do is Do.EVICT]
+
+
+def _verb(states: StateStore) -> str:
+    return "parked" if isinstance(states, ParkedStates) else "stored"
+
+
+def _line(version: StudyVersion, node: int, tree: ExecutionTree) -> int:
+    """Return the line of the script on which a cell starts."""
+    number = tree.nodes[node].number
+    return 1 + sum(cell.text.count("\n") for cell in version.cells[: number - 1])

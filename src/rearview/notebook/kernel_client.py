@@ -1,0 +1,259 @@
+"""Send the cells of a notebook to the kernel that records them, and collect their outputs.
+
+The kernel is started by the command of `execute.start_command`. nbclient sends the cells, so outputs,
+widgets, tags and errors are the same as with `jupyter execute`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview.errors import UsageError
+from rearview.execute.start_command import StartCommand
+from rearview.model.plan import AGAIN, VARIABLE
+from rearview.notebook.kernel_process import KernelProcess, control_of
+from rearview.source.notebooks import outline
+from rearview.store.files import open_file
+
+EXECUTED = "executed.ipynb"
+"""File in the folder of a run: the notebook with its outputs."""
+TIMED_OUT = 124
+"""Exit code after a cell that exceeded its time limit, as the command `timeout` has it."""
+GIVEN_UP = "KeptResultsUnusable"
+"""Error of a kernel that cannot go on with kept results: the notebook is run again without them."""
+REUSE_VARIABLE = "REARVIEW_REUSE_CELLS"
+"""Environment variable: 0 runs every cell, whatever is known of it."""
+_REUSED = "reused.json"
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_GRACE = 5.0
+"""Seconds that a cell has to end after it was interrupted."""
+Show = Callable[[str, str], None]
+"""Prints text of a cell: called with the stream (`stdout` or `stderr`) and the text."""
+
+
+@dataclass
+class Executed:
+    """The result of running a notebook."""
+
+    code: int
+    cell: int = 0
+    """Number of the cell that failed, from 1 on; 0 if none did."""
+    why: str = ""
+    """The error in one line."""
+    trace: str = ""
+    """The traceback that the kernel sent."""
+    content: Any = field(default=None, repr=False)
+    """The notebook with its outputs, in nbformat."""
+
+
+def check(data: bytes, path: str) -> list[int]:
+    """Return the positions of the cells that are executed; raise if the notebook cannot be run here."""
+    language, positions = outline(data, path)
+    if language != "python":
+        raise UsageError(
+            f"{path} is a notebook for {language}; only those for Python are recorded. "
+            "Choose a Python kernel in Jupyter if it is one after all.",
+            slug="notebook-language",
+        )
+    return positions
+
+
+def execute(
+    begun: StartCommand,
+    data: bytes,
+    *,
+    path: str,
+    show: Show = lambda *_: None,
+    timeout: float | None = None,
+) -> Executed:
+    """Run all cells of the notebook `data` in a kernel that the command `begun` starts."""
+    positions = check(data, path)
+    _check_installed()
+    with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
+        kernel = KernelProcess.start(begun, Path(folder))
+        try:
+            # imported while the kernel starts
+            import nbformat
+            from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+            content = nbformat.reads(data.decode("utf-8"), as_version=4)
+            client = _client(content, kernel, show, timeout)
+        except BaseException:
+            kernel.end_unused()
+            raise
+        done, died = Executed(0, content=content), False
+        try:
+            client.execute()
+        except CellExecutionError as exc:
+            done.why = _first_line(f"{exc.ename}: {exc.evalue}")
+            done.trace = "\n".join(_error_of(content, client.position).get("traceback", ()))
+        except CellTimeoutError:
+            done.code = TIMED_OUT
+            done.why = f"it took longer than {timeout:g} seconds (--timeout)"
+        except (DeadKernelError, RuntimeError) as exc:  # the latter while it starts
+            if kernel.process.poll() is None:
+                raise
+            done.why = str(exc) or "the kernel died"
+            died = True
+        finally:
+            code = kernel.ended()
+        retry_file = Path(folder) / AGAIN
+        if died and retry_file.is_file():
+            env = {**begun.environment, VARIABLE: retry_file.read_text("utf-8")}
+            anew = replace(begun, environment=env)
+            return execute(anew, data, path=path, show=show, timeout=timeout)
+    if done.why:
+        if client.position in positions:
+            done.cell = 1 + positions.index(client.position)
+        done.why = _death(code) if died else done.why
+        done.code = done.code or code or 1
+    else:
+        done.code = code
+    if begun.run_folder is not None:
+        keep(begun.run_folder, content)
+    return done
+
+
+def _check_installed() -> None:
+    """Raise if a library that sends cells to a kernel is not installed; imports none of them."""
+    missing = [name for name in ("nbclient", "nbformat") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"Notebooks need nbclient and nbformat (there is no {missing[0]}). Install them: "
+            "`pip install 'rearview[notebook]'`.",
+            slug="notebook-extra",
+        )
+
+
+def reusing(begun: StartCommand, *, reuse: bool) -> StartCommand:
+    """Return the command with results of cells reused, or not.
+
+    Random generators that the notebook does not seed begin as in its last run, unless the environment
+    says that every cell is to be run.
+    """
+    control = msgspec.structs.replace(
+        control_of(begun), reuse_cells=reuse, repeat_seeds=reuse_is_wanted(os.environ)
+    )
+    environment = {**begun.environment, VARIABLE: msgspec.json.encode(control).decode()}
+    return replace(begun, environment=environment)
+
+
+def reuse_is_wanted(environment: Mapping[str, str]) -> bool:
+    """Return False if the environment says that every cell is to be run."""
+    return environment.get(REUSE_VARIABLE, "1").lower() not in {"0", "false", "no", "off"}
+
+
+def given_up(content: Any) -> str:
+    """Return why a kernel could not go on with kept results; empty if it could."""
+    for cell in content.cells:
+        for output in cell.get("outputs", ()):
+            if output.get("output_type") == "error" and output.get("ename") == GIVEN_UP:
+                return str(output.get("evalue"))
+    return ""
+
+
+def write(content: Any, file: Path) -> None:
+    """Write a notebook with its outputs."""
+    import nbformat
+
+    nbformat.write(content, str(file))
+
+
+def keep(folder: Path, content: Any) -> None:
+    """Store a notebook with its outputs in the folder of its run."""
+    import nbformat
+
+    with contextlib.suppress(OSError):  # the store is gone: the recorder has warned about that
+        fd = open_file(folder / EXECUTED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(fd, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
+            out.write(nbformat.writes(content) + "\n")
+
+
+def reuse_lines(folder: Path) -> list[str]:
+    """Return what became of kept results in a run, for people: how many cells were run, and why."""
+    try:
+        facts = msgspec.json.decode((folder / _REUSED).read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return []
+    cells: list[tuple[int, str]] = facts["cells"]
+    reused = sum(not why for _, why in cells)
+    lines = [
+        f"rearview: {reused} of {len(cells)} cells were as before; their results are given again."
+    ]
+    return lines + [f"rearview: cell {number} ran: {why}." for number, why in cells if why]
+
+
+def _error_of(content: Any, position: int) -> dict[str, Any]:
+    outputs = content.cells[position].get("outputs", ())
+    return next((output for output in outputs if output.get("output_type") == "error"), {})
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _death(code: int) -> str:
+    if code > 128:
+        with contextlib.suppress(ValueError):
+            return f"the kernel was killed by {signal.Signals(code - 128).name}"
+    return f"the kernel ended with exit code {code}"
+
+
+def _client(content: Any, kernel: KernelProcess, show: Show, timeout: float | None) -> Any:
+    """Return the client that sends the cells and prints their output."""
+    import asyncio
+
+    from nbclient import NotebookClient
+
+    manager = kernel.manager()
+
+    class Client(NotebookClient):  # type: ignore[misc]
+        position = -1
+
+        async def async_execute_cell(
+            self, cell: Any, cell_index: int, *args: Any, **kw: Any
+        ) -> Any:
+            if cell.cell_type == "code" and cell.source.strip():
+                self.position = cell_index
+            return await super().async_execute_cell(cell, cell_index, *args, **kw)
+
+        def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+            kind, content = msg["header"]["msg_type"], msg["content"]
+            if kind == "stream":
+                show(content["name"], content["text"])
+            elif kind in {"display_data", "execute_result"}:
+                text = content["data"].get("text/plain", "")
+                show("stdout", f"{text}\n" if text else "")
+            return super().process_message(msg, cell, cell_index)
+
+        async def async_start_new_kernel(self, **kwargs: Any) -> None:
+            loop = asyncio.get_running_loop()
+            for number in _FORWARDED:  # nbclient's own handlers would end the kernel in the middle
+                loop.add_signal_handler(number, kernel.forward, number)
+            await super().async_start_new_kernel(**kwargs)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+
+        async def _async_handle_timeout(self, *args: Any) -> Any:
+            kernel.forward(signal.SIGINT)
+            manager.shutdown_wait_time = _GRACE
+            return await super()._async_handle_timeout(*args)
+
+    client = Client(
+        content,
+        km=manager,
+        timeout=None if timeout is None else max(1, round(timeout)),
+        startup_timeout=600,
+        store_widget_state=True,
+    )
+    client.owns_km = True  # it ends the kernel when all cells have run
+    return client

@@ -1,0 +1,126 @@
+"""The lines that `rearview run` prints at the end: what was recorded, what it cost, what to type next.
+
+They are printed only if standard error is a terminal: output that is compared, stored or piped holds only
+the program's own lines.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from rearview.model import RunEnd
+from rearview.model.wording import plural, printable
+from rearview.source.numbers_in_output import numbers_in
+from rearview.store.printed_lines import printed
+
+MOST_NAMED = 6
+"""Columns that are named; more are counted."""
+_MOST_LINES = 300
+"""Printed lines that are read for their names."""
+_USAGE_ERROR = 2
+"""Exit code of a program that refuses its arguments: argparse, click and others use it."""
+_ARGUMENTS = (
+    "the script refused its arguments; they stand behind its name: `rearview run SCRIPT ARGUMENTS`"
+)
+
+
+def print_closing_lines(setting: str, lines: Iterator[str]) -> None:
+    """Write lines to standard error if that is a terminal, or if the setting asks for it."""
+    if setting == "never" or (setting == "auto" and not _is_terminal()):
+        return
+    with suppress(OSError, ValueError):  # a stream that the program has closed
+        sys.stderr.flush()
+        os.write(2, "".join(f"rearview: {line}\n" for line in lines).encode())
+
+
+def _is_terminal() -> bool:
+    try:
+        return os.isatty(2)
+    except OSError:
+        return False
+
+
+def closing_lines(
+    run: str,
+    summary: RunEnd,
+    logged: set[str],
+    args: int,
+    folder: Path,
+    *,
+    code: int = 0,
+    hint: str = "",
+) -> Iterator[str]:
+    """Yield the lines about a run that has ended: from its measurements and the names that it logged.
+
+    `code` is the exit code of the program; `hint` is advice about its failure, empty if there is none.
+    """
+    captured = [name for name in summary.captured.get("names", {}) if name != "step"]
+    names = list(dict.fromkeys([*sorted(logged), *captured, *_printed_names(folder)]))
+    loops = summary.main
+    iterations = sum(count for count, _ in loops.iterations)
+    if code and not iterations:
+        yield f"next: {hint or (_ARGUMENTS if code == _USAGE_ERROR else _after_failure(0))}"
+        return
+    parts = [f"{iterations} x {printable(loops.name, line=True)}"] if iterations else []
+    parts += [_columns(names), plural(args, "parameter")]
+    saved = summary.costs.get("saved", 0)
+    parts.append(plural(saved, "checkpoint"))
+    yield f"recorded run {run}: {', '.join(parts)}"
+    costs = summary.costs
+    yield (
+        f"it cost {costs.get('overhead', 0.0):.1%} of {costs.get('computed', 0.0):.1f} s computing "
+        f"and {_size(costs.get('stored', 0))} of disk"
+    )
+    if code:
+        yield f"next: {hint or _after_failure(saved)}"
+        return
+    probe = "grad_norm" if "grad_norm" not in names else "my_value"
+    yield (
+        f"next: `rearview table` shows the columns; for one that is not there add "
+        f'`rearview.log("{probe}", ...)` to the script and type `rearview backfill {probe}`'
+    )
+
+
+def _after_failure(saved: int) -> str:
+    """Return advice about what to type after a program was interrupted or failed."""
+    if not saved:
+        return "no checkpoint was saved, so the same command starts it again from the beginning"
+    return (
+        "`rearview resume` continues this run from its last checkpoint; if you corrected the script, "
+        "`rearview resume --source worktree`"
+    )
+
+
+def _columns(names: list[str]) -> str:
+    if not names:
+        return "no columns"
+    shown = ", ".join(printable(name, line=True) for name in names[:MOST_NAMED])
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"columns {shown}{more}"
+
+
+def _printed_names(folder: Path) -> list[str]:
+    """Return the names that the first lines of the run would give."""
+    names: dict[str, None] = {}
+    with suppress(OSError):
+        for line in islice(printed(folder), _MOST_LINES):
+            names |= dict.fromkeys(numbers_in(line.text))
+    return list(names)
+
+
+def _size(count: float) -> str:
+    """Return a number of bytes as people read it.
+
+    >>> _size(10), _size(2_500_000)
+    ('10 B', '2.5 MB')
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return ""

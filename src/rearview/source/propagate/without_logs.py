@@ -1,0 +1,159 @@
+"""Remove the statements that log some names from a source, as if the version had never logged them.
+
+The difference between this and the source itself is an edit like any other, so a statement of a past
+version can be carried into every version that lacks it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+
+from rearview.source.log_calls import Aliases, log_call
+from rearview.source.probes.probe import fits
+from rearview.source.statement_trees import blocks_of
+from rearview.source.text import split, try_parse
+
+_SOURCES = (ast.Assign, ast.AnnAssign)
+
+
+def without_logs(
+    source: Mapping[str, str], names: Collection[str], *, with_values: bool = False
+) -> dict[str, str] | None:
+    r"""Return the source without the statements that log `names`; None if such a statement does more than log.
+
+    With `with_values`, assignments of variables that only these statements read are removed, too. An `if` or `with`
+    around nothing else is removed with its statement.
+
+    >>> text = "for x in y:\n    n = f(x)\n    rearview.log('n', n)\n    g(x)\n"
+    >>> without_logs({"t.py": text}, ["n"])["t.py"]
+    'for x in y:\n    n = f(x)\n    g(x)\n'
+    >>> without_logs({"t.py": text}, ["n"], with_values=True)["t.py"]
+    'for x in y:\n    g(x)\n'
+    """
+    out = dict(source)
+    for path, text in source.items():
+        parsed = try_parse(text) if path.endswith(".py") else ""
+        if isinstance(parsed, str):
+            continue
+        tree = parsed.tree
+        logs = _log_statements(tree, names)
+        if logs is None:
+            return None
+        if logs:
+            out[path] = _cut(text, tree, logs | (_only_for(tree, logs) if with_values else set()))
+    return out
+
+
+def _log_statements(tree: ast.Module, names: Collection[str]) -> set[ast.stmt] | None:
+    """Return the statements that log one of `names`; None if such a call is part of another statement."""
+    aliases = Aliases(tree)
+    logs: set[ast.stmt] = set()
+    calls: set[int] = set()
+    for stmt in _statements(tree.body):
+        if isinstance(stmt, ast.Expr) and _logs(stmt.value, aliases, names):
+            logs.add(stmt)
+            calls.add(id(stmt.value))
+    for node in ast.walk(tree):
+        if id(node) not in calls and _logs(node, aliases, names):
+            return None
+    while wrapped := {
+        stmt
+        for stmt in _statements(tree.body)
+        if isinstance(stmt, ast.If | ast.With)
+        and not getattr(stmt, "orelse", [])
+        and set(stmt.body) <= logs
+        and stmt not in logs
+    }:
+        logs |= wrapped
+    return logs
+
+
+def _logs(node: ast.AST, aliases: Aliases, names: Collection[str]) -> bool:
+    call = log_call(node, aliases)
+    return call is not None and any(fits(each, name) for each in call.names for name in names)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for stmt in body:
+        yield stmt
+        for _, _, inner in blocks_of(stmt):
+            yield from _statements(inner)
+
+
+def _only_for(tree: ast.Module, logs: set[ast.stmt]) -> set[ast.stmt]:
+    """Return the assignments whose variables only `logs` read, directly or through other assignments."""
+    out: set[ast.stmt] = set()
+    while True:
+        gone = {id(node) for stmt in logs | out for node in ast.walk(stmt)}
+        read = {
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name)
+            and isinstance(node.ctx, ast.Load | ast.Del)
+            and id(node) not in gone
+        }
+        needed = {
+            node.id
+            for stmt in logs | out
+            for node in ast.walk(stmt)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
+        more = {
+            stmt
+            for stmt in _statements(tree.body)
+            if isinstance(stmt, _SOURCES)
+            and stmt not in out
+            and (names := _assigned(stmt))
+            and names <= needed - read
+        }
+        if not more:
+            return out
+        out |= more
+
+
+def _assigned(stmt: ast.Assign | ast.AnnAssign) -> set[str]:
+    """Return the variables that an assignment sets; none if it sets anything else."""
+    targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    return names if len(names) == len(targets) else set()
+
+
+def _cut(text: str, tree: ast.Module, gone: set[ast.stmt]) -> str:
+    """Return a text without some statements; a block that would be empty gets a `pass`."""
+    lines = split(text)
+    spans: list[tuple[int, int, str]] = []
+    blocks = [tree.body]
+    while blocks:
+        block = blocks.pop()
+        left = [stmt for stmt in block if stmt not in gone]
+        for k, stmt in enumerate(block):
+            if stmt not in gone:
+                blocks += [inner for _, _, inner in blocks_of(stmt)]
+                continue
+            first, last = stmt.lineno, stmt.end_lineno or stmt.lineno
+            alone = not any(
+                other is not stmt and other.lineno <= last and (other.end_lineno or 0) >= first
+                for other in block
+            )
+            lead = lines[first - 1].encode()[: stmt.col_offset].decode()
+            if (left or k) and alone and not lead.strip():
+                spans.append((first, last, ""))
+            elif not lead.strip() and alone:
+                spans.append((first, last, f"{lead}pass\n"))
+            else:
+                return _replaced_by_pass(text, gone)
+    for first, last, instead in sorted(spans, reverse=True):
+        lines[first - 1 : last] = [instead] if instead else []
+    return "".join(lines)
+
+
+def _replaced_by_pass(text: str, gone: set[ast.stmt]) -> str:
+    """Return a text in which `pass` replaces each of the statements; they may share lines with others."""
+    rows = [line.encode() for line in split(text)]
+    for stmt in sorted(gone, key=lambda stmt: (stmt.lineno, stmt.col_offset), reverse=True):
+        last = stmt.end_lineno or stmt.lineno
+        tail = rows[last - 1][stmt.end_col_offset or 0 :]
+        head = rows[stmt.lineno - 1][: stmt.col_offset]
+        rows[stmt.lineno - 1 : last] = [head + b"pass" + tail]
+    return b"".join(rows).decode()

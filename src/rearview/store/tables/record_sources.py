@@ -1,0 +1,380 @@
+"""The records of selected runs: their names and depths, and the files to read them from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rearview.model import Origin, Run
+from rearview.model.proof import TRUSTED, WITHHELD
+from rearview.model.run import CAPTURED, UNASKED, captured_origin
+from rearview.store.project import Project
+from rearview.store.tables.connection import Duck, files, key, quoted
+from rearview.store.tables.pivot import (
+    PLAIN,
+    TYPES,
+    WINNERS,
+    Catalogue,
+    depth,
+    encode,
+    inside,
+    label,
+    recast,
+    unify,
+    wide,
+)
+from rearview.store.tables.record_files import Depth, RecordPart, RunRecords, long, plain, points
+from rearview.store.values import convert
+
+Virtual = Sequence[tuple[str, Sequence[str]]]
+"""Names that the newest source logs, each with its loops, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files with records of runs, by the work that reading them takes."""
+
+    simple: list[RecordPart]
+    """Each point has one value per name: no ranking."""
+    ranked: list[RecordPart]
+    """Several attempts, replays or log calls have values of one name and point: ranking needed."""
+    pivoted: list[dict[str, tuple[Path, Depth]]]
+    """Files of the pivot cache."""
+
+
+class Sources:
+    """The records of some runs, by depth."""
+
+    def __init__(
+        self,
+        project: Project,
+        duck: Duck,
+        run_records: RunRecords,
+        runs: Sequence[Run],
+        virtual: Virtual,
+        *,
+        withheld: bool = False,
+    ) -> None:
+        self.runs = [run.id for run in runs]
+        self.unproved: set[str] = set()
+        """Names that may have unproved values."""
+        self.captured: dict[str, Origin] = {}
+        """Names that none of the runs logged with Rearview -> the source of their values."""
+        self._withheld = withheld
+        self._parts = {run.id: self._visible_parts(run_records, run.id) for run in runs}
+        self.catalogue = Catalogue()
+        self._project, self._duck, self._run_records = project, duck, run_records
+        places = {
+            (name, "/".join(loops))
+            for name, loops in virtual
+            if not runs or not all(name in run.args for run in runs)  # such as mlflow.log_param
+        }
+        self._virtual = {place: self._lacking(*place) for place in places}
+        self._files: Files | None = None
+        self._upto: int | None = None
+        kinds: dict[str, set[str]] = {}
+        for run in runs:
+            for part in self._parts[run.id]:
+                for names in part.shown():
+                    if not names.name.startswith("$"):
+                        self.catalogue.add(names.path, names.name, names.kinds)
+                for path, labels in part.summary.labels.items():
+                    self.catalogue.see(path, labels)
+            for name, value in run.args.items():
+                kinds.setdefault(name, set()).add(encode(convert(value))[0])
+        for (name, path), lacking in sorted(self._virtual.items()):
+            if lacking or name not in self.catalogue.names:
+                self.catalogue.add(path, name, ())
+        self.args = {name: unify(names) for name, names in kinds.items()}
+        self.captured = self._captured_only()
+
+    def _captured_only(self) -> dict[str, Origin]:
+        """Return the names whose values are all captured, each with the strongest origin."""
+        origins_by_name: dict[str, set[Origin | None]] = {}
+        for parts in self._parts.values():
+            for part in parts:
+                for logged in part.shown():
+                    origins_by_name.setdefault(logged.name, set()).add(
+                        captured_origin(part.summary.replay)
+                    )
+        for name, _ in self._virtual:
+            origins_by_name.setdefault(name, set()).add(None)
+        return {
+            name: min((origin for origin in origins if origin), key=CAPTURED.index)
+            for name, origins in origins_by_name.items()
+            if None not in origins
+        }
+
+    def names_by_default(self) -> list[str]:
+        """Return the columns of a table for which no names are given.
+
+        These are all names that were logged, with Rearview or another logger. If one of the runs logged
+        nothing at all, variables and printed numbers are added: those outside loops and in outermost loops
+        or, if there are none, those in the fewest loops.
+        """
+        weak = {name for name, origin in self.captured.items() if origin in UNASKED}
+        logged = [name for name in self.catalogue.names if name not in weak]
+        if all(map(self._logs_itself, self.runs)):
+            return logged
+        level = {name: min(map(depth, self.catalogue.names[name])) for name in weak}
+        least = max(1, min(level.values(), default=1))
+        return [name for name in self.catalogue.names if level.get(name, 0) <= least]
+
+    def _logs_itself(self, run: str) -> bool:
+        return any(
+            captured_origin(part.summary.replay) not in UNASKED
+            and (part.summary.replay is None or part.summary.replay.startswith("$"))
+            and part.summary.rows
+            for part in self._parts[run]
+        )
+
+    def _visible_parts(self, run_records: RunRecords, run: str) -> list[RecordPart]:
+        """Return the records of a run that a table may show; note which are unproved.
+
+        Only here are values of replays that were not exact withheld.
+        """
+        origins = {replay.id: replay.proof.origin for replay in run_records.replays.get(run, [])}
+        out = []
+        for part in run_records.parts.get(run, []):
+            replay = part.summary.replay
+            origin = origins.get(replay, Origin.UNPROVED) if replay else Origin.RECORDED
+            origin = captured_origin(replay) or origin
+            if origin in WITHHELD and not self._withheld:
+                continue
+            out.append(part)
+            if origin not in TRUSTED:
+                self.unproved.update(logged.name for logged in part.summary.names)
+        return _strongest(out)
+
+    def _lacking(self, name: str, path: str) -> set[str]:
+        """Return the runs that may lack values of a name in the loops where the source logs it.
+
+        A statement in a function is in fewer loops in the text than when it runs. If a run has values of
+        the name in other loops and none in these, none are missing in these.
+        """
+        out = set()
+        for run in self.runs:
+            parts = [
+                part
+                for part in self._parts[run]
+                if captured_origin(part.summary.replay) not in UNASKED
+            ]
+            paths = {
+                logged.path
+                for part in parts
+                for logged in part.summary.names
+                if logged.name == name
+            }
+            if not paths or path in paths:
+                out.add(run)
+        return out
+
+    def first(self, rows: int, names: Iterable[str]) -> Sources:
+        """Return the sources of the first runs that certainly have that many rows together."""
+        name_set, count = set(names), 0
+        for n, run in enumerate(self.runs[:-1], 1):
+            parts = self._parts[run]
+            sure = [0]
+            if not any(part.summary.attempt for part in parts):
+                # each value of one name at the deepest path has a row
+                sure += [
+                    sum(logged.kinds.values())
+                    for part in parts
+                    for logged in part.summary.names
+                    if part.summary.replay is None
+                    and logged.name in name_set
+                    and self._deepest(logged.path, name_set)
+                ]
+            count += max(sure)
+            if count >= rows:
+                out = copy(self)
+                out.runs, out._files = self.runs[:n], None  # noqa: SLF001
+                return out
+        return self
+
+    def _deepest(self, path: str, names: set[str]) -> bool:
+        return not any(
+            other_path != path and inside(other_path, path)
+            for name in names
+            for other_path in self.catalogue.names.get(name, ())
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether these runs logged all values themselves, and each name once per point."""
+        return all(plain(self._run_records.parts.get(run, [])) for run in self.runs)
+
+    def until(self, path: str, rows: int, names: dict[str, str]) -> Sources:
+        """Return the sources up to the outermost iteration at which `path` has that many rows.
+
+        Only if that is cheap to find out: for one run that is already pivoted.
+        """
+        opened = self._opened()
+        if len(self.runs) != 1 or not opened.pivoted or self._upto is not None or not path:
+            return self
+        for stored in self._stored(path, names, origins=()):
+            sql = f"SELECT i1 FROM ({stored}) ORDER BY i1 LIMIT 1 OFFSET {max(0, rows - 1)}"
+            row = self._duck.execute(sql).fetchone()
+            if row is not None:
+                out = copy(self)
+                out._upto = int(row[0])  # noqa: SLF001
+                return out
+        return self
+
+    def _opened(self) -> Files:
+        if self._files is None:
+            self._files = Files([], [], [])
+            for run in self.runs:
+                parts, which = self._parts[run], (run, self._withheld)
+                if which not in self._run_records.pivoted:
+                    replays = self._run_records.replays.get(run, [])
+                    self._run_records.pivoted[which] = points(
+                        self._project, self._duck, run, parts, replays
+                    )
+                pivoted = self._run_records.pivoted[which]
+                if pivoted is not None:
+                    self._files.pivoted.append(pivoted)
+                else:
+                    (self._files.simple if plain(parts) else self._files.ranked).extend(parts)
+        return self._files
+
+    def wide(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
+        """Return one row per point and occurrence at `path`, with the named values as columns.
+
+        With a virtual name among them, every known point at or below `path` has a row, in the runs
+        that may lack values of it there.
+        """
+        out = []
+        held = self._opened()
+        for parts, form in ((held.simple, PLAIN), (held.ranked, WINNERS)):
+            if parts:
+                source = form.format(source=long(parts))
+                out.append(wide(source, path, names, origins))
+        out += self._stored(path, names, origins=origins)
+        values = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
+        lacking = set().union(*(self._virtual.get((name, path), ()) for name in names))
+        lacking = lacking & set(self.runs) if path or names else set(self.runs)
+        if not lacking:
+            return values
+        keys = [f"i{k}" for k in range(1, depth(path) + 1)]
+        labels = [f"x{k}" for k in range(1, depth(path) + 1)]
+        columns = [key("n", name) for name in names]
+        columns += [key("o", name) for name in names if name in origins]
+        shown = ", ".join(
+            ["u.run", *(f"u.{key}" for key in (*keys, *labels)), "coalesce(w.occ, 0) AS occ", "w.s"]
+            + [f"w.{column}" for column in columns]
+        )
+        on = " AND ".join(f"u.{key} = w.{key}" for key in ("run", *keys))
+        rows = f"u.run IN ({', '.join(map(quoted, sorted(lacking)))}) OR w.run IS NOT NULL"
+        return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({values}) w ON {on} WHERE {rows}"
+
+    def _stored(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> list[str]:
+        """Return scans of runs that are already pivoted, with equal columns in one scan."""
+        groups: dict[str, list[Path]] = {}
+        keys = "".join(f", i{k}, x{k}" for k in range(1, depth(path) + 1))
+        for run in self._opened().pivoted:
+            if path not in run or not run[path][1].kinds.keys() & names.keys():
+                continue
+            file, held = run[path]
+            cells, present = "", []
+            for name, kind in names.items():
+                column, origin = key("n", name), key("o", name)
+                there, source = f"{column} IS NOT NULL", "'recorded'"
+                if name in held.origins:
+                    there, source = f"{origin} IS NOT NULL", origin
+                value = recast(column, held.kinds[name], kind) if name in held.kinds else "NULL"
+                cells += f", CAST({value} AS {TYPES[kind]}) AS {column}"
+                if name in held.kinds:
+                    present.append(there)
+                if name in origins:
+                    known = f"CASE WHEN {there} THEN {source} END" if name in held.kinds else "NULL"
+                    cells += f", CAST({known} AS VARCHAR) AS {origin}"
+            own = ", ".join(key("s", name) for name in names if name in held.kinds)
+            first = f"least({own})"
+            near = f" AND i1 <= {self._upto}" if path and self._upto is not None else ""
+            text = f"SELECT run{keys}, occ, {first} AS s{cells} FROM {{}} WHERE ({' OR '.join(present)}){near}"
+            groups.setdefault(text, []).append(file)
+        return [
+            text.replace("{}", f"read_parquet({files(paths)})", 1) for text, paths in groups.items()
+        ]
+
+    def _known(self, path: str) -> str:
+        """Return every known point at `path`: one that has records, or contains points that have."""
+        if not path:
+            run_list = ", ".join(map(quoted, self.runs)) or "NULL"
+            return f"SELECT run FROM own.runs WHERE run IN ({run_list})"
+        n = range(1, depth(path) + 1)
+        texts = []
+        parts = [*self._opened().simple, *self._opened().ranked]
+        if parts:
+            keys = "".join(f", indices[{k}] AS i{k}" for k in n)
+            labels = "".join(f", {label(k, 'labels')} AS x{k}" for k in n)
+            texts.append(
+                f"SELECT DISTINCT run{keys}{labels} FROM ({long(parts)}) WHERE path = {quoted(path)} "
+                f"OR starts_with(path, {quoted(path + '/')})"
+            )
+        keys = "".join(f", i{k}" for k in n) + "".join(f", x{k}" for k in n)
+        for run in self._opened().pivoted:
+            texts += [
+                f"SELECT DISTINCT run{keys} FROM read_parquet({quoted(file)})"
+                for other_path, (file, _) in run.items()
+                if inside(other_path, path)
+            ]
+        if not texts:
+            return self._nothing(path, {}, origins=())
+        merged = " UNION ALL ".join(texts)
+        by = "run" + "".join(f", i{k}" for k in n)
+        any_labels = "".join(f", any_value(x{k}) AS x{k}" for k in n)
+        return f"SELECT {by}{any_labels} FROM ({merged}) GROUP BY {by}"
+
+    @staticmethod
+    def _nothing(path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
+        n = range(1, depth(path) + 1)
+        text = "SELECT NULL::VARCHAR AS run, 0 AS occ, NULL::BIGINT AS s" + "".join(
+            f", NULL::BIGINT AS i{k}, NULL::VARCHAR AS x{k}" for k in n
+        )
+        for name, kind in names.items():
+            text += f", NULL::{TYPES[kind]} AS {key('n', name)}"
+            text += f", NULL::VARCHAR AS {key('o', name)}" if name in origins else ""
+        return text + " WHERE false"
+
+
+def _strongest(parts: list[RecordPart]) -> list[RecordPart]:
+    """Return the parts of one run with weaker captured records of a name hidden.
+
+    Values that the run or a replay logged hide captured values of the same name in other loops; at the same
+    point they are preferred when rows are built. Of several captured sources, one gives all values.
+    """
+    sources = {id(part): captured_origin(part.summary.replay) for part in parts}
+    if not any(sources.values()):
+        return parts
+    logged: dict[str, set[str]] = {}
+    best: dict[str, int] = {}
+    for part in parts:
+        source = sources[id(part)]
+        for summary in part.summary.names:
+            if source is None:
+                logged.setdefault(summary.name, set()).add(summary.path)
+            else:
+                rank = CAPTURED.index(source)
+                best[summary.name] = min(rank, best.get(summary.name, rank))
+    out = []
+    for part in parts:
+        source = sources[id(part)]
+        hidden = frozenset(
+            (summary.path, summary.name)
+            for summary in (part.summary.names if source is not None else ())
+            if source is not None
+            and (
+                best[summary.name] != CAPTURED.index(source)
+                or (summary.name in logged and summary.path not in logged[summary.name])
+            )
+        )
+        out.append(replace(part, hidden=hidden) if hidden else part)
+    return sorted(out, key=lambda part: _rank(captured_origin(part.summary.replay)))
+
+
+def _rank(origin: Origin | None) -> int:
+    return -1 if origin is None else CAPTURED.index(origin)
