@@ -236,6 +236,52 @@ def test_names_and_effects_of_a_cell(source, names, calls):
     assert found.calls == calls
 
 
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("x = 1\nprint(x)", {"print"}),
+        ("x = x + 1", {"x"}),
+        ("x += 1", {"x"}),
+        ("x[0] = 1", {"x"}),
+        ("del x", {"x"}),
+        ("for i in y:\n    z = i\nprint(z, i)", {"y", "z", "i", "print"}),
+        ("if a:\n    b = 1\nelse:\n    b = 2\nc = b", {"a"}),
+        ("if a:\n    b = 1\nc = b", {"a", "b"}),
+        ("y = [f(i) for i in x]\ni = 1", {"f", "x"}),
+        ("fig, ax = plt.subplots()\nax.plot(x)", {"plt", "x"}),
+        ("with open(p) as f:\n    text = f.read()\nprint(text)", {"open", "p", "print", "text"}),
+        ("try:\n    a = b\nexcept E:\n    a = c\nd = a", {"a", "b", "c", "E"}),
+        ("def f(x):\n    y = x\n    return y + z\nw = f(1)", {"z"}),
+        ("z = 2\ndef f():\n    return z\nw = f()", set()),
+        ("while n:\n    n -= 1", {"n"}),
+        ("big = frame.query('a > @limit')", {"frame", "a", "limit"}),
+        ("%timeit -n 3 -r 2 f(x)", {"f", "x"}),
+        ("%%timeit y = 1\nf(y)", {"f"}),
+        ("r = %timeit -o f(x)", {"f", "x"}),
+        ("g = lambda a, n=n: a + m", {"n"}),
+    ],
+)
+def test_a_cell_reads_the_names_whose_value_it_may_use_before_it_sets_them(source, reads):
+    assert analyse(source).reads == reads
+
+
+def test_equal_content_has_one_digest_also_after_it_was_loaded(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    datasets, tree = pytest.importorskip("sklearn.datasets"), pytest.importorskip("sklearn.tree")
+    iris = datasets.load_iris()
+    texts = ["".join(["ab", "c"]), "".join(["a", "bc"])]
+    padded = numpy.empty(3, {"names": ["a", "b"], "formats": ["u1", "f8"], "offsets": [0, 8]})
+    padded["a"], padded["b"] = 1, 2.0
+    masked = numpy.ma.array([1, 2], mask=[0, 1])
+    model = tree.DecisionTreeClassifier(random_state=0).fit(iris.data, iris.target)
+    store = ResultStore(tmp_path / "cells")
+    for value in (iris, texts, padded, masked, model, numpy.empty((0, 3)), {"k": [texts[0]]}):
+        content = serialize({"x": value}, owned=True)
+        store.put(content)
+        loaded = store.get(content.digest, str)
+        assert serialize(loaded, owned=True).digest == content.digest, type(value)
+
+
 def test_a_seeded_generator_and_clock_readings_of_an_import_do_not_keep_a_cell_from_being_reused(
     tmp_path,
 ):
