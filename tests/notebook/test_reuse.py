@@ -254,6 +254,7 @@ def test_names_and_effects_of_a_cell(source, names, calls):
         ("def f(x):\n    y = x\n    return y + z\nw = f(1)", {"z"}),
         ("z = 2\ndef f():\n    return z\nw = f()", set()),
         ("while n:\n    n -= 1", {"n"}),
+        ("def f():\n    return a\nif b:\n    def f():\n        return c\nf()", {"a", "b", "c"}),
         ("big = frame.query('a > @limit')", {"frame", "a", "limit"}),
         ("%timeit -n 3 -r 2 f(x)", {"f", "x"}),
         ("%%timeit y = 1\nf(y)", {"f"}),
@@ -269,13 +270,23 @@ def test_equal_content_has_one_digest_also_after_it_was_loaded(tmp_path):
     numpy = pytest.importorskip("numpy")
     datasets, tree = pytest.importorskip("sklearn.datasets"), pytest.importorskip("sklearn.tree")
     iris = datasets.load_iris()
-    texts = ["".join(["ab", "c"]), "".join(["a", "bc"])]
+    texts = ["abc", "abcd"[:3]]
     padded = numpy.empty(3, {"names": ["a", "b"], "formats": ["u1", "f8"], "offsets": [0, 8]})
     padded["a"], padded["b"] = 1, 2.0
     masked = numpy.ma.array([1, 2], mask=[0, 1])
+    pairs = numpy.zeros(2, numpy.dtype([("a", "f4", (3,))]))
     model = tree.DecisionTreeClassifier(random_state=0).fit(iris.data, iris.target)
     store = ResultStore(tmp_path / "cells")
-    for value in (iris, texts, padded, masked, model, numpy.empty((0, 3)), {"k": [texts[0]]}):
+    for value in (
+        iris,
+        texts,
+        padded,
+        masked,
+        pairs,
+        model,
+        numpy.empty((0, 3)),
+        {"k": [texts[0]]},
+    ):
         content = serialize({"x": value}, owned=True)
         store.put(content)
         loaded = store.get(content.digest, str)

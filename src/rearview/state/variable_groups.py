@@ -49,6 +49,11 @@ class _Never:
     """Nothing is an instance of it."""
 
 
+def _is_plain(dtype: Any) -> bool:
+    """Return True if a type of array elements is fully described by its short text."""
+    return dtype.kind in "biufcmMOSU" and dtype.metadata is None and dtype.subdtype is None
+
+
 def object_of(pid: str, find: Callable[[str], Any]) -> Any:
     """Return the object that `pid` stands for in a pickle; `find` returns those that are known by name."""
     if pid.startswith(_TEXT):
@@ -92,7 +97,7 @@ def serialize(
                 # which equal texts are one object depends on how they came about: not so in the copy
                 if type(obj) is str:
                     return texts.get(obj) or texts.setdefault(obj, _TEXT + obj)
-                if isinstance(obj, dtype_type) and obj.isbuiltin == 1:
+                if isinstance(obj, dtype_type) and _is_plain(obj):
                     return dtypes.get(obj.str) or dtypes.setdefault(obj.str, _DTYPE + obj.str)
             return by_name(obj)
 

@@ -75,10 +75,12 @@ class NotebookState:
         `definitions` are the cell's own: functions of earlier cells may call them.
         """
         todo, seen = list(names), set(names)
-        own = {each.name: each.names for each in definitions}
+        own: dict[str, set[str]] = {}
+        for each in definitions:
+            own.setdefault(each.name, set()).update(each.names)
         while todo:
             name = todo.pop()
-            more: set[str] = set(own.get(name, ()))
+            more = set(own.get(name, ()))
             if name in self.definitions:
                 more |= self.definitions[name][0].names
             if name in self.groups:

@@ -105,12 +105,19 @@ class CellReads:
     """
 
     def __init__(self, definitions: Iterable[DefinedNames]) -> None:
-        self._definitions = {each.name: each for each in definitions}
+        self._definitions: dict[str, list[DefinedNames]] = {}
+        for each in definitions:
+            self._definitions.setdefault(each.name, []).append(each)
         self._reads: set[str] = set()
 
     def of(self, body: Iterable[ast.stmt]) -> set[str]:
         """Return the names that statements may use as they were before, whichever branches are taken."""
-        self._walk(body, frozenset())
+        bound: frozenset[str] = frozenset()
+        for node in body:
+            own = self._definitions.get(_name_of(node), [])
+            for each in own:
+                self._reads |= each.at_once - bound
+            bound = bound | {_name_of(node)} if own else self._walk([node], bound)
         return self._reads
 
     def _read(self, node: ast.AST | None, bound: frozenset[str]) -> None:
@@ -120,8 +127,8 @@ class CellReads:
         waiting = set(self._definitions)
         while called := waiting & names:  # a function of this cell uses what its body names
             waiting -= called
-            for each in called:
-                names |= self._definitions[each].names
+            for name in called:
+                names = names.union(*(each.names for each in self._definitions[name]))
         self._reads |= names - bound
 
     def _read_target(self, target: ast.expr, bound: frozenset[str]) -> None:
@@ -148,10 +155,6 @@ class CellReads:
     def _simple(self, node: ast.stmt, bound: frozenset[str]) -> frozenset[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             return bound | {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        own = self._definitions.get(_name_of(node))
-        if own is not None:
-            self._reads |= own.at_once - bound
-            return bound | {own.name}
         self._read(node, bound)
         if isinstance(node, ast.Assign):
             return bound | {name for target in node.targets for name in _bound_by(target)}
