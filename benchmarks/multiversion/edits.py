@@ -15,8 +15,8 @@ they draw is compared too. (By itself the engine begins with those of the notebo
 A cell must run if it was edited, or if its output or a variable that it left differs between the references before
 and after the edit: whatever reuses results has to run it. So do cells whose output differs between the two executions
 of the first version, except if it was measured by a magic such as `%timeit`: those must run if a variable that they
-name is another one. Of all other cells only the imports must run. The CPU seconds of all that are the ideal: no
-correct engine can save more.
+name is another one. Of cells before one that must run, the imports must run as well. The CPU seconds of all that are
+the ideal: no correct engine can save more.
 """
 
 import argparse
@@ -401,7 +401,6 @@ def try_engine(file, facts):
             ]
             must = must_run(facts, number) if number else set(range(stop))
             full = [each["seconds"] for each in run[:stop]]
-            imports = facts["imports"]
             rows.append(
                 {
                     "kind": version["kind"],
@@ -409,7 +408,6 @@ def try_engine(file, facts):
                     "wrong": wrong + list(range(len(cells), stop)),
                     "full": full,
                     "took": took[:stop],
-                    "ideal": [s if i in must else min(s, imports[i]) for i, s in enumerate(full)],
                     "must": sorted(must),
                     "why": reasons(folder),
                     "wall": wall,
@@ -417,6 +415,16 @@ def try_engine(file, facts):
             )
         os.chdir("/")
     return rows
+
+
+def add_ideal(facts, rows):
+    """Add the seconds of each cell that no correct engine can save: all of those that must run, imports of those before."""
+    for row in rows:
+        last = max(row["must"], default=-1)
+        row["ideal"] = [
+            s if i in row["must"] else min(s, facts["imports"][i]) if i < last else 0.0
+            for i, s in enumerate(row["full"])
+        ]
 
 
 def share(part, whole):
@@ -441,7 +449,7 @@ def explain(name, rows):
     for row in rows[1:]:
         for i, (took, ideal) in enumerate(zip(row["took"], row["ideal"], strict=False)):
             if took > ideal + 0.05:
-                why = row["why"].get(i, "?") or "not run"
+                why = row["why"].get(str(i), "?") or "not run"
                 need = "must run" if i in row["must"] else "could be reused"
                 print(
                     f"  {name}: edit of {row['at']} ({row['kind']}): cell {i} took {took:.2f} s "
@@ -455,6 +463,7 @@ def main():
     options = argparse.ArgumentParser()
     options.add_argument("--references", type=Path, required=True)
     options.add_argument("--only-references", action="store_true")
+    options.add_argument("--only-print", action="store_true", help="print results that are there")
     options.add_argument("--why", action="store_true")
     options.add_argument("notebooks", type=Path, nargs="+")
     given = options.parse_args()
@@ -476,6 +485,8 @@ def main():
     everything, filling, begin = [], [], time.perf_counter()
     for file in [each.absolute() for each in given.notebooks]:
         store = references / f"{file.parent.name}-{file.stem}.json"
+        if given.only_print and not store.is_file():
+            continue
         if not store.is_file():
             os.chdir("/")
             facts = make_references(file)
@@ -486,8 +497,13 @@ def main():
             continue
         if given.only_references:
             continue
-        rows = try_engine(file, facts)
-        (references / f"{store.stem}.engine").write_text(json.dumps(rows))
+        results = references / f"{store.stem}.engine"
+        if not given.only_print:
+            results.write_text(json.dumps(try_engine(file, facts)))
+        elif not results.is_file():
+            continue
+        rows = json.loads(results.read_text())
+        add_ideal(facts, rows)
         for row in rows:
             if row["wrong"]:
                 where = f"{row['kind']} of {row['at']}"
