@@ -309,7 +309,10 @@ def test_the_cell_process_loads_nothing_of_rearview_but_itself():
     assert set(loaded) == {
         "rearview",
         "rearview.multiversion",
-        *(f"rearview.multiversion.{m}" for m in ("cell_outputs", "cell_process", "cell_process_state")),
+        *(
+            f"rearview.multiversion.{m}"
+            for m in ("cell_outputs", "cell_process", "cell_process_state")
+        ),
     }
 
 

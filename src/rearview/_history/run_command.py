@@ -19,7 +19,7 @@ from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.start_command import StartCommand, start_command
 from rearview.model import Run, Status
-from rearview.model.plan import Control
+from rearview.model.messages import Control
 from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
 from rearview.model.wording import plural

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from rearview.execute.executor import Job, SetupStage, Task
-from rearview.model.plan import (
+from rearview.model.messages import (
     UNLIKE,
     VARIABLE,
     Control,

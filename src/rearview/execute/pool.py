@@ -17,7 +17,7 @@ from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome, needs_rerun
 from rearview.execute.status import Eta, Event, Progress, RecordTail, SegmentProgress, StatusFile
 from rearview.model import Run, Segment
-from rearview.model.plan import ReplayFailure
+from rearview.model.messages import ReplayFailure
 from rearview.model.run import name_of
 
 MAX_LOSSES = 3

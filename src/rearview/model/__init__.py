@@ -10,7 +10,8 @@ from rearview.model.checkpoint import (
     Part,
     Snapshot,
 )
-from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
+from rearview.model.messages import Control, ReplayReport, SegmentFile
+from rearview.model.plan import Operator, Plan, Segment
 from rearview.model.proof import Proof, Verdict, proof_of
 from rearview.model.run import (
     EXIT_PAUSED,

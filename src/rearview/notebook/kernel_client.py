@@ -21,7 +21,7 @@ import msgspec
 
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
-from rearview.model.plan import AGAIN, VARIABLE, Control
+from rearview.model.messages import AGAIN, VARIABLE, Control
 from rearview.source.notebooks import Notebook, parse
 from rearview.store.files import open_file
 

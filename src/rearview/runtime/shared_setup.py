@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from rearview.model import Control
-from rearview.model.plan import UNLIKE, VARIABLE, ForkServerReady, SetupStart, SpawnRequest
+from rearview.model.messages import UNLIKE, VARIABLE, ForkServerReady, SetupStart, SpawnRequest
 from rearview.runtime import start_replay
 from rearview.runtime.checkpoint_index import CheckpointIndex, KnownMemory
 from rearview.runtime.fork_server import CLOCKED, DRAWING, open_files, serve, threads_left
