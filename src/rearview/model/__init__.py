@@ -1,4 +1,4 @@
-"""The words: frozen values without I/O that every room speaks in."""
+"""Values that all rooms share: runs, points, records, checkpoints, plans, messages and proofs; no I/O."""
 
 from rearview.model.checkpoint import (
     Checkpoint,

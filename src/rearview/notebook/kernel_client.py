@@ -29,10 +29,10 @@ EXECUTED = "executed.ipynb"
 """File in the folder of a run: the notebook with its outputs."""
 TIMED_OUT = 124
 """Exit code after a cell that exceeded its time limit, as the command `timeout` has it."""
-GIVEN_UP = "KeptResultsUnusable"
-"""Error of a kernel that cannot go on with kept results: the notebook is run again without them."""
+REUSE_FAILED = "KeptResultsUnusable"
+"""Error of a kernel that cannot use the stored results of cells: all cells of the notebook are run again."""
 REUSE_VARIABLE = "REARVIEW_REUSE_CELLS"
-"""Environment variable: 0 runs every cell, whatever is known of it."""
+"""Environment variable: 0 runs every cell, even if its result is stored."""
 _REUSED = "reused.json"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 5.0
@@ -69,14 +69,14 @@ def check(data: bytes, path: str) -> Notebook:
 
 
 def execute(
-    begun: StartCommand,
+    command: StartCommand,
     data: bytes,
     *,
     path: str,
     show: Show = lambda *_: None,
     timeout: float | None = None,
 ) -> Executed:
-    """Run all cells of the notebook `data` in a kernel that the command `begun` starts."""
+    """Run all cells of the notebook `data` in the kernel that `command` starts."""
     notebook = check(data, path)
     try:
         import nbformat
@@ -89,45 +89,45 @@ def execute(
         ) from exc
     content = nbformat.reads(data.decode("utf-8"), as_version=4)
     with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
-        manager = manager_of(begun, Path(folder))
+        manager = manager_of(command, Path(folder))
         client = _client(content, manager, show, timeout)
-        done, died = Executed(0, content=content), False
+        executed, died = Executed(0, content=content), False
         try:
-            client.execute(env=manager.environment, cwd=str(begun.folder))
+            client.execute(env=manager.environment, cwd=str(command.folder))
         except CellExecutionError as exc:
-            done.why = _first_line(f"{exc.ename}: {exc.evalue}")
-            done.trace = "\n".join(_error_of(content, client.position).get("traceback", ()))
+            executed.why = _first_line(f"{exc.ename}: {exc.evalue}")
+            executed.trace = "\n".join(_error_of(content, client.position).get("traceback", ()))
         except CellTimeoutError:
-            done.code = TIMED_OUT
-            done.why = f"it took longer than {timeout:g} seconds (--timeout)"
+            executed.code = TIMED_OUT
+            executed.why = f"it took longer than {timeout:g} seconds (--timeout)"
         except (DeadKernelError, RuntimeError) as exc:  # the latter while it starts
             if manager.process is None or manager.process.poll() is None:
                 raise
-            done.why = str(exc) or "the kernel died"
+            executed.why = str(exc) or "the kernel died"
             died = True
         finally:
             code = manager.ended()
         retry_file = Path(folder) / AGAIN
         if died and retry_file.is_file():
-            env = {**begun.environment, VARIABLE: retry_file.read_text("utf-8")}
-            anew = replace(begun, environment=env)
-            return execute(anew, data, path=path, show=show, timeout=timeout)
-    if done.why:
-        done.cell = _number(notebook, client.position) if client.position_known else 0
-        done.why = _death(code) if died else done.why
-        done.code = done.code or code or 1
+            env = {**command.environment, VARIABLE: retry_file.read_text("utf-8")}
+            retry = replace(command, environment=env)
+            return execute(retry, data, path=path, show=show, timeout=timeout)
+    if executed.why:
+        executed.cell = _number(notebook, client.position) if client.position_known else 0
+        executed.why = _death(code) if died else executed.why
+        executed.code = executed.code or code or 1
     else:
-        done.code = code
-    if begun.run_folder is not None:
-        keep(begun.run_folder, content)
-    return done
+        executed.code = code
+    if command.run_folder is not None:
+        keep(command.run_folder, content)
+    return executed
 
 
-def reusing(begun: StartCommand, *, reuse: bool) -> StartCommand:
-    """Return the command with results of cells reused, or not."""
-    control = msgspec.structs.replace(control_of(begun), reuse_cells=reuse)
-    environment = {**begun.environment, VARIABLE: msgspec.json.encode(control).decode()}
-    return replace(begun, environment=environment)
+def with_reuse(command: StartCommand, *, reuse: bool) -> StartCommand:
+    """Return the command with the reuse of stored results of cells switched on or off."""
+    control = msgspec.structs.replace(control_of(command), reuse_cells=reuse)
+    environment = {**command.environment, VARIABLE: msgspec.json.encode(control).decode()}
+    return replace(command, environment=environment)
 
 
 def reuse_is_wanted(environment: Mapping[str, str]) -> bool:
@@ -135,18 +135,18 @@ def reuse_is_wanted(environment: Mapping[str, str]) -> bool:
     return environment.get(REUSE_VARIABLE, "1").lower() not in {"0", "false", "no", "off"}
 
 
-def given_up(content: Any) -> str:
-    """Return why a kernel could not go on with kept results; empty if it could."""
+def reuse_failure(content: Any) -> str:
+    """Return why a kernel could not use the stored results of cells; empty if it could."""
     for cell in content.cells:
         for output in cell.get("outputs", ()):
-            if output.get("output_type") == "error" and output.get("ename") == GIVEN_UP:
+            if output.get("output_type") == "error" and output.get("ename") == REUSE_FAILED:
                 return str(output.get("evalue"))
     return ""
 
 
-def control_of(begun: StartCommand) -> Control:
-    """Return the control message of the process that `begun` starts."""
-    return msgspec.json.decode(begun.environment[VARIABLE], type=Control)
+def control_of(command: StartCommand) -> Control:
+    """Return the control message of the process that `command` starts."""
+    return msgspec.json.decode(command.environment[VARIABLE], type=Control)
 
 
 def write(content: Any, file: Path) -> None:
@@ -167,7 +167,7 @@ def keep(folder: Path, content: Any) -> None:
 
 
 def reuse_lines(folder: Path) -> list[str]:
-    """Return what became of kept results in a run, for people: how many cells were run, and why."""
+    """Return lines for people: how many cells of a run were reused, and why the others ran."""
     try:
         facts = msgspec.json.decode((folder / _REUSED).read_bytes())
     except (OSError, msgspec.MsgspecError):
@@ -201,21 +201,21 @@ def _death(code: int) -> str:
     return f"the kernel ended with exit code {code}"
 
 
-def manager_of(begun: StartCommand, folder: Path) -> Any:
+def manager_of(command: StartCommand, folder: Path) -> Any:
     """Return the manager that starts, watches and ends the kernel process."""
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
 
     connection = folder / "kernel.json"
-    control = control_of(begun)
+    control = control_of(command)
     message = msgspec.json.encode(msgspec.structs.replace(control, kernel=str(connection))).decode()
 
     class Manager(AsyncKernelManager):
-        environment = {**begun.environment, VARIABLE: message}  # noqa: RUF012 - never changed
+        environment = {**command.environment, VARIABLE: message}  # noqa: RUF012 - never changed
         process: Any = None
 
         def format_kernel_cmd(self, extra_arguments: Any = None) -> list[str]:  # noqa: ARG002
-            return list(begun.command)
+            return list(command.command)
 
         async def _async_post_start_kernel(self, **kwargs: Any) -> None:
             provisioner: Any = self.provisioner
@@ -244,7 +244,7 @@ def manager_of(begun: StartCommand, folder: Path) -> Any:
         shutdown_wait_time=float(10**6),
     )
     manager._kernel_spec = KernelSpec(  # noqa: SLF001 - none is installed, so none is looked up
-        argv=list(begun.command), display_name="Python", language="python"
+        argv=list(command.command), display_name="Python", language="python"
     )
     return manager
 
