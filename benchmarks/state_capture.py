@@ -18,9 +18,9 @@ from collections import deque
 import numpy as np
 import torch
 
-from rearview.state.anchors import Anchors
 from rearview.state.capture import capture
 from rearview.state.compare import compare
+from rearview.state.object_walk import Anchors
 from rearview.state.restore import restore
 
 ROUNDS = 7

@@ -1,4 +1,4 @@
-"""Write the pages that follow from the code: cli.md and settings.md. `make docs` runs this."""
+"""Write the pages that follow from the code: cli.md, settings.md and schema.md. `make docs` runs this."""
 
 import ast
 import inspect
@@ -9,6 +9,7 @@ import click
 
 from rearview import config
 from rearview.cli.main import COMMANDS, cli
+from rearview.store.tables import schema
 
 HERE = Path(__file__).parent
 
@@ -59,6 +60,7 @@ def main() -> None:
     """Write the pages."""
     (HERE / "cli.md").write_text(cli_page(), "utf-8")
     (HERE / "settings.md").write_text(settings_page(), "utf-8")
+    (HERE / "schema.md").write_text(schema.markdown(), "utf-8")
 
 
 def cli_page() -> str:

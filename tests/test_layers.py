@@ -37,14 +37,18 @@ MAY_IMPORT = {
     "checkpointer/published": "checkpointer",
     # inside the user's process
     "runtime": (
-        "checkpointer config energy errors model remote runtime/capture runtime/cells runtime/sandbox runtime/saving source "
-        "source/probes state state/codecs store store/checkpoints store/maintenance store/tables "
-        "store/versions"
+        "checkpointer config energy errors model remote runtime/capture runtime/cells runtime/replay "
+        "runtime/sandbox runtime/saving source source/probes state state/codecs store "
+        "store/checkpoints store/maintenance store/versions"
     ),
     "runtime/capture": "model runtime runtime/sandbox source store",
     "runtime/cells": "errors model runtime runtime/sandbox source state state/codecs store",
     "runtime/process": "runtime",
-    "runtime/sandbox": "model source state state/codecs store store/checkpoints",
+    "runtime/replay": (
+        "checkpointer config errors model runtime runtime/sandbox source state/codecs store "
+        "store/checkpoints store/tables"
+    ),
+    "runtime/sandbox": "model state state/codecs store store/checkpoints",
     "runtime/saving": "config errors model store store/checkpoints store/maintenance",
     # the way back
     "execute": "config errors model store store/checkpoints store/versions",
@@ -149,5 +153,5 @@ def test_pure_rooms_touch_nothing_outside(room):
 
 
 def test_submit_files_are_written_without_looking_at_the_machine():
-    imported = {each.imported for each in ALL if each.importer == "checkpointer.batch_files"}
+    imported = {each.imported for each in ALL if each.importer == "checkpointer.submit_files"}
     assert not imported & IMPURE

@@ -9,7 +9,7 @@ import pytest
 from plainly import recorded, write
 from rearview._history import history
 from rearview.backfill.run_facts import replay_facts
-from rearview.execute.status import SILENT, StatusFile, folder_of
+from rearview.execute.backfill_status import SILENT, StatusFile, folder_of
 from rearview.store.runs import Runs
 
 SCRIPT = """

@@ -14,7 +14,7 @@ from rearview.backfill.shared_setup import (
 )
 from rearview.model import Run, Status
 from rearview.model.run import MainLoop, RunEnd, RunStart
-from rearview.runtime.shared_setup import _is_safe, _seeds
+from rearview.runtime.replay.setup_statements import is_safe, only_gives_seeds
 
 HOME = "/home/project"
 LOADS = b"import numpy\nRATE = 1\ndata = load()\nx = data * 2\nfor epoch in x:\n    pass\n"
@@ -113,7 +113,7 @@ def parsed(text):
     ],
 )
 def test_only_statements_that_draw_nothing_give_seeds(text, seeds):
-    assert _seeds(*parsed(text)) is seeds
+    assert only_gives_seeds(*parsed(text)) is seeds
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,5 @@ def test_only_statements_that_draw_nothing_give_seeds(text, seeds):
         ("x.y = 1", False),
     ],
 )
-def test_statements_that_only_bind_names_need_no_keeper(text, safe):
-    assert _is_safe(parsed(text)[0]) is safe
+def test_statements_that_only_bind_names_need_no_standby(text, safe):
+    assert is_safe(parsed(text)[0]) is safe

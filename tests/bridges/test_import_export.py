@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rearview import media
 from rearview._history import history
-from rearview.bridges.exchanged_runs import exported_runs, import_runs
+from rearview.bridges.import_export import exported_runs, import_runs
 from rearview.bridges.mlflow_runs import read_mlflow, write_mlflow
 from rearview.bridges.tensorboard_files import read_tensorboard, write_tensorboard
 from rearview.bridges.wandb_files import log_records, read_wandb, write_wandb

@@ -10,7 +10,7 @@ import pytest
 from checkpointers import make, other_node, read, write
 from limits import HUNG
 from rearview import Checkpointer
-from rearview.checkpointer.archive import CheckpointerWarning
+from rearview.checkpointer.mirrored_saves import CheckpointerWarning
 from rearview.errors import DamagedError, UsageError
 from rearview.remote.folder import FolderRemote
 

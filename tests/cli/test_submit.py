@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rearview.checkpointer.batch_files import BatchJob, batch_script, submit_file
+from rearview.checkpointer.submit_files import BatchJob, batch_script, submit_file
 
 HARD = """it's "me" $(HOME), a,b"""
 

@@ -13,14 +13,14 @@ from limits import HUNG
 pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is not tested")
 
 import rearview
-from execute.test_pool import GOOD, RUN, Granted, Scripted, segment
+from execute.test_run_plan import GOOD, RUN, Granted, Scripted, segment
 from rays import traceless
 from rearview._history import history
 from rearview.errors import SiteError
 from rearview.execute.executor import Task
-from rearview.execute.pool import Claim, Pool
 from rearview.execute.ray import Ray
 from rearview.execute.ray_shipping import Shipments
+from rearview.execute.run_plan import Claim, Pool
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rearview.execute.status import Eta, RecordTail
+from rearview.execute.backfill_status import Eta, RecordTail
 from rearview.model import Point, Step
 from rearview.store.records import RecordFile, encode_point
 

@@ -11,7 +11,7 @@ import pytest
 import rearview
 from rearview._history import facade
 from rearview.errors import UsageError
-from rearview.execute.status import folder_of
+from rearview.execute.backfill_status import folder_of
 from rearview.store.files import publish
 from rearview.store.machine import process_identity
 from rearview.store.maintenance import removal

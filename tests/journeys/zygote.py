@@ -71,7 +71,7 @@ if __name__ == "__main__":
     import torch._dynamo
     import torch.utils.data  # noqa: F401
 
-    import rearview.runtime.launch as launcher
+    import rearview.runtime.run_program as launcher
 
     asked = serve(sys.argv[1])
     if asked is not None:

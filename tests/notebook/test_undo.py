@@ -74,24 +74,32 @@ def test_a_variable_without_a_copy_is_named_and_nothing_is_changed(shell, capsys
     assert "Nothing is kept of cell 99" in capsys.readouterr().err
 
 
-def test_a_copy_that_cannot_be_loaded_is_named_and_the_other_copies_stay(shell, capsys):
-    shell.user_ns["loadable"] = False
-    run(
-        shell,
-        "class Fickle:\n"
-        "    def __reduce__(self): return (make_fickle, ())\n"
-        "def make_fickle():\n"
-        "    if not loadable: raise RuntimeError('not now')\n"
-        "    return Fickle()\n"
-        "numbers, fickle = [1], Fickle()",
-    )
-    run(shell, "numbers.append(2)\nfickle.changed = 1")
+class Fickle:
+    """An object that can be copied, and loaded only while `loadable` is set."""
+
+    loadable = True
+
+    def __init__(self):
+        self.number = 0
+
+    def __setstate__(self, state):
+        if not self.loadable:
+            raise RuntimeError("not now")
+        self.__dict__.update(state)
+
+
+def test_a_copy_that_cannot_be_loaded_is_named_and_all_copies_stay(shell, capsys, monkeypatch):
+    shell.user_ns["Fickle"] = Fickle
+    run(shell, "numbers, fickle = [1], Fickle()")
+    run(shell, "numbers.append(2)\nfickle.number = 1")
+    monkeypatch.setattr(Fickle, "loadable", False)
     shell.run_cell("%rv undo")
-    assert "fickle cannot be brought back to cell" in capsys.readouterr().err
+    assert "fickle cannot be brought back to cell 1: RuntimeError" in capsys.readouterr().err
     assert shell.user_ns["numbers"] == [1, 2]
-    shell.user_ns["loadable"] = True
+    monkeypatch.setattr(Fickle, "loadable", True)
     run(shell, "%rv undo")
     assert shell.user_ns["numbers"] == [1]
+    assert shell.user_ns["fickle"].number == 0
 
 
 def test_history_is_shown_as_a_table(shell):

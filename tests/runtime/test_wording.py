@@ -9,8 +9,8 @@ import pytest
 import rearview
 from rearview.model import ReplayReport, proof_of
 from rearview.model.wording import in_words
-from rearview.state.anchors import tidy
 from rearview.state.codecs.rng import read_global
+from rearview.state.object_walk import tidy
 
 ROOMS = ("runtime", "source", "frameworks", "execute")
 """Rooms in which state is named; what records hold is described in docs/schema.md."""

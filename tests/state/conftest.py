@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from rearview.state.anchors import Anchors
 from rearview.state.capture import capture
 from rearview.state.compare import compare
+from rearview.state.object_walk import Anchors
 from rearview.state.restore import restore
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from rearview.state.anchors import Anchors
 from rearview.state.compare import compare, differences
+from rearview.state.object_walk import Anchors
 
 
 def base():

@@ -4,8 +4,8 @@ from functools import reduce
 
 import pytest
 
-from rearview.state.anchors import Anchors
 from rearview.state.capture import capture
+from rearview.state.object_walk import Anchors
 
 
 class Node:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rearview.state.capture import capture as state_of
-from rearview.state.kinds import layout_of
+from rearview.state.codecs.base import layout_of
 
 
 class Colour(enum.Enum):

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rearview.state.anchors import Anchors
 from rearview.state.capture import capture
+from rearview.state.object_walk import Anchors
 
 from .conftest import is_project, rooted
 

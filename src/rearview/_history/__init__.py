@@ -24,9 +24,15 @@ if TYPE_CHECKING:
         Refusal,
         Unproved,
     )
+    from rearview.execute.backfill_status import (
+        ENDED,
+        BackfillStatus,
+        Event,
+        Progress,
+        SegmentProgress,
+    )
     from rearview.execute.replay_jobs import ReplayOutcome
     from rearview.execute.start_command import StartCommand
-    from rearview.execute.status import ENDED, BackfillStatus, Event, Progress, SegmentProgress
     from rearview.plan.facts import Machine
     from rearview.source.inspection import Inspection
     from rearview.store.machine import cores
@@ -91,7 +97,13 @@ _HOMES = {
     ),
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
     "rearview.execute.start_command": ("StartCommand",),
-    "rearview.execute.status": ("ENDED", "BackfillStatus", "Event", "Progress", "SegmentProgress"),
+    "rearview.execute.backfill_status": (
+        "ENDED",
+        "BackfillStatus",
+        "Event",
+        "Progress",
+        "SegmentProgress",
+    ),
     "rearview.plan.facts": ("Machine",),
     "rearview.source.inspection": ("Inspection",),
     "rearview.store.machine": ("cores",),

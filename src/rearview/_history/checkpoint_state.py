@@ -16,7 +16,7 @@ from rearview.model.run import CELL, columns_of
 from rearview.model.wording import number_or_text
 
 if TYPE_CHECKING:
-    from rearview.state.checkpoint_variables import Variables
+    from rearview.state.read_checkpoint_variables import Variables
     from rearview.store.checkpoints.checkpoints import LoadedCheckpoint
 
 _log = logging.getLogger("rearview")
@@ -48,7 +48,7 @@ class PastState(Mapping[str, Any]):
     @cached_property
     def _variables(self) -> Variables:
         # it reads the state as data and runs nothing; see docs/decisions/state-as-data.md
-        from rearview.state.checkpoint_variables import Variables
+        from rearview.state.read_checkpoint_variables import Variables
 
         anchors = msgspec.json.decode(self._loaded["anchors"])
         signature = [str(name) for name in anchors.get("signature", ())]

@@ -26,14 +26,14 @@ from rearview._history.run_reports import Comparison, Removal, RunReport, compar
 from rearview._history.value_files import SavedValue, load_stored, save_values
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
-from rearview.execute.start_command import (
-    StartCommand,
-)
-from rearview.execute.status import (
+from rearview.execute.backfill_status import (
     BackfillStatus,
     Progress,
     request_workers,
     running_backfills,
+)
+from rearview.execute.start_command import (
+    StartCommand,
 )
 from rearview.model import Checkpoint, Origin, Run, Verdict
 from rearview.model.proof import WITHHELD, compared, worst

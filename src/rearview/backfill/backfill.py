@@ -46,11 +46,12 @@ from rearview.backfill.shared_setup import (
 from rearview.backfill.statement_sources import StatementSources
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
+from rearview.execute.backfill_status import Progress, StatusFile, running_backfills
 from rearview.execute.executor import Executor
-from rearview.execute.local import FORK_SERVER_SUPPORTED, Local
-from rearview.execute.pool import Pool
+from rearview.execute.fork_server_client import FORK_SERVER_SUPPORTED
+from rearview.execute.local import Local
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
-from rearview.execute.status import Progress, StatusFile, running_backfills
+from rearview.execute.run_plan import Pool
 from rearview.model import Plan, Run, Segment
 from rearview.model.messages import ReplayFailure
 from rearview.model.wording import plural

@@ -2,7 +2,7 @@
 
 Segments of different runs share the first statements of their scripts, up to the first that differs.
 Segments of one run share everything up to the main loop. Some set-ups cannot be shared, or only in part, which
-shows only when they run (`runtime/shared_setup.py`); the reasons are remembered here, for `--explain` and for
+shows only when they run (`runtime/replay/setup_process.py`); the reasons are remembered here, for `--explain` and for
 the next backfill.
 """
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rearview.bridges.call_channel import CHANNELS, OPEN, PENDING, REPLAY, CallChannel
-from rearview.bridges.writer_process import SET
-from rearview.bridges.writer_recipes import recipe_of
+from rearview.bridges.logger_factories import recipe_of
+from rearview.bridges.logger_process import SET
 from rearview.config import Settings
 from rearview.errors import UsageError
 
@@ -31,7 +31,7 @@ def background(writer: Any, *args: Any, **given: Any) -> Any:
     `writer` is a class or function that makes the logger there, followed by its arguments:
     `background(SummaryWriter, "logs")`. A logger that exists is taken too if it can be made again
     with certainty. Calls keep their order. `flush()` and `close()` wait until all calls were made,
-    and so does the end of the program. What a call of the logger raises is raised by a later call.
+    and so does the end of the program. An exception that a call of the logger raises is raised by a later call.
 
     Two options: `background_memory`, the bytes that waiting calls may take (a call waits while there
     is no room), and `background_start`, "spawn" for a new interpreter or "fork" for a copy of this
@@ -206,7 +206,7 @@ def _finish_all() -> None:
         try:
             channel.close()
         except KeyboardInterrupt:
-            return  # the writer processes continue: they would make their calls even if we were killed
+            return  # the writer processes make their calls even if the program is killed
         except Exception as exc:
             notes = "\n".join(getattr(exc, "__notes__", ()))
             warnings.warn(

@@ -23,9 +23,18 @@ from typing import Any
 
 import cloudpickle
 
-from rearview.bridges import call_ring
-from rearview.bridges.accelerator_copies import AcceleratorCopies
-from rearview.bridges.call_ring import (
+from rearview.bridges import shared_memory_ring
+from rearview.bridges.gpu_tensor_copies import AcceleratorCopies
+from rearview.bridges.logger_factories import Recipe
+from rearview.bridges.logger_process import (
+    ASK,
+    CALL,
+    FINISH,
+    NICE,
+    START,
+    run_in_fork,
+)
+from rearview.bridges.shared_memory_ring import (
     ASLEEP,
     ATTENTION,
     ERRORS,
@@ -36,16 +45,6 @@ from rearview.bridges.call_ring import (
     Ring,
     encode,
 )
-from rearview.bridges.writer_process import (
-    ASK,
-    CALL,
-    FINISH,
-    NICE,
-    START,
-    CallServer,
-    stand_behind,
-)
-from rearview.bridges.writer_recipes import Recipe
 from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import plural
 
@@ -66,7 +65,7 @@ class WriterError(RearviewError):
 
 
 def _close_figure(args: Any, given: Any) -> None:
-    """Close a figure here that SummaryWriter.add_figure closes there."""
+    """Close a figure in the program, as `SummaryWriter.add_figure` closes its copy in the writer process."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     figures = args[1] if len(args) > 1 else given.get("figure")
     if pyplot is None or not (args[3] if len(args) > 3 else given.get("close", True)):
@@ -158,7 +157,7 @@ class CallChannel:
         path = json.dumps([each for each in sys.path if each])
         code = (
             f"import sys; sys.path[:0] = [p for p in {path} if p not in sys.path]\n"
-            f"from rearview.bridges.writer_process import main; main({facts})"
+            f"from rearview.bridges.logger_process import main; main({facts})"
         )
         env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         env.setdefault("MPLBACKEND", "Agg")
@@ -195,8 +194,7 @@ class CallChannel:
             warnings.simplefilter("ignore", DeprecationWarning)
             if os.fork():
                 os._exit(0)
-        _be_forked_writer(self, answers, parent)
-        raise AssertionError  # not reached: the process ends in there
+        run_in_fork(self.ring, self.wake, answers, parent, self.recipe.make, unused=self.inbox)
 
     def close(self, name: str = "", *, wait: bool = True) -> None:
         """Wait until all calls are made, close the writer and end its process; may be called twice."""
@@ -240,8 +238,8 @@ class CallChannel:
         """Return a function that sends calls of one method, as fast as Python allows."""
         number = self.number_of(path, name)
         dumps, frame, kinds, channel = marshal.dumps, _frame, PLAIN.issuperset, self
-        take, give, weak = self.lock.acquire, self.lock.release, not call_ring.ORDERED
-        after, seen = _AFTER.get(name), None if path else self.recipe.seen(name)
+        take, give, weak = self.lock.acquire, self.lock.release, not shared_memory_ring.ORDERED
+        after, seen = _AFTER.get(name), None if path else self.recipe.recording_hook(name)
         if self.state not in {OPEN, PENDING}:
 
             def refused(_self: Any, *args: Any, **given: Any) -> None:
@@ -275,7 +273,7 @@ class CallChannel:
                         data = frame(end - place, length) + data
                         memory[place + _BASE : place + _BASE16 + length] = data
                         if weak:
-                            call_ring.fence()
+                            shared_memory_ring.fence()
                         header[HEAD] = end
                 finally:
                     give()
@@ -284,7 +282,7 @@ class CallChannel:
             if seen is not None:
                 seen((None, *args), given)
             if header[ATTENTION]:
-                channel.attend()
+                channel.look_at_writer()
 
         call.__name__ = call.__qualname__ = name
         return call
@@ -315,7 +313,7 @@ class CallChannel:
         else:
             self._write(payload, buffers)
         if self.state == OPEN:
-            self.attend()
+            self.look_at_writer()
 
     def _encoded(self, number: int, args: Any, given: Any) -> tuple[bytes, list[Any]]:
         try:
@@ -359,8 +357,8 @@ class CallChannel:
         """Append a message to the ring; wait while there is no room for it."""
         ring, header = self.ring, self.ring.header
         sizes = [memoryview(each).nbytes for each in buffers]
-        places, size = call_ring.layout(len(payload), sizes)
-        if size + call_ring.GAP > ring.size:
+        places, size = shared_memory_ring.layout(len(payload), sizes)
+        if size + shared_memory_ring.GAP > ring.size:
             raise UsageError(
                 f"One call holds {size} bytes, and the memory of a background writer {ring.size}. "
                 "Log less at once, or raise the limit on the address space (ulimit -v).",
@@ -369,7 +367,7 @@ class CallChannel:
         since = 0.0
         while True:
             if not self._is_alive():
-                self._bury()
+                self._continue_without_writer()
                 return
             if not self.lock.acquire(blocking=False):
                 if _is_interrupted_call():
@@ -383,13 +381,13 @@ class CallChannel:
             try:
                 place = ring.room(size)
                 if place is not None:
-                    start = place + call_ring.HEADER
+                    start = place + shared_memory_ring.HEADER
                     ring.memory[start : start + 16 + len(payload)] = (
                         _frame(size, len(payload)) + payload
                     )
                     for at, data in zip(places, buffers, strict=True):
-                        call_ring.copy_into(ring, place + at, data)
-                    call_ring.fence()
+                        shared_memory_ring.copy_into(ring, place + at, data)
+                    shared_memory_ring.fence()
                     header[HEAD] = place + size
                     break
             finally:
@@ -401,7 +399,7 @@ class CallChannel:
             self.waited += time.monotonic() - since
         self._awaken()
 
-    def attend(self) -> None:
+    def look_at_writer(self) -> None:
         """Wake the writer process if it sleeps; raise an error of the writer if there is one.
 
         Calls by signal handlers that interrupted another call are published here.
@@ -449,7 +447,7 @@ class CallChannel:
         return ("value", value(*rest[0], **given))
 
     def flush(self) -> None:
-        """Wait until all calls so far are made and the writer is flushed; raise what failed."""
+        """Wait until all calls so far are made and the writer is flushed; raise the error of a call that failed."""
         self.ask("flush", (), "flush")
         if self.state == OPEN and self.ring.header[ERRORS] != self.seen:
             self.raise_error()
@@ -460,7 +458,7 @@ class CallChannel:
                 return ("value", None)
             self._awaken()
             if not self._receive(0.05):
-                self._bury()
+                self._continue_without_writer()
                 return ("value", None)
         answer = self.answers.pop(token)
         if self.errors or self.ring.header[ERRORS] != self.seen:
@@ -526,7 +524,7 @@ class CallChannel:
         events = poll.poll(0)
         return not events or not events[0][1] & (select.POLLHUP | select.POLLERR)
 
-    def _bury(self) -> None:
+    def _continue_without_writer(self) -> None:
         """Continue without the writer process, which is gone; warn once."""
         if self.state == DEAD:
             return
@@ -534,7 +532,7 @@ class CallChannel:
         _warn(
             WriterError(
                 f"The process that owns the background writer {self.recipe.name} is gone. Training "
-                "goes on; calls to this writer are dropped from now on, and those that it had not made "
+                "continues; calls to this writer are dropped from now on, and those that it had not made "
                 "yet are lost.",
                 slug="background-dead",
             )
@@ -565,9 +563,7 @@ def _warn(problem: WriterError) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=_caller())
 
 
-_BASE = call_ring.HEADER
-
-
+_BASE = shared_memory_ring.HEADER
 _BASE16 = _BASE + 16
 _frame = struct.Struct("<QQ").pack
 
@@ -605,24 +601,3 @@ def _exception(described: tuple[str, bytes | None, str]) -> BaseException:
     where = f" in the call {text}" if text else ""
     exc.add_note(f"Raised by the background writer{where}:\n{lines.rstrip()}")
     return exc
-
-
-def _be_forked_writer(channel: CallChannel, answers: int, parent: int) -> None:
-    """Serve the ring in a copy of the program; never returns."""
-    code = 1
-    try:
-        stand_behind(NICE)
-        os.close(channel.inbox)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.set_num_threads(1)  # its thread pool was not copied
-        writer = CallServer(channel.ring, channel.wake, answers, parent)
-        try:
-            writer.target = channel.recipe.make()
-        except BaseException as exc:
-            writer.failed = exc
-            writer._tell("", exc)  # noqa: SLF001
-        writer.serve()
-        code = 0
-    finally:
-        os._exit(code)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from rearview._history import History, PlanReport
-from rearview.bridges.exchanged_runs import missing_library
+from rearview.bridges.import_export import missing_library
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run
 from rearview.store.media import StoredValue
@@ -149,7 +149,7 @@ class Tools:
     def price(
         self, names: list[str], runs: list[str] | None = None, where: str | None = None
     ) -> dict[str, Any]:
-        """Say what filling columns for past runs would take; nothing runs.
+        """Return the cost of filling columns for past runs; nothing runs.
 
         The newest source must log the names. The answer holds a `consent` that `backfill` asks for.
         """
@@ -165,7 +165,7 @@ class Tools:
     ) -> dict[str, Any]:
         """Fill columns for past runs by running the least of them again; `consent` is from `price`.
 
-        Show the user the price before, and go on only with their agreement.
+        Show the user the price first, and continue only with their agreement.
         """
         report = self._history.plan(names, runs=runs, where=where)
         priced = _priced(report, names, runs, where)

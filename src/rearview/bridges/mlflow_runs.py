@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rearview.bridges.exchanged_runs import (
+from rearview.bridges.import_export import (
     Exported,
     ExportedRun,
     TrackedRun,
@@ -17,7 +17,7 @@ from rearview.bridges.exchanged_runs import (
     nothing_found,
 )
 from rearview.errors import RearviewError, UsageError
-from rearview.model.wording import number_or_text
+from rearview.model.wording import parameter_in_text
 
 TAG = "rearview.run"
 """Tag of an MLflow run that names the run here which it came from."""
@@ -106,20 +106,9 @@ def _tracked(client: Any, run: Any, place: str) -> TrackedRun:
         ended=ended / 1000 if ended else None,
         exit_code=_ENDED.get(run.info.status),
         name=run.info.run_name or "",
-        arguments={name: _plain(text) for name, text in run.data.params.items()},
+        arguments={name: parameter_in_text(text) for name, text in run.data.params.items()},
         source=place,
     )
-
-
-def _plain(text: str) -> Any:
-    """Return a parameter as a number if it is the text of one, because MLflow stores only texts.
-
-    >>> _plain("3"), _plain("0.1"), _plain("adam"), _plain("True")
-    (3, 0.1, 'adam', True)
-    """
-    if text in {"True", "False"}:
-        return text == "True"
-    return number_or_text(text)
 
 
 def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported:

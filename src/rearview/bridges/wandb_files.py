@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview import media
-from rearview.bridges.exchanged_runs import (
+from rearview.bridges.import_export import (
     Exported,
     ExportedRun,
     TrackedRun,

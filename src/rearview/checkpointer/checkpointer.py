@@ -16,10 +16,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self, SupportsIndex
 
-from rearview.checkpointer import saves
-from rearview.checkpointer.archive import Archive, BackgroundTasks, CheckpointerWarning
+from rearview.checkpointer import save_folder
+from rearview.checkpointer.mirrored_saves import Archive, BackgroundTasks, CheckpointerWarning
 from rearview.checkpointer.options import Interval, Stopwatch, destination, interval, seconds
-from rearview.checkpointer.saves import Keep, Save, SaveFolder
+from rearview.checkpointer.save_folder import Keep, Save, SaveFolder
 from rearview.checkpointer.signals import Signals, in_notebook, leave, leave_at_once
 from rearview.errors import RemoteError, StoreError, UsageError
 from rearview.model.run import EXIT_PAUSED
@@ -92,8 +92,8 @@ class Checkpointer:
                 "the background) or 'transfer' (only that).",
                 slug="checkpointer-asynchronous",
             )
-        self.checkpoint_function = checkpoint_function or saves.write
-        self.restore_function = restore_function or saves.read
+        self.checkpoint_function = checkpoint_function or save_folder.write
+        self.restore_function = restore_function or save_folder.read
         self.on_SIGTERM_prehook = on_SIGTERM_prehook
         self.on_SIGTERM_prehook_kwargs = dict(on_SIGTERM_prehook_kwargs or {})
         self.checkpoint_value: Any = None
@@ -134,7 +134,7 @@ class Checkpointer:
         self._rearm_at = clock()
         self._writer = BackgroundTasks(f"save {self.local_checkpoint_file.name}")
         self._sender = BackgroundTasks(f"transfer {self.local_checkpoint_file.name}")
-        """One writes saves, the other transfers them, so that a slow transfer delays no save."""
+        """Transfers saves, apart from `_writer`, so that a slow transfer delays no save."""
         self.departed = False
         """Whether the save that a signal asked for is done."""
         self.thread = threading.current_thread()
@@ -332,9 +332,9 @@ class Checkpointer:
         self._check_tasks()
 
     def _check_tasks(self) -> None:
-        for courier in (self._writer, self._sender):
+        for tasks in (self._writer, self._sender):
             try:
-                courier.check()
+                tasks.check()
             except Exception as exc:
                 self._failed(exc)
 
@@ -359,9 +359,9 @@ class Checkpointer:
                 for checkpointer in others:
                     checkpointer.signals.request(number)
                 return
-        everyone = list(_STEPPING)
+        checkpointers = list(_STEPPING)
         continues = in_notebook() and number == signal.SIGINT
-        for checkpointer in everyone:
+        for checkpointer in checkpointers:
             if continues:
                 checkpointer.departed = False
                 checkpointer.signals.clear()

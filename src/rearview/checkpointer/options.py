@@ -15,12 +15,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from rearview.checkpointer.archive import Mirror
-from rearview.checkpointer.saves import SaveFolder
+from rearview.checkpointer.mirrored_saves import Mirror
+from rearview.checkpointer.save_folder import SaveFolder
 from rearview.errors import UsageError
 from rearview.model.wording import parse_duration
 from rearview.remote.base import Remote, scheme_of
-from rearview.remote.htcondor import JobAd
+from rearview.remote.htcondor_folder import JobAd
 from rearview.remote.open import open_remote
 
 MODES = (None, "None", "shared", "xrootd", "htcondor", "manual")

@@ -184,7 +184,7 @@ class Signals:
         """
         _TRAP.absorb()
 
-    def heed(self) -> None:
+    def stop_absorbing(self) -> None:
         """Stop ignoring signals: the program continues."""
         _TRAP.absorbing = False
 
@@ -199,7 +199,7 @@ class Signals:
 
     def clear(self) -> None:
         """Forget the request: the program continues (a notebook cell was interrupted)."""
-        self.heed()
+        self.stop_absorbing()
         self._requested = self._deadline = None
         self._settled.clear()
 

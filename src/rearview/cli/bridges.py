@@ -23,7 +23,7 @@ from rearview.errors import UsageError
 
 if TYPE_CHECKING:
     from rearview._history import Table
-    from rearview.bridges.exchanged_runs import Exported, ExportedRun, TrackedRun
+    from rearview.bridges.import_export import Exported, ExportedRun, TrackedRun
 
 TRACKERS = ("tensorboard", "mlflow", "wandb-offline")
 TABLES = ("csv", "parquet", "json", "jsonl", "md")
@@ -38,7 +38,7 @@ def import_(tracker: str, path: str) -> int:
     Each becomes a run with records at its steps. PATH is a folder of event files, MLflow's database, mlruns folder or server, or a folder with
     offline runs of W&B. Parameters become arguments. Importing again adds only what is new.
     """
-    from rearview.bridges.exchanged_runs import import_runs, project_at
+    from rearview.bridges.import_export import import_runs, project_at
 
     project = project_at(Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()))
     done = import_runs(project, _tracked(tracker, path))
@@ -82,7 +82,7 @@ def export_runs(
     unproved: bool,
 ) -> None:
     """Write runs to another tracker; the first of `words` is the destination, the others are names."""
-    from rearview.bridges.exchanged_runs import exported_runs
+    from rearview.bridges.import_export import exported_runs
 
     if not words:
         raise click.UsageError(f"Say where to: `rearview export {tracker} PLACE`.")

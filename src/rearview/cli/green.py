@@ -212,7 +212,7 @@ def _run_child(
         return supervisor.run(
             Child(command.command, command.environment, command.folder),
             pause=pause,
-            interval=lambda: gate.patience,
+            interval=lambda: gate.recheck_after,
         )
     except OSError as exc:
         raise not_started(command, exc) from exc

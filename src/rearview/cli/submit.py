@@ -104,7 +104,7 @@ def submit(
         raise click.UsageError(
             "For which batch system, and which script? `rearview submit --condor train.py`.", ctx
         )
-    from rearview.checkpointer.batch_files import BatchJob, batch_script, submit_file
+    from rearview.checkpointer.submit_files import BatchJob, batch_script, submit_file
 
     folder = Path.cwd()
     target = module or program[0]

@@ -22,10 +22,10 @@ def classad(source: str, rule: Rule, *, url: str = "", cache: Path | None = None
     now = time.time()
     sample = outlook.at(now)
     start = decide(outlook, now, rule, running=False)
-    go_on = decide(outlook, now, rule, running=True)
+    continuing = decide(outlook, now, rule, running=True)
     lines = {
         "GreenStart": str(start.run),
-        "GreenContinue": str(go_on.run),
+        "GreenContinue": str(continuing.run),
         "GreenReason": '"' + start.reason.replace('"', "'") + '"',
         "GreenKnown": str(sample is not None),
     }

@@ -169,7 +169,7 @@ def report(
     requested: float | None = None,
     attribution: tuple[str, ...] = (),
 ) -> EnergyReport:
-    """Return what the run used in `intervals`, with the grid that `outlook` describes.
+    """Return the report of a run that ran in `intervals`, with the grid that `outlook` describes.
 
     >>> grid = Forecast.of("x", "", [GridSample(0, grams=400.0), GridSample(3600, grams=100.0)], fetched=0)
     >>> ran = [RunInterval(3600, 7200, kwh=2.0, how="RAPL")]

@@ -257,14 +257,14 @@ class Gate:
             done = self._done + (now - self._begun if running and self._begun is not None else 0.0)
             rule = replace(rule, hours=max(0.0, rule.hours - done / 3600))
         self.decision = decide(outlook, now, rule, running=running)
-        self._due = now + self.patience
+        self._due = now + self.recheck_after
         if self.account is not None and outlook.fetched > self._noted_grid:
             self._noted_grid = outlook.fetched
             self.account.grid(outlook)
         return self.decision
 
     @property
-    def patience(self) -> float:
+    def recheck_after(self) -> float:
         """Seconds for which the last decision holds."""
         until = self.decision.until
         if until is None:
@@ -280,13 +280,13 @@ class Gate:
             if self.decision != last:
                 last = self.decision
                 on_reason(last)
-            self._sleep(self.patience)
+            self._sleep(self.recheck_after)
         self.started()
 
     def started(self) -> None:
         """Start to record energy."""
         self._begun = self._clock()
-        self._due = self._begun + self.patience
+        self._due = self._begun + self.recheck_after
         if self.account is not None and self._new_meter is not None:
             self._used = EnergyLog(
                 self.account, every=self._every, meter=self._new_meter, clock=self._clock

@@ -1,1 +1,1 @@
-"""A plan in, records out."""
+"""Segments started somewhere: processes of this machine, or of a Ray cluster."""

@@ -1,6 +1,6 @@
 """The Ray executor: run segments on a cluster whose nodes may or may not see the project's folder.
 
-`ray_node` is the code on the node, `ray_files` lists the files that a segment needs there, and
+`ray_node` is the code on the node, `ray_file_list` lists the files that a segment needs there, and
 `ray_shipping` sends them and fetches the results.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from rearview.errors import SiteError
 from rearview.execute import ray_node
 from rearview.execute.executor import Job, Task
-from rearview.execute.ray_files import known_file_of, segment_of
+from rearview.execute.ray_file_list import known_file_of, segment_of
 from rearview.execute.ray_shipping import Shipments, ShippedJob
 
 

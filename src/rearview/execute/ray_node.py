@@ -178,7 +178,7 @@ def _share_lock(root: Path, owner_file: Path) -> int | None:
 FileStamp = tuple[int, int, int]
 """Size, modification time and inode of a file: they differ after the file was changed."""
 SizedFile = tuple[str, int, int]
-"""Path, size and mode of a file."""
+"""Path on the node, size and mode of a file."""
 _OID = 64
 
 

@@ -1,6 +1,6 @@
 """Ship segments to Ray nodes that do not see the project's folder, and fetch their results.
 
-`ray_files` lists what a segment needs on the node. Files that several segments share are sent once. The
+`ray_file_list` lists the files that a segment needs on the node. Files that several segments share are sent once. The
 results are first copied into a staging folder, and published in the store only when all of them are there.
 """
 
@@ -22,7 +22,7 @@ import msgspec
 from rearview.errors import SiteError
 from rearview.execute import ray_node
 from rearview.execute.executor import Task
-from rearview.execute.ray_files import (
+from rearview.execute.ray_file_list import (
     ShippedFile,
     ShippingList,
     known_file_of,
@@ -30,6 +30,7 @@ from rearview.execute.ray_files import (
     segment_of,
     store_identity,
 )
+from rearview.execute.ray_node import SizedFile
 from rearview.model import (
     ReplayReport,
 )
@@ -164,8 +165,6 @@ def _read(entry: ShippedFile, position: int) -> bytes:
 
 ReadChunks = Callable[[list[tuple[str, int, int]]], list[bytes]]
 """Returns chunks of files on the node, each given by path, position and length."""
-SizedFile = tuple[str, int, int]
-"""Path on the node, size and mode of a file."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Prepare each replay, and judge what it reports when it ends.
+"""Prepare each replay, and judge its report when it ends.
 
 `ReplayJobs.prepare` makes the scratch tree and the segment file of a replay and returns the task that an
 executor starts; `ReplayJobs.judge` reads its report and stores the verdict with the run.
@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 
 from rearview.execute.executor import SetupStage, Task
-from rearview.execute.local import threads_of, visible_accelerators
 from rearview.execute.scratch_tree import (
     keep_recorded_texts,
     make_tree,
     remove_links_and_source,
 )
+from rearview.execute.slot_resources import threads_of, visible_accelerators
 from rearview.execute.start_command import arg_values_of, arguments_of, start_command
 from rearview.model import (
     Control,
@@ -59,7 +59,7 @@ _TRIAL_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """What became of one segment."""
+    """The outcome of one segment."""
 
     run: str
     replay: str
@@ -71,7 +71,7 @@ class ReplayOutcome:
     seconds: float = 0.0
     """From its start to its end, the start of the interpreter included."""
     redone: str = ""
-    """Why a first try was run again from the start of the run; empty: there was one try."""
+    """Why a first try was run again from the start of the run; empty if there was one try."""
 
     @property
     def proof(self) -> Proof:
@@ -302,7 +302,7 @@ class ReplayJobs:
     def judge(
         self, run: Run, task: Task, code: int, seconds: float, redone: str = ""
     ) -> ReplayOutcome:
-        """Read what a task reports and store the verdict with the run.
+        """Read the report of a task and store the verdict with the run.
 
         Raise OSError if the disk is full: every further replay would fail as well.
         """

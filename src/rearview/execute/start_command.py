@@ -1,7 +1,7 @@
 """The command that starts a process which runs the user's program with a session around it.
 
 `rearview run`, `rearview resume` and every replay start their process this way: the launcher script of
-`runtime`, told by one environment variable (`model.messages.Control`) what to do.
+`runtime`, with one environment variable (`model.messages.Control`) that describes the program.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class StartCommand:
     run_folder: Path | None = None
     """Folder of the run, if it is known before the start."""
     notes: tuple[str, ...] = ()
-    """What the user should know first: variables that differ, which source runs."""
+    """Notes for the user before the start: variables that differ, which source runs."""
 
 
 def start_command(
     control: Control, env: Mapping[str, str], folder: Path, *, hash_seed: str | None = None
 ) -> StartCommand:
-    """Return the command that does what `control` says, in the environment `env`.
+    """Return the command that runs the program that `control` describes, in the environment `env`.
 
     Python's hashes must be the same when the run is replayed, so their seed is chosen here. All runs
     of a project get the same seed: then their replays can be forked from one process.

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 
 import rearview
-from rearview.frameworks.torch_state import (
+from rearview.frameworks.beyond_state_dict import (
     load,
     read_attributes,
     read_module,

@@ -29,7 +29,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 )
 
 import rearview
-from rearview.frameworks.torch_state import (
+from rearview.frameworks.beyond_state_dict import (
     generators_of,
     load,
     read_module,

@@ -20,7 +20,7 @@ import transformers
 import transformers.trainer as loops
 
 import rearview
-from rearview.frameworks.torch_state import (
+from rearview.frameworks.beyond_state_dict import (
     generators_of,
     load,
     read_attributes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -116,3 +117,20 @@ def number_or_text(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+def parameter_in_text(text: Any) -> Any:
+    """Return the number or truth value that a parameter's text stands for: MLflow stores only texts.
+
+    >>> parameter_in_text("0.9"), parameter_in_text("12"), parameter_in_text("True"), parameter_in_text("adam")
+    (0.9, 12, True, 'adam')
+    """
+    if type(text) is not str or len(text) > _LONGEST_NUMBER:
+        return text
+    if text in {"True", "False"}:
+        return text == "True"
+    return number_or_text(text)
+
+
+_LONGEST_NUMBER = 40
+"""Characters that the text of a number has at most."""

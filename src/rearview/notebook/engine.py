@@ -26,9 +26,9 @@ from rearview.model.messages import VARIABLE
 from rearview.notebook.kernel_client import (
     check,
     control_of,
-    reuse_failure,
     keep,
     manager_of,
+    reuse_failure,
     reuse_is_wanted,
     reuse_lines,
     with_reuse,

@@ -17,13 +17,13 @@ from typing import Any
 
 from rearview.errors import UsageError
 from rearview.state.codecs.rng import read_random_state, write_random_state
+from rearview.state.memory_blocks import GcPaused
 from rearview.state.variable_groups import (
     BY_REFERENCE,
     Serialized,
-    gc_paused,
     reachable,
     serialize,
-    together,
+    sharing_groups,
 )
 
 
@@ -105,7 +105,7 @@ class Undo:
         copied_values = {k: v for k, v in values.items() if k not in references}
         touched = {id(group) for group in self._touched}
         groups: dict[str, Group] = {}
-        for names in together(copied_values):
+        for names in sharing_groups(copied_values):
             old_group = self._groups.get(names[0])
             if old_group is not None and old_group.names == names:
                 if id(old_group) not in touched or self._is_unchanged(old_group):
@@ -197,7 +197,7 @@ def _load(group: Group, moment: Moment) -> dict[str, Any]:
     """Return the variables of a copy."""
     assert group.data is not None
     try:
-        with gc_paused():
+        with GcPaused():
             variables: dict[str, Any] = pickle.loads(group.data, buffers=group.buffers)
     except Exception as exc:
         raise UsageError(

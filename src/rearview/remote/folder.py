@@ -9,10 +9,10 @@ from pathlib import Path
 from rearview.durable_files import sync_folder
 from rearview.remote import transfer
 from rearview.remote.base import check_key
-from rearview.remote.transfer import CarefulRemote, Retry
+from rearview.remote.transfer import Retry, VerifiedRemote
 
 
-class FolderRemote(CarefulRemote):
+class FolderRemote(VerifiedRemote):
     """Keys are files below `root`, renamed into place after they are on the disk."""
 
     def __init__(self, root: Path, *, retry: Retry | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rearview.remote import transfer
 from rearview.remote.base import HIDDEN, scheme_of
-from rearview.remote.transfer import CarefulRemote, Retry
+from rearview.remote.transfer import Retry, VerifiedRemote
 
 PIECE = 64 << 20
 """Bytes per piece in which larger files go to object stores, so that an interrupted put continues."""
@@ -23,7 +23,7 @@ APPENDS = {"file", "local", "memory", "sftp", "ssh"}
 """File systems that can append to a file."""
 
 
-class FsspecRemote(CarefulRemote):
+class FsspecRemote(VerifiedRemote):
     """Keys are objects below the URL; `options` go to the file system (keys, endpoints…)."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """Verified, retried transfers: staged, compared at the remote, published, retried after failures.
 
-`CarefulRemote` builds the protocol from simple operations of an implementation. Both ends must agree on size
+`VerifiedRemote` builds the protocol from simple operations of an implementation. Both ends must agree on size
 and checksum of a file. `Retry` says how often to try, how long to wait, and which errors to give up on.
 """
 
@@ -131,8 +131,11 @@ class Retry:
             pause = min(self.limit, self.first * 2**number)
             yield pause * (1.0 - self.spread * _SPREAD.random())
 
-    def call(self, what: str, action: Callable[[], T]) -> T:
-        """Return the result of `action`, or raise `RemoteError` if all attempts failed."""
+    def call(self, doing: str, action: Callable[[], T]) -> T:
+        """Return the result of `action`, or raise `RemoteError` if all attempts failed.
+
+        `doing` describes the action in the message: "Sending a to b".
+        """
         begun = self.clock()
         pauses = self.pauses()
         tried = 0
@@ -147,7 +150,7 @@ class Retry:
                 late = self.clock() - begun + (pause or 0.0) > self.patience
                 if pause is None or late or hopeless(exc):
                     raise RemoteError(
-                        f"{what} did not succeed after {tried} "
+                        f"{doing} did not succeed after {tried} "
                         f"{'attempt' if tried == 1 else 'attempts'}: "
                         f"{type(exc).__name__}: {exc}. {remedy(exc)}",
                         slug="remote-failed",
@@ -163,7 +166,7 @@ def hopeless(exc: Exception) -> bool:
 
 
 def remedy(exc: Exception) -> str:
-    """Return what the user can do about `exc`."""
+    """Return advice to the user about `exc`."""
     if isinstance(exc, PermissionError):
         return "Check the credentials and that the target may be written to."
     if isinstance(exc, ImportError):
@@ -177,7 +180,7 @@ def remedy(exc: Exception) -> str:
     return "Check that the target can be reached from here, then try again."
 
 
-class CarefulRemote(ABC):
+class VerifiedRemote(ABC):
     """A remote built from simple operations; their order gives the promises of `Remote`.
 
     A put goes to a staged name that is derived from the content, so that a later attempt finds
@@ -324,8 +327,8 @@ class CarefulRemote(ABC):
         return self.name
 
     def _all(self, prefix: str) -> Iterator[str]:
-        what = f"Listing {self}/{prefix}"
-        yield from sorted(self.retry.call(what, lambda: set(self._keys(prefix))))
+        doing = f"Listing {self}/{prefix}"
+        yield from sorted(self.retry.call(doing, lambda: set(self._keys(prefix))))
 
     def _fetch(self, key: str, part: Path, size: int) -> None:
         """Fetch `key` into `part`, continuing an interrupted transfer."""
@@ -354,11 +357,11 @@ class CarefulRemote(ABC):
             received = checksum_of(self._read(staged, 0) if size else ())
             if received == digest:
                 return
-            found_text = f"{received} ({size} bytes)"
+            content = f"{received} ({size} bytes)"
         else:
-            found_text = f"{staged_size} bytes"
+            content = f"{staged_size} bytes"
         self._remove(staged)
-        raise DiffersError(f"the remote holds {found_text}; {digest} ({size} bytes) was sent")
+        raise DiffersError(f"the remote holds {content}; {digest} ({size} bytes) was sent")
 
     def _checksum_quietly(self, key: str) -> str:
         try:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rearview.remote.base import HIDDEN
-from rearview.remote.transfer import CHUNK, CarefulRemote, DiffersError, Retry
+from rearview.remote.transfer import CHUNK, DiffersError, Retry, VerifiedRemote
 
 NOT_FOUND = 3011
 CHECKSUM_KINDS = {"adler32", "md5"}
 
 
-class XrootdRemote(CarefulRemote):
+class XrootdRemote(VerifiedRemote):
     """Keys are files below a path such as `root://host:1094//pnfs/site/user/run`."""
 
     def __init__(self, url: str, *, retry: Retry | None = None, timeout: int = 60) -> None:

@@ -48,21 +48,21 @@ def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
     """
     session = current()
     if type(name) is str:
-        if name in _KNOWN or _is_name(name):
+        if name in _USABLE or _is_name(name):
             session.log({name: value}, session.place(sys._getframe(1)))
         return value
     if not isinstance(name, Mapping):
         _refuse(name, "a name is a string")
         return value
     items = {key if type(key) is str else _text(key): item for key, item in name.items()}
-    known = {key: item for key, item in items.items() if key in _KNOWN or _is_name(key)}
-    session.log(known, session.place(sys._getframe(1)))
+    usable = {key: item for key, item in items.items() if key in _USABLE or _is_name(key)}
+    session.log(usable, session.place(sys._getframe(1)))
     return None
 
 
 LONGEST = 1000
 """Characters that a name may have."""
-_KNOWN: set[str] = set()
+_USABLE: set[str] = set()
 """Names that were checked and can be used."""
 _REFUSED: set[str] = set()
 """Names that were refused, with a warning."""
@@ -82,8 +82,8 @@ def _is_name(name: str) -> bool:
     if why:
         _refuse(name, why)
         return False
-    if len(_KNOWN) < 10_000:
-        _KNOWN.add(name)
+    if len(_USABLE) < 10_000:
+        _USABLE.add(name)
     return True
 
 
@@ -156,14 +156,14 @@ def given_on(argv: list[str], name: str) -> str | None:
     ('0.1', '1', None)
     """
     flags = {f"--{name}", f"--{name.replace('_', '-')}"}
-    given_text = None
+    text_given = None
     for position, word in enumerate(argv):
         key, equals, text = word.partition("=")
         if equals and (key in flags or key == name):
-            given_text = text
+            text_given = text
         elif word in flags and position + 1 < len(argv):
-            given_text = argv[position + 1]
-    return given_text
+            text_given = argv[position + 1]
+    return text_given
 
 
 def converted(name: str, text: str, default: Any) -> Any:
@@ -199,7 +199,7 @@ def block(name: str) -> Iterable[None]:
     """Return a loop of one iteration, called `name`: `for _ in rearview.block("prepare"): …`.
 
     Recording runs the body and saves what it changed, if that is cheaper than running it again. A
-    replay or resumed run skips the body and restores that, unless something in it is asked for.
+    replay or resumed run skips the body and restores that, unless the segment asks for a value inside it.
     """
     return loop(name, (None,))
 
@@ -208,8 +208,8 @@ def block(name: str) -> Iterable[None]:
 def checkpointing(**objects: Any) -> Iterator[None]:
     """Save checkpoints of the loops inside the `with` block; `objects` are part of the state.
 
-    Recording runs the loops and saves what they change. A replay skips the loops in which nothing
-    is wanted, and restores what they changed.
+    Recording runs the loops and saves what they change. A replay skips the loops that log none of the
+    requested values, and restores what they changed.
     """
     session = current()
     before = dict(session.declared)

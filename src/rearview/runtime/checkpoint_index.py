@@ -20,14 +20,14 @@ import msgspec
 
 from rearview.errors import ReplayError
 from rearview.model import Checkpoint, Edge, LoopStep
-from rearview.runtime.frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.loops import LoopEntry
+from rearview.runtime.program_frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.sandbox.file_view import PathUse
-from rearview.runtime.sandbox.outputs import put_back
+from rearview.runtime.sandbox.written_files import put_back
 from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, address_of
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
-from rearview.state.codecs.iterators import draw_items
+from rearview.state.codecs.generators import draw_items
 from rearview.state.compare import Difference, compare
 from rearview.state.restore import restore
 from rearview.store.checkpoints.checkpoints import Checkpoints, LoadedCheckpoint

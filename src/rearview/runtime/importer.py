@@ -5,7 +5,7 @@ stay unchanged. But joblib, Ray and Dask send functions of `__main__` to other p
 with the globals that they use. Once such a library is loaded, the names are put into the globals of
 instrumented modules too, and unpickle as plain Python functions: the other processes need no Rearview.
 
-`Loading` measures how long a program waits for installed libraries.
+`ImportTimes` measures how long a program waits for installed libraries.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from time import perf_counter
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.frames import LOOPS, loops_of
+from rearview.runtime.library_loops import LOOPS, loops_of
 from rearview.runtime.loops import LoopHistory, untouched
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.cells import ENTER, cell_starts, cut, has_markers, mark_cells
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
 from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
-from rearview.state.anchors import without_weak_references
 from rearview.state.codecs.data_loaders import watch_loaders
-from rearview.state.codecs.iterators import LoopIterator
+from rearview.state.codecs.generators import LoopIterator
+from rearview.state.object_walk import without_weak_references
 
 if TYPE_CHECKING:
     from rearview.runtime.session import Session
 
 
-LEAST = 0.01
+SHORTEST = 0.01
 """Seconds; shorter imports are not reported."""
 
 
-class Loading:
+class ImportTimes:
     """Durations of imports of installed libraries by the program, not by other libraries."""
 
     def __init__(self) -> None:
@@ -79,11 +79,11 @@ class Loading:
     def facts(self) -> dict[str, float]:
         """Return the longer durations as plain values."""
         return {
-            name: round(seconds, 3) for name, seconds in self.seconds.items() if seconds >= LEAST
+            name: round(seconds, 3) for name, seconds in self.seconds.items() if seconds >= SHORTEST
         }
 
 
-_ELSEWHERE = {
+_PLAIN_SOURCES = {
     HOOK: (
         "type('loop', (), {"
         "'__call__': lambda self, site, items:"
@@ -108,7 +108,8 @@ _ELSEWHERE = {
 _PICKLERS = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "dill")
 """Libraries that pickle a function as bytecode."""
 
-_known: dict[str, Any] = {}
+_offered: dict[str, Any] = {}
+"""Values that instrumented code uses, by name."""
 _modules: list[weakref.ref[ModuleType]] = []
 """Instrumented modules, referred to weakly."""
 _senders: set[str] = set()
@@ -119,7 +120,7 @@ class _Named(partial[Any]):
     """A function that unpickles as a function of plain Python."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return eval, (_ELSEWHERE[self.name],)
+        return eval, (_PLAIN_SOURCES[self.name],)
 
     name: str
 
@@ -139,7 +140,7 @@ def offer(name: str, call: Callable[..., Any], **attributes: Any) -> None:
 
 def offer_value(name: str, value: Any) -> None:
     """Let instrumented code use `value`, which pickles without help, by `name`."""
-    _known[name] = builtins.__dict__[name] = value
+    _offered[name] = builtins.__dict__[name] = value
     if _senders:
         _put_names_into_globals()
 
@@ -188,7 +189,7 @@ def _put_names_into_globals() -> None:
     for reference in _modules:
         module = reference()
         if module is not None:
-            vars(module).update(_known)
+            vars(module).update(_offered)
 
 
 @dataclass
@@ -207,7 +208,7 @@ class Compiler:
     """Recorded source by file, if that has to run instead of the work tree."""
     view: FileView | None = None
     """Translates paths in a replay; None when recording."""
-    loading: Loading | None = None
+    import_times: ImportTimes | None = None
     """Times the imports of libraries, when recording."""
     cells: str = ""
     """Path, relative to the project, of a script that is divided into cells; empty if there is none."""
@@ -244,7 +245,7 @@ class Compiler:
         return tree
 
     def _mark_cells(self, tree: ast.Module, relative: str, data: bytes) -> None:
-        """Have the cells of a script announced; one without markers is cut only if that was asked for."""
+        """Let the script call `enter_cell` where a cell begins; one without markers only if cells are part of points."""
         if self.session.cells_in_points or has_markers(importlib.util.decode_source(data)):
             offer_value(ENTER, self.session.enter_cell)
             mark_cells(tree, self._cell_starts(relative, data))
@@ -332,7 +333,7 @@ class Finder:
         """Return the spec Python would find, loading project files through the compiler."""
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
-            return self._timed(spec)
+            return self._with_time_taken(spec)
         view = self._compiler.view
         origin = spec.origin if view is None else view.seeming(spec.origin)
         if self._compiler.session.belongs(origin):
@@ -341,24 +342,24 @@ class Finder:
             loader = _LibraryLoader(name, origin, self._compiler)
         else:
             # the next finder would only find the same spec again
-            return self._timed(spec)
+            return self._with_time_taken(spec)
         return importlib.util.spec_from_file_location(
             name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
         )
 
-    def _timed(self, spec: ModuleSpec | None) -> ModuleSpec | None:
-        if spec is not None and self._compiler.loading is not None:
-            self._compiler.loading.watch(spec.name, spec.loader)
+    def _with_time_taken(self, spec: ModuleSpec | None) -> ModuleSpec | None:
+        if spec is not None and self._compiler.import_times is not None:
+            self._compiler.import_times.watch(spec.name, spec.loader)
         return spec
 
 
 def install(compiler: Compiler) -> None:
     """Compile every project file with `compiler` when it is imported, from now on."""
-    _hook(compiler.session, _never)
+    _hook(compiler.session, _is_never_compiling)
     install_builtins()
     offer(WALK, LoopIterator)
     offer_value(ITER, iter)
-    after_import("torch.utils", _let_swap)
+    after_import("torch.utils", _allow_swap_tensors)
     after_import("torch.utils.data.dataloader", watch_loaders)
     after_import(
         "torch.compiler", lambda module: _hook(compiler.session, module.is_dynamo_compiling)
@@ -388,7 +389,7 @@ class Published:
         return PathFinder.find_spec(name, [cls.folder], target) if name == "checkpointer" else None
 
 
-def _let_swap(utils: ModuleType) -> None:
+def _allow_swap_tensors(utils: ModuleType) -> None:
     """Allow `swap_tensors` on anchors: torch refuses tensors that have weak references."""
     swap = getattr(utils, "swap_tensors", None)  # absent in older releases
     if swap is None:
@@ -402,7 +403,7 @@ def _let_swap(utils: ModuleType) -> None:
     vars(utils)["swap_tensors"] = swap_tensors
 
 
-def _never() -> bool:
+def _is_never_compiling() -> bool:
     return False
 
 
@@ -413,28 +414,31 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
     """
     unwatched = session.unwatched
 
-    def fast(site: str, items: Any) -> Any:
+    def plain_hook(site: str, items: Any) -> Any:
         if site in unwatched:
             return itertools.repeat(None) if items is None else untouched(items)
         return session.hook(site, items, sys._getframe(1))
 
-    def careful(site: str, items: Any) -> Any:
+    def hook_unless_compiling(site: str, items: Any) -> Any:
         if compiling():
             return itertools.repeat(None) if items is None else items
         if site in unwatched:
             return itertools.repeat(None) if items is None else untouched(items)
         return session.hook(site, items, sys._getframe(1))
 
-    def fast_parts(site: str, numbers: Any) -> Any:
+    def plain_parts(site: str, numbers: Any) -> Any:
         if site in unwatched:
             return (numbers,)
         return session.parts(site, numbers, sys._getframe(1))
 
-    def careful_parts(site: str, numbers: Any) -> Any:
+    def parts_unless_compiling(site: str, numbers: Any) -> Any:
         if compiling() or site in unwatched:
             return (numbers,)
         return session.parts(site, numbers, sys._getframe(1))
 
-    hook, parts = (fast, fast_parts) if compiling is _never else (careful, careful_parts)
+    if compiling is _is_never_compiling:
+        hook, parts = plain_hook, plain_parts
+    else:
+        hook, parts = hook_unless_compiling, parts_unless_compiling
     offer(HOOK, hook, scalar=session.scalar)
     offer(PARTS, parts)

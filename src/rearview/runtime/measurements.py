@@ -40,12 +40,12 @@ def surroundings() -> dict[str, str]:
     return versions
 
 
-def changes(recorded: Mapping[str, str], current: Mapping[str, str]) -> Iterator[str]:
+def changed_versions(recorded: Mapping[str, str], current: Mapping[str, str]) -> Iterator[str]:
     """Yield a phrase for each version or thread count that has changed.
 
-    >>> list(changes({"torch": "2.12.0", "numpy": "2.0"}, {"torch": "2.13.0", "numpy": "2.0"}))
+    >>> list(changed_versions({"torch": "2.12.0", "numpy": "2.0"}, {"torch": "2.13.0", "numpy": "2.0"}))
     ['torch was 2.12.0, is 2.13.0']
-    >>> list(changes({"OMP_NUM_THREADS": "1"}, {}))
+    >>> list(changed_versions({"OMP_NUM_THREADS": "1"}, {}))
     ['OMP_NUM_THREADS was 1, is not set']
     """
     for name, before in recorded.items():
@@ -92,9 +92,9 @@ _COUNTED = 1 << 16
 class Durations:
     """Durations in order, as (count, seconds each).
 
-    >>> s = Durations()
-    >>> s.add(1, 2.0); s.add(3, 3.0)
-    >>> s.pairs
+    >>> durations = Durations()
+    >>> durations.add(1, 2.0); durations.add(3, 3.0)
+    >>> durations.pairs
     [(1, 2.0), (3, 1.0)]
     """
 
@@ -167,7 +167,7 @@ class Timeline:
         now = perf_counter()
         self.nests.append(LoopTimings(site, name, now - self.began, now=now))
 
-    def turn(self, index: int, waited: float) -> None:
+    def begin_iteration(self, index: int, waited: float) -> None:
         """Begin iteration `index` of the outermost loop; `waited` seconds were spent by Rearview."""
         nest = self.nests[-1]
         now = perf_counter()
@@ -180,7 +180,7 @@ class Timeline:
         if self.nests:
             self.nests[-1].first = index
 
-    def inside(
+    def add_inner_loop(
         self,
         site: str,
         index: int,
@@ -197,24 +197,24 @@ class Timeline:
             return
         nest = self.nests[-1]
         if count:
-            known = _longer(nest.helds.setdefault(site, held), held)
-            if (known is None and held is not None) or nest.spans.setdefault(site, span) != span:
+            common = _longer(nest.helds.setdefault(site, held), held)
+            if (common is None and held is not None) or nest.spans.setdefault(site, span) != span:
                 nest.varied.add(site)
-            nest.helds[site] = known
+            nest.helds[site] = common
         if 0 <= index < _COUNTED:
             spent = nest.inner.setdefault(site, [])
             spent += [(0.0, 0)] * (index + 1 - len(spent))
             before, already = spent[index]
             spent[index] = (before + seconds, already + count)
 
-    def count(self, site: str, index: int, count: int) -> None:
+    def add_iterations(self, site: str, index: int, count: int) -> None:
         """Add the iterations of a loop in iteration `index` of the outermost one."""
         if self.nests and 0 <= index < _COUNTED:
             counts = self.nests[-1].counts.setdefault(site, [])
             counts += [0] * (index + 1 - len(counts))
             counts[index] += count
 
-    def below(self, path: list[str], index: int, count: int) -> None:
+    def add_deep_loop(self, path: list[str], index: int, count: int) -> None:
         """Add a loop inside inner loops that has ended; `path` holds the ids down to it."""
         if self.nests and 0 <= index < _COUNTED:
             deep = self.nests[-1].deep.setdefault(" > ".join(path), DeepLoopCounts(path))
@@ -261,8 +261,8 @@ class Timeline:
             alone=sum(nest.site == main.site for nest in long) == 1,
             span=main.span,
             held=main.held,
-            helds=_known(main.helds, main.varied),
-            spans=_known(main.spans, main.varied),
+            helds=_unvaried(main.helds, main.varied),
+            spans=_unvaried(main.spans, main.varied),
             varied=sorted(main.varied),
         )
 
@@ -279,7 +279,7 @@ def _longer(first: list[Any] | None, second: list[Any] | None) -> list[Any] | No
     return long if long[: len(short)] == short else None
 
 
-def _known(values: dict[str, Any], varied: set[str]) -> dict[str, Any]:
+def _unvaried(values: dict[str, Any], varied: set[str]) -> dict[str, Any]:
     return {
         site: value for site, value in values.items() if value is not None and site not in varied
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,63 +27,37 @@ from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
-from rearview.runtime.capture.captured_records import CapturedRecords
-from rearview.runtime.capture.closing_lines import closing_lines, print_closing_lines
-from rearview.runtime.cells.script_cells import ScriptCells
-from rearview.runtime.frames import position, qualified, unobserved
+from rearview.runtime.capture.captured_record_files import CapturedRecords
+from rearview.runtime.cells.script_lineage import ScriptCells
+from rearview.runtime.final_message import closing_lines, print_closing_lines
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
+from rearview.runtime.program_frames import position, qualified, unobserved
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.file_log import InputFiles
-from rearview.runtime.sandbox.outputs import Outputs
+from rearview.runtime.sandbox.input_files import InputFiles
 from rearview.runtime.sandbox.printed_lines import PrintedLines
+from rearview.runtime.sandbox.written_files import Outputs
 from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason
 from rearview.runtime.saving.writer import RemoteCopy, Writer
-from rearview.runtime.session import Session
+from rearview.runtime.session import PointEncoder, Session
 from rearview.state.capture import capture
 from rearview.state.codecs.tensors import memory_of
-from rearview.store.records import RecordFile, encode_point
+from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
 
-
-class PointEncoder:
-    """Encodes the current point for records, without building a Point each time."""
-
-    def __init__(self) -> None:
-        self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
-
-    def of(self, session: Session) -> bytes:
-        """Return the encoded current point."""
-        stack = session.stack
-        if session.loose or session.cell or threading.get_ident() != session.thread:
-            return encode_point(session.point())
-        indices = [entry.now for entry in stack]
-        for entry, index in zip(stack, indices, strict=True):
-            if entry.label(index) is not None:
-                return encode_point(session.point())
-        names = tuple([entry.history.site.name for entry in stack])
-        head = self._heads.get(names)
-        if head is None:
-            zeros = encode_point(Point(tuple(Step(name, 0) for name in names)))
-            head = self._heads[names] = zeros[: zeros.rfind(b"[") + 1]
-        if not indices:
-            return head
-        return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
-
-
-_WALKING = 0.01
+_WALKING_SHARE = 0.01
 """Fraction of the time so far that walking anchors may take."""
-_FIRST = 0.1
+_FREE_WALKING = 0.1
 """Seconds of walking that are always allowed."""
-_LOOKED_AT = 100
-"""First iterations of an outermost loop after each of which its variables are captured; later, only some."""
+_CAPTURED_EACH = 100
+"""Number of first iterations of an outermost loop whose variables are all captured; later, only some are."""
 _BRIEF = 0.001
 """Seconds; a shorter loop is not worth skipping in a replay."""
 _CROWDED = 0.5
 """Fraction of a core that a late copy may lack and still be made."""
-_PATIENCE = 0.05
+_RECONSIDER_AFTER = 0.05
 """Seconds before an inner boundary is considered again after the policy refused one."""
 
 
@@ -116,8 +89,8 @@ class Recorder(Session):
     """Values that the program does not log with Rearview; None if none are captured."""
     assigned: AssignedScalars | None = None
     """Captures variables of loops."""
-    tells: bool = False
-    """Whether `rearview run` started it, which ends with lines about what was recorded."""
+    prints_closing_lines: bool = False
+    """Whether lines about the run are printed at its end, as `rearview run` does."""
     logged: set[str] = field(default_factory=set)
     """Names that the program logged with Rearview, the first hundred."""
     log_calls: int = 0
@@ -138,7 +111,7 @@ class Recorder(Session):
     """Time of the last saved boundary that a replay could start from."""
     finished: bool = False
     hint: str = ""
-    """What to do about the exception that ended the program, where Rearview knows it."""
+    """Advice about the exception that ended the program; empty if Rearview has none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,7 +136,7 @@ class Recorder(Session):
         """Take a loop off the stack and add its duration to the timeline."""
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not untried(entry, frame):
-            self.timeline.turn(entry.now + 1, self.overhead.waited)
+            self.timeline.begin_iteration(entry.now + 1, self.overhead.waited)
         super().leave(entry, frame, ended=ended)
         if self.assigned is not None:
             self._loop_left(entry, frame)
@@ -176,14 +149,14 @@ class Recorder(Session):
         """Count the iterations of an inner loop in this iteration of the outermost one."""
         outer, *between = self.stack
         count = max(0, entry.now + 1)
-        self.timeline.count(entry.site.id, outer.now, count)
+        self.timeline.add_iterations(entry.site.id, outer.now, count)
         if between:
-            path = [*(entry_between.site.id for entry_between in between), entry.site.id]
-            self.timeline.below(path, outer.now, count)
+            path = [*(around.site.id for around in between), entry.site.id]
+            self.timeline.add_deep_loop(path, outer.now, count)
         else:
             took = perf_counter() - entry.started
             values = entry.values()
-            self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, values)
+            self.timeline.add_inner_loop(entry.site.id, outer.now, took, count, entry.span, values)
 
     def _iteration_ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Capture the variables of a loop whose iteration `index` has ended."""
@@ -199,13 +172,13 @@ class Recorder(Session):
         """Return 1 for the first iterations of an outermost loop, however short they are."""
         nest = self.nest
         if self.assigned is not None and nest is not None and nest.entry is entry:
-            if entry.history.iterations + entry.now < _LOOKED_AT and entry.site.assigned:
+            if entry.history.iterations + entry.now < _CAPTURED_EACH and entry.site.assigned:
                 return 1
         return super().slice(entry, size)
 
     @unobserved
     def _loop_left(self, entry: LoopEntry, frame: FrameType | None) -> None:
-        """Capture the variables of a loop that has ended inside that of a calling function."""
+        """Capture the variables of a loop that has ended, if the loop around it is in a calling function."""
         assert self.assigned is not None
         self.assigned.loop_ended(entry)
         if (
@@ -241,13 +214,13 @@ class Recorder(Session):
             self.leave_program(entry, index, frame)
         try:
             if nest.entry is entry:
-                self.timeline.turn(index, self.overhead.waited)
+                self.timeline.begin_iteration(index, self.overhead.waited)
                 if index:
                     self.overhead.end_iteration(
                         entry.site.id + Edge.START, perf_counter() - self.iteration_began
                     )
                 self.iteration_began = perf_counter()
-                self.printing.turn()
+                self.printing.resume_if_affordable()
             elif len(self.stack) == 2:
                 self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
@@ -286,12 +259,12 @@ class Recorder(Session):
                     not self.save(entry, index, Edge.START, frame, wait=True)
                     and nest.entry is not entry
                 ):
-                    self.signals.heed()
+                    self.signals.stop_absorbing()
                     return
             except Exception as exc:
                 self.fail(exc)
         elif nest.anchors is not None and nest.entry is not entry:
-            self.signals.heed()
+            self.signals.stop_absorbing()
             return
         self.signals.settle()
         self.code = EXIT_PAUSED
@@ -302,7 +275,7 @@ class Recorder(Session):
         if self.settings.epsilon <= 0 and not self.settings.every and self.signals is None:
             return False  # nothing will be saved
         now = perf_counter()
-        allowed = _FIRST + _WALKING * (now - self.began)
+        allowed = _FREE_WALKING + _WALKING_SHARE * (now - self.began)
         return self.walk_seconds <= allowed or now - entry.started > 20 * self.walk_seconds
 
     def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
@@ -338,8 +311,10 @@ class Recorder(Session):
         begun = perf_counter()
         since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
-        if not decision.save and not self._last_chance(entry, edge):
-            self.due[Edge.START if edge is Edge.START else entry.site.id] = begun + _PATIENCE
+        if not decision.save and not self._is_affordable_end(entry, edge):
+            self.due[Edge.START if edge is Edge.START else entry.site.id] = (
+                begun + _RECONSIDER_AFTER
+            )
             self.overhead.add_wait(perf_counter() - begun)
             return
         refusal = None if self.settings.every else self.writer.refusal()
@@ -351,7 +326,7 @@ class Recorder(Session):
             self.last = perf_counter()
         self.overhead.add_wait(perf_counter() - begun)
 
-    def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
+    def _is_affordable_end(self, entry: LoopEntry, edge: Edge) -> bool:
         """Return True to save the end of an outermost loop, so that a replay has a state to compare."""
         nest = self.nest
         if edge is not Edge.END or nest is None or nest.entry is not entry:
@@ -488,7 +463,7 @@ class Recorder(Session):
             self.script_cells.enter(number)
 
     def note_failure(self, exc: BaseException) -> None:
-        """Keep where the program was when an exception ended it, and what to do about that."""
+        """Note where an exception ended the program, and what the user can do about it."""
         super().note_failure(exc)
         if isinstance(exc, NameError) and exc.name == "rearview":
             self.hint = "add `import rearview` at the top of the script, then run it again"
@@ -547,8 +522,8 @@ class Recorder(Session):
         except Exception as exc:
             self.fail(exc)
         self._push_end()
-        if self.tells and not self.failed and final != EXIT_PAUSED:
-            self._close_with(summary, final or 0)
+        if self.prints_closing_lines and not self.failed and final != EXIT_PAUSED:
+            self._print_closing_lines(summary, final or 0)
 
     def _close_without_store(self) -> None:
         """Stop the threads and give the streams back; there is nothing left to write to."""
@@ -561,7 +536,7 @@ class Recorder(Session):
             with suppress(Exception):
                 close()
 
-    def _close_with(self, summary: RunEnd, code: int) -> None:
+    def _print_closing_lines(self, summary: RunEnd, code: int) -> None:
         """Print a few lines about the run for a person at a terminal."""
         run = self.runs.get(self.run)
         lines = closing_lines(
@@ -607,7 +582,7 @@ class Recorder(Session):
         return frozenset(traces.absent() if traces is not None else ())
 
     def summary(self, code: int) -> RunEnd:
-        """Return what the run measured until it ended with `code`, for planning and `rearview show`."""
+        """Return the measurements of the run, which ended with `code`, for planning and `rearview show`."""
         files = {
             str(file) for _, module in self.modules if (file := getattr(module, "__file__", None))
         }
@@ -618,7 +593,7 @@ class Recorder(Session):
             cpu=process_time(),
             costs=self.overhead.report(self.writer.costs),
             main=self.timeline.facts(),
-            imports=loading.facts() if (loading := self.compiler.loading) is not None else {},
+            imports=times.facts() if (times := self.compiler.import_times) is not None else {},
             surroundings=surroundings(),
             inputs=self.inputs.facts(self._created_files()) if self.inputs is not None else {},
             loops={

@@ -27,15 +27,15 @@ from rearview.errors import RearviewError, StateError
 from rearview.model import Checkpoint, Control, Edge, LoopStep
 from rearview.model.messages import AGAIN, LAUNCHER, VARIABLE
 from rearview.runtime.checkpoint_index import CheckpointIndex
-from rearview.runtime.frames import unobserved
 from rearview.runtime.loops import LoopEntry
+from rearview.runtime.program_frames import unobserved
 from rearview.runtime.recorder import Recorder
 from rearview.source.probes.resume_edits import ResumeEdit
 
 _OPEN = Path("/proc/self/fd")
 
 
-def _files() -> set[int]:
+def _open_files() -> set[int]:
     return {int(entry.name) for entry in _OPEN.iterdir()} if _OPEN.is_dir() else set()
 
 
@@ -46,7 +46,7 @@ class Restart:
     control: Control
     environment: dict[str, str] = field(default_factory=os.environ.copy)
     folder: str = field(default_factory=os.getcwd)
-    files: set[int] = field(default_factory=_files)
+    files: set[int] = field(default_factory=_open_files)
 
     def __call__(self, checkpoint: Checkpoint, why: RearviewError) -> None:
         """Resume from a checkpoint less deep in the loops than this one; does not return."""
@@ -77,7 +77,7 @@ class Restart:
             # the front end waits for an answer of this process: it has to start again too
             Path(control.kernel).with_name(AGAIN).write_bytes(msgspec.json.encode(control))
             os.kill(os.getpid(), signal.SIGKILL)
-        for number in _files() - self.files:
+        for number in _open_files() - self.files:
             try:
                 os.set_inheritable(number, False)
             except OSError:
@@ -140,9 +140,9 @@ class SourceChange:
         return self._line
 
     def _refuse(self, path: str, line: int) -> NoReturn:
-        done = self.mend.lines[path][line]
+        change = self.mend.lines[path][line]
         self.leave(
-            f"line {line} of {path} {done} and runs before the checkpoint at {self.point}, so the "
+            f"line {line} of {path} {change} and runs before the checkpoint at {self.point}, so the "
             "state saved there was computed without it"
         )
 

@@ -16,16 +16,7 @@ from typing import Any
 from rearview.config import Settings
 from rearview.model import EarlyEnd, LoopStep, Point, Step
 from rearview.model.run import CELL, NAMED
-from rearview.runtime.frames import (
-    LOOPS,
-    Modules,
-    clear_library_references,
-    library_roots,
-    position,
-    project_frames,
-    resolved,
-    roots,
-)
+from rearview.runtime.library_loops import LOOPS, clear_library_references, library_roots
 from rearview.runtime.loops import (
     SLICE,
     LoopEntry,
@@ -35,12 +26,13 @@ from rearview.runtime.loops import (
     untouched,
     watched,
 )
+from rearview.runtime.program_frames import Modules, position, project_frames, resolved, roots
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
-from rearview.state.anchors import Anchors
-from rearview.state.codecs.iterators import LoopIterator, sources_of
+from rearview.state.codecs.generators import LoopIterator, sources_of
+from rearview.state.object_walk import Anchors
 from rearview.store.project import FOLDER, Project
-from rearview.store.records import encode_place
+from rearview.store.records import encode_place, encode_point
 
 SHORT = 0.0002
 """Seconds; an inner loop that takes less in all is not watched any more."""
@@ -181,10 +173,10 @@ class Session:
             self.on_cell(number)
 
     def cut_into(self, texts: Sequence[str]) -> None:
-        """Take in the cells of the script that is about to run; a replay does not need them."""
+        """Note the texts of the cells of the script that is about to run; a replay does nothing."""
 
     def on_cell(self, number: int) -> None:
-        """Note a cell of a script; a replay does not."""
+        """Record the lineage of a cell; a replay does nothing."""
 
     def adopt(self, file: str) -> None:
         """Treat code with this file name as part of the project, wherever the file is."""
@@ -206,7 +198,7 @@ class Session:
     def parts(self, site: str, numbers: Any, frame: FrameType) -> Iterable[Any]:
         """Return the numbers of a `for … in range(…)` loop in parts, each iterated on its own.
 
-        `numbers` is something else if the program has given the name `range` to it.
+        `numbers` is not a range if the program uses the name `range` for another object.
         """
         history = self._watched(site)
         if history is None:
@@ -260,7 +252,7 @@ class Session:
     ) -> Generator[Iterable[Any], None, None]:
         """Enter a loop; return its slices."""
         if self.loop_files:
-            self._forget_interrupted()
+            self._drop_interrupted()
         counts = self.stack[-1].inside() if self.stack else self.ordinals
         ordinal = counts.get(history.site.id, 0)
         counts[history.site.id] = ordinal + 1
@@ -268,8 +260,8 @@ class Session:
         history.entries += 1
         return iterate(self, entry, items)
 
-    def _forget_interrupted(self) -> None:
-        """Drop library loops whose frame has ended unnoticed, as with Ignite's `interrupt`."""
+    def _drop_interrupted(self) -> None:
+        """Drop library loops whose frame has ended without a call of `leave`, as with Ignite's `interrupt`."""
         while self.stack and self.stack[-1].frame not in set(_frames()):
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
@@ -445,21 +437,21 @@ class Session:
     def place(self, frame: FrameType) -> bytes:
         """Return the statement that a frame executes, for records; empty outside the project."""
         where = (frame.f_code.co_filename, frame.f_lineno)
-        known = self._places.get(where)
-        if known is None:
+        place = self._places.get(where)
+        if place is None:
             file, line = where
             path = resolved(file) if self.belongs(file) else ""
             inside = path.startswith(self.root)
-            known = encode_place(path[len(self.root) :], line) if inside else b""
-            self._places[where] = known
-        return known
+            place = encode_place(path[len(self.root) :], line) if inside else b""
+            self._places[where] = place
+        return place
 
     def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Record hyper-parameters of the run; `origin` names how the program read them."""
         raise AssertionError
 
     def note_failure(self, exc: BaseException) -> None:
-        """Take note of the exception that ends the program, and of the loops that it was raised in."""
+        """Note the exception that ends the program, and the loops that it was raised in."""
         frames = {id(frame) for frame, _ in traceback.walk_tb(exc.__traceback__)}
         path = takewhile(lambda left: left[0] in frames, self.left_early)
         self.early = EarlyEnd(exception=type(exc).__name__, path=[step for _, step in path])
@@ -473,6 +465,31 @@ class Session:
     def finish(self, code: int | None) -> None:
         """End the run: everything is written when this returns."""
         raise AssertionError
+
+
+class PointEncoder:
+    """Encodes the current point for records, without building a Point each time."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
+
+    def of(self, session: Session) -> bytes:
+        """Return the encoded current point."""
+        stack = session.stack
+        if session.loose or session.cell or threading.get_ident() != session.thread:
+            return encode_point(session.point())
+        indices = [entry.now for entry in stack]
+        for entry, index in zip(stack, indices, strict=True):
+            if entry.label(index) is not None:
+                return encode_point(session.point())
+        names = tuple([entry.history.site.name for entry in stack])
+        head = self._heads.get(names)
+        if head is None:
+            zeros = encode_point(Point(tuple(Step(name, 0) for name in names)))
+            head = self._heads[names] = zeros[: zeros.rfind(b"[") + 1]
+        if not indices:
+            return head
+        return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
 
 
 def _step(entry: LoopEntry) -> tuple[str, int, int]:

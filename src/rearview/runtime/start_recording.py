@@ -31,20 +31,20 @@ from rearview.model.wording import printable
 from rearview.runtime import importer
 from rearview.runtime.capture.start_capture import start_capture
 from rearview.runtime.checkpoint_index import CheckpointIndex
-from rearview.runtime.importer import Loading
+from rearview.runtime.importer import ImportTimes
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.environment import EnvironmentReads
-from rearview.runtime.sandbox.file_log import InputFiles
-from rearview.runtime.sandbox.outputs import Outputs
-from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_again
+from rearview.runtime.sandbox.input_files import InputFiles
+from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_making_again
 from rearview.runtime.sandbox.printed_lines import PrintedLines
+from rearview.runtime.sandbox.written_files import Outputs
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.writer import RemoteCopy, Writer
 from rearview.runtime.session import Session, current_session, use_session
-from rearview.state.builders import REFUSAL_HANDLERS
+from rearview.state.builder_names import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.files import fields_of_record
@@ -55,8 +55,8 @@ from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.versions.versions import Versions
 
 if TYPE_CHECKING:
+    from rearview.runtime.replay.start_replay import ParentReplay
     from rearview.runtime.resumer import Resumer
-    from rearview.runtime.start_replay import ParentReplay
 
 RUN_VARIABLE = "REARVIEW_RUN"
 """Environment variable with the run that child processes join."""
@@ -67,7 +67,7 @@ ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
 def begin(control: Control) -> Session:
     """Return the session that `control` describes, ready to run the program."""
     session = _record(control) if control.resume is None else _resume(control)
-    session.tells = True
+    session.prints_closing_lines = True
     importer.install(session.compiler)
     if control.signals:
         session.signals = Signals(control.signals).start()
@@ -97,7 +97,7 @@ def attach() -> Session:
     A child process of a recorded run joins that run and adds its records to it; a child process of
     a replay joins the replay.
     """
-    from rearview.runtime.start_replay import parent_replay
+    from rearview.runtime.replay.start_replay import parent_replay
 
     replaying = parent_replay()
     if replaying is not None:
@@ -173,7 +173,9 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         writer=Writer(checkpoints, settings, warn=_warn_of_save, on_end=overhead.end_save),
         overhead=overhead,
     )
-    session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
+    session.compiler = importer.Compiler(
+        session, autolog=settings.autolog, import_times=ImportTimes()
+    )
     if watched and not joins and not control.module and not is_notebook(control.target):
         session.compiler.cells = _relative(session, control.target)
         session.cells_in_points = control.cells
@@ -195,7 +197,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             session.printing.install()
             start_capture(session, checkpoints.objects.put)
     if not joins:
-        _beat(runs, session)
+        _start_heartbeat(runs, session)
     return session
 
 
@@ -211,14 +213,14 @@ def _resume(control: Control) -> Resumer:
     runs.claim(run.id)
     checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     saved = checkpoints.of(run.id)
-    usable = [checkpoint for checkpoint in saved if _deep(checkpoint) <= (control.depth or 0)]
+    usable = [checkpoint for checkpoint in saved if _depth(checkpoint) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)
     overhead = Overhead.begin(settings, project, run.id, control.target)
     since = target.meta.records if target is not None else 0
     attempt = 1 + run.attempts
     folder = runs.folder(run.id)
     _warn_if_moved(run, project)
-    lived = _lived(folder / "heartbeat", run.heartbeat)
+    last_sign_of_life = _last_sign_of_life(folder / "heartbeat", run.heartbeat)
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
     EnvironmentReads(folder).install()
     os.environ[RUN_VARIABLE] = run.id
@@ -254,7 +256,9 @@ def _resume(control: Control) -> Resumer:
     session.clock.install()
     overwritten = _overwritten_files(session)
     afresh = target is None or control.afresh
-    allow_again(overwritten.take_away(data=afresh, lived=lived), session.root)
+    allow_making_again(
+        overwritten.take_away(data=afresh, last_sign_of_life=last_sign_of_life), session.root
+    )
     if not afresh and overwritten.data():
         session.afresh = restart.afresh
     session.shared = frozenset(overwritten.shared)
@@ -263,7 +267,7 @@ def _resume(control: Control) -> Resumer:
     session.printing = PrintedLines(folder, session.where)
     session.printing.install()
     start_capture(session, put, attempt=attempt)
-    _beat(runs, session)
+    _start_heartbeat(runs, session)
     return session
 
 
@@ -318,7 +322,7 @@ def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
     leave_at_once(2)
 
 
-def _lived(heartbeat: Path, seconds: float) -> float:
+def _last_sign_of_life(heartbeat: Path, seconds: float) -> float:
     """Return the latest time at which the process that stopped can have written a file."""
     try:
         return heartbeat.stat().st_mtime + 2 * seconds
@@ -326,7 +330,7 @@ def _lived(heartbeat: Path, seconds: float) -> float:
         return float("inf")
 
 
-def _deep(checkpoint: Checkpoint) -> int:
+def _depth(checkpoint: Checkpoint) -> int:
     return len(checkpoint.meta.path)
 
 
@@ -397,7 +401,7 @@ def _warn_of_save(message: str) -> None:
         _warn(message)
 
 
-def _beat(runs: Runs, session: Recorder) -> None:
+def _start_heartbeat(runs: Runs, session: Recorder) -> None:
     """Start the heartbeat thread, which also measures energy for `rearview energy report`."""
     run, seconds = session.run, session.settings.heartbeat
     session.energy = energy = EnergyLog(Account(runs.folder(run) / ACCOUNT))
@@ -424,10 +428,10 @@ def _leave_after(session: Recorder, seconds: float) -> None:
     """
 
     def count() -> None:
-        ever = threading.Event()
+        never = threading.Event()
         while not session.stack or getattr(session, "pending", False):
-            ever.wait(min(1.0, seconds / 10))
-        ever.wait(seconds)
+            never.wait(min(1.0, seconds / 10))
+        never.wait(seconds)
         if session.signals is not None:
             session.signals.request()
 

@@ -7,7 +7,6 @@ of large memory; the writer copies them later (`runtime/saving`).
 from __future__ import annotations
 
 import functools
-import gc
 import io
 import pickle
 import struct
@@ -18,16 +17,16 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.model import MissingPart
-from rearview.state.anchors import Anchors, find_path
-from rearview.state.builders import BUILDERS
+from rearview.state.builder_names import BUILDERS
+from rearview.state.codecs.base import Kind
 from rearview.state.codecs.containers import set_recipe
 from rearview.state.codecs.python_objects import CellKind
 from rearview.state.codecs.rng import read_global
 from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
-from rearview.state.kinds import Kind
-from rearview.state.memory import SMALL, Blocks, extent
-from rearview.state.object_ids import MarkedContents, possible_ids, with_marked_ids
-from rearview.state.pickling import Unpicklable, reducer_for
+from rearview.state.ids_in_values import MarkedContents, possible_ids, with_marked_ids
+from rearview.state.memory_blocks import SMALL, Blocks, GcPaused, extent
+from rearview.state.object_walk import Anchors, find_path
+from rearview.state.reducers import Unpicklable, reducer_for
 
 _SET = b"\x8f\x94("
 """Opcodes at the start of a pickled set that is not empty."""
@@ -240,12 +239,12 @@ class Capture:
         dumped: set[int] = set()
         while True:
             cells, self.cells = self.cells, []
-            arrays_met = {n: a for n, a in self.met_by_address.items() if n not in dumped}
-            if not cells and not arrays_met:
+            arrays_seen = {n: a for n, a in self.met_by_address.items() if n not in dumped}
+            if not cells and not arrays_seen:
                 break
-            dumped.update(arrays_met)
+            dumped.update(arrays_seen)
             pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
-            pickler.dump(("contents", self._late_contents(arrays_met)))
+            pickler.dump(("contents", self._late_contents(arrays_seen)))
         # searching the memo is slow: skip it if the stream holds no number that may be an `id`
         stream = out.getvalue()
         # write the rest to the emptied buffer: appending to a stream in use would copy it
@@ -322,15 +321,9 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
     nothing in the program. It lists an object that it cannot capture in `missing`, and captures
     the rest.
     """
-    collecting = gc.isenabled()
     # thousands of short-lived tuples would start garbage collections of the whole program
-    gc.disable()
-    try:
-        with plain_access():
-            return _capture(anchors, roots, rng=rng)
-    finally:
-        if collecting:
-            gc.enable()
+    with GcPaused(), plain_access():
+        return _capture(anchors, roots, rng=rng)
 
 
 def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Captured:

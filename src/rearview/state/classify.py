@@ -25,15 +25,15 @@ from typing import Any
 
 from rearview.state.code_lookup import PatchedBuiltin, importable
 from rearview.state.codecs.arrays import ArrayKind
+from rearview.state.codecs.base import REF, Kind, layout_of
 from rearview.state.codecs.containers import (
     CONTAINERS,
     PLAIN_DICT,
     PROXY,
     WEAK_CONTAINERS,
 )
-from rearview.state.codecs.context import hidden_kind
 from rearview.state.codecs.data_loaders import LOADER, is_loader_iterator
-from rearview.state.codecs.iterators import GENERATOR, LOOP_ITERATOR, LoopIterator
+from rearview.state.codecs.generators import GENERATOR, LOOP_ITERATOR, LoopIterator
 from rearview.state.codecs.open_files import CSV_WRITER, HDF5, OUTSIDE, THREAD, stream_kind
 from rearview.state.codecs.python_objects import (
     COMPILED,
@@ -48,9 +48,9 @@ from rearview.state.codecs.python_objects import (
 )
 from rearview.state.codecs.rng import random_kind
 from rearview.state.codecs.tensors import TensorKind
+from rearview.state.codecs.thread_and_process_values import hidden_kind
 from rearview.state.exclusions import BY_REFERENCE, excluded_attributes
-from rearview.state.kinds import REF, Kind, layout_of
-from rearview.state.memory import is_array, is_tensor
+from rearview.state.memory_blocks import is_array, is_tensor
 
 VALUE = Kind()
 """Immutable: pickled wherever it occurs, never an anchor."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rearview.model import MissingPart
-from rearview.state.anchors import Anchors, spell, tidy
 from rearview.state.capture import Captured, split
 from rearview.state.codecs.open_files import UNKNOWN_POSITION
 from rearview.state.exclusions import belongs_to_program, is_never_compared, uncompared_attributes
-from rearview.state.skeleton import (
+from rearview.state.object_walk import Anchors, spell, tidy
+from rearview.state.skeleton_reader import (
     CONTENT_FIELDS,
     EXTRAS,
     NODE_FIELDS,

@@ -17,10 +17,10 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.state import code_lookup
-from rearview.state.anchors import Anchors
-from rearview.state.builders import NAMES, Lost, prelude
+from rearview.state.builder_names import NAMES, Lost, prelude
 from rearview.state.capture import split
-from rearview.state.codecs import arrays, data_loaders, iterators, open_files, tensors
+from rearview.state.codecs import arrays, data_loaders, generators, open_files, tensors
+from rearview.state.codecs.base import layout_of
 from rearview.state.codecs.containers import (
     CONTAINERS,
     READ_ONLY,
@@ -30,9 +30,9 @@ from rearview.state.codecs.containers import (
 from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 from rearview.state.codecs.rng import write_global
 from rearview.state.codecs.tensors import plain_access
-from rearview.state.kinds import layout_of
-from rearview.state.memory import Block, RestoredMemory
-from rearview.state.object_ids import set_content
+from rearview.state.ids_in_values import set_content
+from rearview.state.memory_blocks import Block, RestoredMemory
+from rearview.state.object_walk import Anchors
 
 
 class Restoration:
@@ -70,7 +70,9 @@ class Restoration:
     def build_tensor(self, cls: type, *rest: Any) -> Any:
         """Return a tensor on its block of memory."""
         *body, requires_grad, grad, extra = rest
-        return self._dress(cls, tensors.tensor_on(self.memory, body), requires_grad, grad, extra)
+        return self._finish_tensor(
+            cls, tensors.tensor_on(self.memory, body), requires_grad, grad, extra
+        )
 
     def build_special_tensor(
         self, cls: type, form: Sequence[Any], requires_grad: bool, grad: Any, extra: Any
@@ -80,9 +82,13 @@ class Restoration:
 
         wrapped = form[0] == "wrapper"
         tensor = tensors.from_special(form)
-        return self._dress(torch.Tensor if wrapped else cls, tensor, requires_grad, grad, extra)
+        return self._finish_tensor(
+            torch.Tensor if wrapped else cls, tensor, requires_grad, grad, extra
+        )
 
-    def _dress(self, cls: type, tensor: Any, requires_grad: bool, grad: Any, extra: Any) -> Any:
+    def _finish_tensor(
+        self, cls: type, tensor: Any, requires_grad: bool, grad: Any, extra: Any
+    ) -> Any:
         import torch
 
         attrs, hooks, late_hooks, lost_graph, flags = extra or (
@@ -245,7 +251,7 @@ class Restoration:
         """Return a generator of that function; in the second pass, the one of the first pass."""
         driven = self.driven
         generator = (
-            driven.pop(0) if driven else iterators.make_generator(function, arguments, count)
+            driven.pop(0) if driven else generators.make_generator(function, arguments, count)
         )
         self.new_generators.append(generator)
         self.heads[id(generator)] = state
@@ -255,11 +261,11 @@ class Restoration:
         """Remember the local variables of the generator."""
         self.generators.append((obj, self.heads[id(obj)], values))
 
-    def build_walk(self) -> iterators.LoopIterator:
+    def build_walk(self) -> generators.LoopIterator:
         """Return the iterator of a loop in a generator, without its source."""
-        return iterators.LoopIterator(None)
+        return generators.LoopIterator(None)
 
-    def build_fill_walk(self, obj: iterators.LoopIterator, content: Sequence[Any]) -> None:
+    def build_fill_walk(self, obj: generators.LoopIterator, content: Sequence[Any]) -> None:
         """Set the source of the iterator and the number of items already drawn."""
         source, count = content
         obj.continue_with(source, count)
@@ -339,7 +345,7 @@ def _restore(
         return values
     # driving generators to their yields runs the program's code: restore everything a second time
     for obj, state, _ in first_pass.generators:
-        iterators.drive_to_yield(obj, state, getattr(obj, "__qualname__", "?"))
+        generators.drive_to_yield(obj, state, getattr(obj, "__qualname__", "?"))
     for obj, drawn in first_pass.loaders:
         data_loaders.draw(obj, drawn)
     values, second_pass = _pass(anchors, roots, header, stream, parts, first_pass)
@@ -347,7 +353,7 @@ def _restore(
         data_loaders.hand_over(old, new, drawn)
     for obj, state, local_values in second_pass.generators:
         if state[0] == "suspended":
-            iterators.set_locals(obj, local_values)
+            generators.set_locals(obj, local_values)
     return values
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import gc
 import io
 import pickle
@@ -13,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rearview.state.memory import bytes_of
+from rearview.state.memory_blocks import GcPaused, bytes_of
 
 MOST_OBJECTS = 500_000
-"""Objects that are looked at to see which variables share some; beyond that all count as one group."""
+"""Objects that are searched for sharing between variables; beyond that, all variables count as one group."""
 EVERYTHING = frozenset(
     {"globals", "locals", "vars", "eval", "exec", "get_ipython", "gc", "setattr"}
 )
@@ -34,24 +33,12 @@ class Serialized:
     buffers: list[pickle.PickleBuffer]
     digest: str
     notes: tuple[str, ...] = ()
-    """What a copy that is made of this lacks."""
+    """What a copy made from these bytes lacks."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the pickle and the buffers."""
         return len(self.data) + sum(buffer.raw().nbytes for buffer in self.buffers)
-
-
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Collect no garbage in the body: it makes millions of objects, and none that can be collected."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def serialize(
@@ -63,8 +50,8 @@ def serialize(
 ) -> Serialized:
     """Return variables as bytes; raise if something in them cannot be copied.
 
-    Views of one array stay views of one. `by_name` returns the name under which an object is to be
-    found again instead of being copied, `refuse` why one cannot be copied. With `owned`, arrays and tensors own
+    Views of one array stay views of one array. `by_name` returns the name that is stored instead of an object,
+    or None to copy the object; `refuse` returns why an object cannot be copied, or an empty text. With `owned`, arrays and tensors own
     their memory when they are loaded, as the originals do, and a tensor with a graph is refused; otherwise they
     use the memory of the copy, and a tensor is copied without the graph that computed it, with a note.
     """
@@ -90,7 +77,7 @@ def serialize(
             return super().reducer_override(obj) if kept is None else kept
 
     out = io.BytesIO()
-    with gc_paused():
+    with GcPaused():
         GroupPickler(out, protocol=5, buffer_callback=buffers.append).dump(dict(content))
     data = out.getvalue()
     digest = xxhash.xxh3_128(data)
@@ -228,9 +215,9 @@ def _set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def reachable(source: str, variables: Mapping[str, Any]) -> set[str] | None:
-    """Return the variables that a cell can reach by name; None: any.
+    """Return the variables that a cell can reach by name; None if it can reach any.
 
-    A function that it calls reaches what the function names, and so on.
+    A function that it names reaches the variables that the function names, and so on.
     """
     try:
         names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
@@ -267,8 +254,8 @@ def codes_of(value: Any) -> Iterator[types.CodeType]:
             todo += [each for each in code.co_consts if isinstance(each, types.CodeType)]
 
 
-def together(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the variables in groups: those that share an object that can change are in one."""
+def sharing_groups(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the variables in groups: variables that share a mutable object are in one group."""
     owner: dict[int, str] = {}
     parent = {name: name for name in variables}
 

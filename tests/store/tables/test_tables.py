@@ -519,9 +519,7 @@ def test_records_of_a_newer_format_are_refused(tmp_path):
 
 def test_the_page_about_the_tables_is_current():
     page = Path(__file__).parents[3] / "docs/schema.md"
-    assert page.read_text() == schema.markdown(), (
-        "python -m rearview.store.tables.schema > docs/schema.md"
-    )
+    assert page.read_text() == schema.markdown(), "make docs writes it anew"
 
 
 @pytest.mark.parametrize(

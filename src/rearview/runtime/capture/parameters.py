@@ -1,23 +1,49 @@
-"""Record hyper-parameters that a program reads: nested settings become `outer.inner`."""
+"""Record hyper-parameters that a program reads: from its command line, from configuration files, from dataclasses.
+
+Command lines: argparse, click, fire and absl. Configuration: YAML, TOML and JSON files, OmegaConf and Hydra,
+dataclasses and pydantic models that exist when the first loop begins. Nested settings become `outer.inner`.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Mapping
-from types import FrameType
+import re
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType, ModuleType
 from typing import Any
 
 from rearview.runtime.capture.assigned_scalars import is_copy
 from rearview.runtime.recorder import Recorder
+from rearview.runtime.sandbox.entropy import after_import
 
-MOST = 200
+MOST_AT_ONCE = 200
 """Parameters that one source may give at once."""
-EVER = 500
+MOST_PER_RUN = 500
 """Parameters of a run."""
 LONGEST = 1000
 """Characters of a value that are kept."""
 DEEPEST = 6
-"""Mappings in one another that are followed."""
+"""Levels of nested mappings that are followed."""
+_WITH_PARSERS = frozenset({"absl", "fire", "hydra"})
+"""Libraries that use argparse for options of their own."""
+LARGEST_CONFIG = 64
+"""A file with more values than this is data, not a configuration."""
+_KEY = re.compile(r"[A-Za-z_][\w.\-/ ]{0,99}")
+_READERS = {
+    "yaml": ("load", "safe_load", "full_load", "unsafe_load"),
+    "tomllib": ("load", "loads"),
+    "tomli": ("load", "loads"),
+    "toml": ("load", "loads"),
+    "json": ("load",),
+}
+"""Functions of parsers that return the content of a file."""
+_REFERENCE = re.compile(r"\$\{([^:${}]+)\}")
+"""A reference of OmegaConf to another value; one with a colon would call a resolver."""
+UNKNOWN = object()
+"""Marks a value that is not a parameter."""
 
 
 class Parameters:
@@ -46,7 +72,7 @@ class Parameters:
             name: value
             for name, value in flat(values, texts=texts).items()
             if (name not in self._kept or not (new_only or _same(self._kept[name], value)))
-            and (name in self._kept or len(self._kept) < EVER)
+            and (name in self._kept or len(self._kept) < MOST_PER_RUN)
         }
         if new_values:
             self._kept |= new_values
@@ -68,17 +94,12 @@ class Parameters:
         """Return True if a class is defined in a module of the project."""
         return self._session.is_project_module(kind.__module__)
 
-    @staticmethod
-    def is_copy(frame: FrameType) -> bool:
-        """Return True if the dictionary of a frame's variables is a copy that only Rearview requested."""
-        return is_copy(frame)
-
     def failed(self, source: str, exc: Exception) -> None:
         """Note that parameters of a source could not be read."""
         if self._session.captured is not None:
             self._session.captured.problems[source] = f"{type(exc).__name__}: {exc}"
 
-    def is_project(self, function: Any) -> bool:
+    def is_project_function(self, function: Any) -> bool:
         """Return True if a function is defined in a file of the project."""
         while hasattr(function, "__wrapped__"):
             function = function.__wrapped__
@@ -107,22 +128,17 @@ def _add(
     out: dict[str, Any], prefix: str, values: Mapping[Any, Any], levels: int, *, texts: bool
 ) -> None:
     for key, value in values.items():
-        if len(out) >= MOST:
+        if len(out) >= MOST_AT_ONCE:
             return
         name = f"{prefix}{key}" if type(key) in (str, int, float, bool) else ""
         if not name or name.startswith("$"):
             continue
-        if type(value) in _MAPPINGS and value and levels:
+        if type(value) is dict and value and levels:
             _add(out, f"{name}.", value, levels - 1, texts=texts)
         elif (kept := plain(value)) is not UNKNOWN:
             out[name] = kept
         elif texts:
             out[name] = str(value)[:LONGEST]
-
-
-UNKNOWN = object()
-"""Marks a value that is not a parameter."""
-_MAPPINGS = (dict,)
 
 
 def plain(value: Any) -> Any:
@@ -141,3 +157,290 @@ def plain(value: Any) -> Any:
     if isinstance(value, bool | int | float | str):  # of a class of its own, such as an enum
         return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
     return UNKNOWN
+
+
+def capture_command_lines(parameters: Parameters) -> None:
+    """Record the parameters that command-line parsers return from now on."""
+    after_import("argparse", lambda module: _watch_argparse(module, parameters))
+    after_import("click.core", lambda module: _watch_click(module, parameters))
+    after_import("fire.core", lambda module: _watch_fire(module, parameters))
+    after_import("absl.flags._flagvalues", lambda module: _watch_absl(module, parameters))
+
+
+def _watch_argparse(module: ModuleType, parameters: Parameters) -> None:
+    real = module.ArgumentParser.parse_known_args
+
+    @functools.wraps(real)
+    def parse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parsed = real(self, *args, **kwargs)
+        try:
+            in_magic = type(self).__module__.startswith("IPython.")
+            if not in_magic and _package_that_parses(sys._getframe(1)) not in _WITH_PARSERS:
+                parameters.keep(vars(parsed[0]), "argparse", texts=True)
+        except Exception as exc:
+            parameters.failed("argparse", exc)
+        return parsed
+
+    module.ArgumentParser.parse_known_args = parse
+
+
+def _package_that_parses(frame: FrameType | None) -> str:
+    """Return the package that asked argparse to parse."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name not in {"argparse", "rearview"}:
+            return name
+        frame = frame.f_back
+    return ""
+
+
+def _watch_click(module: ModuleType, parameters: Parameters) -> None:
+    """Keep the parameters of commands that the project defines, before their function runs."""
+    real = module.Command.invoke
+
+    @functools.wraps(real)
+    def invoke(self: Any, ctx: Any) -> Any:
+        try:
+            if parameters.is_project_function(self.callback):
+                parameters.keep(ctx.params, "click")
+        except Exception as exc:
+            parameters.failed("click", exc)
+        return real(self, ctx)
+
+    module.Command.invoke = invoke
+
+
+def _watch_fire(module: ModuleType, parameters: Parameters) -> None:
+    """Keep the arguments with which fire calls functions of the project, defaults included."""
+    real = getattr(module, "_MakeParseFn", None)
+    if real is None:
+        return
+
+    @functools.wraps(real)
+    def make(fn: Any, metadata: Any) -> Any:
+        parse = real(fn, metadata)
+
+        @functools.wraps(parse)
+        def parse_arguments(args: Any) -> Any:
+            parsed = parse(args)
+            try:
+                if parameters.is_project_function(fn):
+                    positional, named = parsed[0]
+                    bound = inspect.signature(fn).bind_partial(*positional, **named)
+                    bound.apply_defaults()
+                    parameters.keep(bound.arguments, "fire")
+            except Exception as exc:
+                parameters.failed("fire", exc)
+            return parsed
+
+        return parse_arguments
+
+    vars(module)["_MakeParseFn"] = make
+
+
+def _watch_absl(module: ModuleType, parameters: Parameters) -> None:
+    """Keep the flags that modules of the project define, once they are parsed."""
+    real = module.FlagValues.__call__
+
+    @functools.wraps(real)
+    def parse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        remaining = real(self, *args, **kwargs)
+        try:
+            parameters.keep(
+                {
+                    flag.name: flag.value
+                    for name, flags in self.flags_by_module_dict().items()
+                    if _is_defined_by_project(name, parameters)
+                    for flag in flags
+                },
+                "absl",
+            )
+        except Exception as exc:
+            parameters.failed("absl", exc)
+        return remaining
+
+    module.FlagValues.__call__ = parse
+
+
+def _is_defined_by_project(name: str, parameters: Parameters) -> bool:
+    """Return True if the module that defines flags is the project's; a script goes by its path."""
+    module = sys.modules.get("__main__" if name == sys.argv[0] else name)
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and parameters.is_project_file(file)
+
+
+def capture_config_files(parameters: Parameters) -> None:
+    """Record small configurations that code of the project reads before its first loop."""
+    for name, functions in _READERS.items():
+        after_import(
+            name, functools.partial(_watch_readers, functions=functions, parameters=parameters)
+        )
+    after_import(
+        "ruamel.yaml.main", lambda module: _watch_readers(module.YAML, ("load",), parameters)
+    )
+    after_import("omegaconf.omegaconf", lambda module: _watch_omegaconf(module, parameters))
+    after_import("hydra.core.utils", lambda module: _watch_hydra(module, parameters))
+
+
+def _watch_readers(owner: Any, functions: tuple[str, ...], parameters: Parameters) -> None:
+    source = "yaml" if isinstance(owner, type) else str(owner.__name__).removesuffix("lib")
+    for name in functions:
+        real = vars(owner).get(name)
+        if real is not None:
+            wrapped = _reading(real, source.removesuffix("li"), parameters)
+            setattr(owner, name, wrapped)
+
+
+def _reading(real: Callable[..., Any], source: str, parameters: Parameters) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def read(*args: Any, **kwargs: Any) -> Any:
+        content = real(*args, **kwargs)
+        if type(content) is dict:
+            try:
+                if parameters.is_early() and parameters.is_project_frame(sys._getframe(1)):
+                    values = flat(content)
+                    if 0 < len(values) <= LARGEST_CONFIG and all(map(_KEY.fullmatch, values)):
+                        parameters.keep(values, source)
+            except Exception as exc:
+                parameters.failed(source, exc)
+        return content
+
+    return read
+
+
+def _watch_omegaconf(module: ModuleType, parameters: Parameters) -> None:
+    """Keep configurations that the project loads, merges or reads from its command line."""
+    config: Any = module.OmegaConf
+    for name in ("load", "merge", "from_cli", "structured", "create"):
+        descriptor = vars(config).get(name)
+        if not isinstance(descriptor, staticmethod):
+            continue
+        real = descriptor.__func__
+
+        def watched(*args: Any, _real: Callable[..., Any] = real, **kwargs: Any) -> Any:
+            loaded = _real(*args, **kwargs)
+            try:
+                by_project = parameters.is_early() and parameters.is_project_frame(sys._getframe(1))
+                if by_project and "hydra" not in sys.modules:
+                    keep_omegaconf(loaded, parameters, "omegaconf")
+            except Exception as exc:
+                parameters.failed("omegaconf", exc)
+            return loaded
+
+        setattr(config, name, staticmethod(functools.wraps(real)(watched)))
+
+
+def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
+    """Keep the configuration with which Hydra calls the program's function, before it runs."""
+    real = module.run_job
+
+    @functools.wraps(real)
+    def run_job(task_function: Any, *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(task_function)
+        def task(cfg: Any) -> Any:
+            try:
+                keep_omegaconf(cfg, parameters, "hydra")
+            except Exception as exc:
+                parameters.failed("hydra", exc)
+            return task_function(cfg)
+
+        return real(task, *args, **kwargs)
+
+    vars(module)["run_job"] = run_job
+    for user in ("hydra._internal.core_plugins.basic_launcher", "hydra._internal.hydra"):
+
+        def replace_run_job(other: ModuleType) -> None:
+            if vars(other).get("run_job") is real:
+                vars(other)["run_job"] = run_job
+
+        after_import(user, replace_run_job)
+
+
+def keep_omegaconf(config: Any, parameters: Parameters, source: str) -> None:
+    """Keep a configuration of OmegaConf, its references to other values resolved.
+
+    Resolvers may be functions of the program, so they are not called: their references stay as text.
+    """
+    from omegaconf import OmegaConf
+
+    raw = OmegaConf.to_container(config, resolve=False)
+    if isinstance(raw, dict):
+        values = flat(raw)
+        parameters.keep({name: _resolved(value, values) for name, value in values.items()}, source)
+
+
+def _resolved(value: Any, values: Mapping[str, Any], depth: int = 8) -> Any:
+    """Return a value with references to other ones replaced.
+
+    >>> _resolved("${a.b}", {"a.b": 3}), _resolved("run-${x}", {"x": "${y}", "y": 1})
+    (3, 'run-1')
+    >>> _resolved("${now:%Y}", {}), _resolved("${missing}", {})
+    ('${now:%Y}', '${missing}')
+    """
+    if type(value) is not str or "${" not in value or not depth:
+        return value
+    whole = _REFERENCE.fullmatch(value)
+    if whole:
+        return _resolved(values.get(whole[1], value), values, depth - 1)
+    return _REFERENCE.sub(
+        lambda match: str(_resolved(values.get(match[1], match[0]), values, depth - 1)), value
+    )
+
+
+def keep_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
+    """Record the fields of configuration objects that exist when a loop begins.
+
+    These are instances of the project's dataclasses and pydantic models with mostly plain fields, in
+    local variables of its functions or in globals of its modules. Only stored values are read, so no
+    code of the program runs.
+    """
+    seen: set[int] = set()
+    while frame is not None:
+        if parameters.is_project_frame(frame):
+            spaces = [frame.f_globals]
+            if frame.f_code.co_name != "<module>":
+                local = frame.f_locals
+                spaces.insert(0, dict(local))
+                if is_copy(frame):
+                    local.clear()
+            for space in spaces:
+                for value in list(space.values()):
+                    if id(value) not in seen:
+                        seen.add(id(value))
+                        fields = config_fields(value, parameters)
+                        if fields:
+                            parameters.keep(fields, "dataclass", new_only=True)
+        frame = frame.f_back
+
+
+def config_fields(value: Any, parameters: Parameters, depth: int = 3) -> dict[str, Any]:
+    """Return the fields of a configuration object; empty for any other object."""
+    kind = type(value)
+    names = getattr(kind, "__dataclass_fields__", None) or getattr(
+        kind, "__pydantic_fields__", None
+    )
+    if not isinstance(names, dict) or not parameters.is_project_class(kind):
+        return {}
+    stored = getattr(value, "__dict__", None)
+    out: dict[str, Any] = {}
+    plain_count = 0
+    for name in names:
+        stored_value = (
+            stored.get(name, UNKNOWN) if isinstance(stored, dict) else _slot(value, kind, name)
+        )
+        inner = config_fields(stored_value, parameters, depth - 1) if depth else {}
+        field_value = inner or plain(stored_value)
+        if inner or field_value is not UNKNOWN or type(stored_value) is dict:
+            out[name] = inner or (stored_value if type(stored_value) is dict else field_value)
+            plain_count += 1
+    return out if 2 * plain_count > len(names) else {}
+
+
+def _slot(value: Any, kind: type, name: str) -> Any:
+    descriptor: Any = kind.__dict__.get(name)
+    if type(descriptor).__name__ != "member_descriptor":
+        return UNKNOWN
+    try:
+        return descriptor.__get__(value, kind)
+    except AttributeError:
+        return UNKNOWN

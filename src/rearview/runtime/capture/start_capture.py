@@ -5,20 +5,25 @@ from __future__ import annotations
 from types import FrameType
 
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
-from rearview.runtime.capture.captured_records import CapturedRecords
-from rearview.runtime.capture.command_lines import capture_command_lines
-from rearview.runtime.capture.config_files import capture_config_files, keep_dataclasses
-from rearview.runtime.capture.frameworks import (
+from rearview.runtime.capture.captured_loggers import (
     capture_keras,
     capture_lightning,
+    capture_logging,
+    capture_mlflow,
+    capture_tensorboard,
     capture_transformers,
+    capture_wandb,
 )
-from rearview.runtime.capture.logger_calls import LoggerCalls, capture_logging
-from rearview.runtime.capture.mlflow import capture_mlflow
-from rearview.runtime.capture.parameters import Parameters
-from rearview.runtime.capture.tensorboard import capture_tensorboard
-from rearview.runtime.capture.wandb import capture_wandb
-from rearview.runtime.recorder import PointEncoder, Recorder
+from rearview.runtime.capture.captured_record_files import CapturedRecords
+from rearview.runtime.capture.parameters import (
+    Parameters,
+    capture_command_lines,
+    capture_config_files,
+    keep_dataclasses,
+)
+from rearview.runtime.capture.watch_loggers import LoggerCalls
+from rearview.runtime.recorder import Recorder
+from rearview.runtime.session import PointEncoder
 from rearview.store.values import Put
 
 

@@ -14,11 +14,11 @@ import msgspec
 from rearview.model.cell_lineage import CellLineage
 from rearview.runtime.cells.cell_analysis import analyse
 from rearview.runtime.cells.cell_cache import CellCache
+from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.cells.result_store import ResultStore
 from rearview.runtime.cells.skipped_cells import GIVEN_UP, GivenUp
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import entropy
-from rearview.runtime.sandbox.lineage import Lineage
 from rearview.source.notebooks import CodeCell, Notebook
 from rearview.store.files import publish
 from rearview.store.trust import is_trusted

@@ -18,8 +18,10 @@ from typing import Any
 import msgspec
 
 from rearview.model.cell_lineage import CellLineage
+from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import CellAnalysis, analyse
 from rearview.runtime.cells.cell_effects import CellEffects
+from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.cells.library_state import (
     RandomUse,
     base_digest,
@@ -27,12 +29,10 @@ from rearview.runtime.cells.library_state import (
     library_settings,
     listing,
 )
-from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.cells.result_store import FORMAT, CellEntry, GroupRef, ResultStore
 from rearview.runtime.cells.skipped_cells import LateRun, Skipped, SkippedCells
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.environment import names_read
-from rearview.runtime.sandbox.lineage import Lineage
 from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rearview.model.cell_lineage import CellLineage
+from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import FILE_QUESTIONS, CellAnalysis
+from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.cells.library_state import digest_of
-from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.sandbox import entropy
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.lineage import Lineage
-from rearview.state.fingerprints import fingerprints
+from rearview.state.variable_fingerprints import fingerprints
 from rearview.state.variable_groups import BY_REFERENCE
 
 OWN_TIMERS = (

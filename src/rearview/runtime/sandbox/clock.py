@@ -26,8 +26,9 @@ from typing import Any
 from zlib import crc32
 
 from rearview.runtime.sandbox.entropy import (
+    FRONT_END,
     after_import,
-    asked_by_tracker,
+    called_by_tracker,
     is_standard,
     library_being_loaded,
 )
@@ -45,7 +46,7 @@ RULE = 2
 """Version of the rule that decides which readings belong to the program. By rule 1, readings of libraries
 during an import inside a loop, and readings of progress bars, belonged to it too."""
 FLOATS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
-BREAKERS = (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0))
+WITH_DEFAULT_TIME = (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0))
 """Functions of `time` that use the current time if none is given, with the position of that argument."""
 WAITERS = (
     *("queue", "selectors", "subprocess", "multiprocessing.connection", "multiprocessing.queues"),
@@ -62,8 +63,8 @@ TIMERS = (
 for other processes or a front end takes a different number of readings each time."""
 between_cells: list[Callable[[], bool]] = []
 """In a notebook kernel: returns True if no cell is running, so that readings do not belong to the program."""
-_FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
 _FLUSH = 512
+"""Readings after which they are written to the file."""
 _DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
     "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
@@ -100,7 +101,7 @@ class Clock:
         self._sum = crc32(self._kept)
         self._pid = os.getpid()
 
-    def _is_apart(self, frame: types.FrameType | None) -> bool:
+    def _is_unrepeatable(self, frame: types.FrameType | None) -> bool:
         """Return True if a progress bar reads the clock, or a library that is imported inside a loop.
 
         How often a bar reads depends on how fast it was redrawn, and an import inside a loop comes later
@@ -126,9 +127,9 @@ class Clock:
                 plain = getattr(patched, function_name)
                 setattr(patched, function_name, self._reading(plain, struct.Struct(form)))
                 patches_by_id[id(getattr(patched, function_name))] = plain
-        for name, before in BREAKERS:
+        for name, before in WITH_DEFAULT_TIME:
             plain = getattr(patched, name)
-            setattr(patched, name, _broken_down(plain, before, patched.time, real.localtime))
+            setattr(patched, name, _with_default_time(plain, before, patched.time, real.localtime))
             patches_by_id[id(getattr(patched, name))] = plain
         patch_datetime(patched.time_ns)
 
@@ -156,17 +157,17 @@ class Clock:
                 return real()
             if between_cells and (between_cells[0]() or _for_front_end(caller)):
                 return real()
-            if asked_by_tracker(caller) or (self._rule > 1 and self._is_apart(caller)):
+            if called_by_tracker(caller) or (self._rule > 1 and self._is_unrepeatable(caller)):
                 return real()
             if self.listeners and not library_being_loaded(caller):
-                self.listeners[0](_asking(caller))
+                self.listeners[0](_reading_module(caller))
             at = place[0] * 8
             place[0] += 1
             if at + 8 <= len(self._kept):
                 return form.unpack_from(self._kept, at)[0]
             now = real()
             if self._replays:
-                self.readers.add(_asking(caller))
+                self.readers.add(_reading_module(caller))
             else:
                 self._fresh.append(form.pack(now))
                 if len(self._fresh) >= _FLUSH:
@@ -196,7 +197,7 @@ class Clock:
         write_sum(self._file, len(self._kept), self._sum)
 
 
-def _asking(frame: types.FrameType | None) -> str:
+def _reading_module(frame: types.FrameType | None) -> str:
     """Return the module that reads the time, directly or through Rearview's patches."""
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
@@ -208,7 +209,7 @@ def _for_front_end(frame: types.FrameType | None) -> bool:
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         if not is_standard(name):
-            return name.startswith(_FRONT_END)
+            return name.startswith(FRONT_END)
         frame = frame.f_back
     return False
 
@@ -226,7 +227,7 @@ def _is_timer(module: str) -> bool:
     return f"{module}.".startswith(TIMERS)
 
 
-def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -> Any:
+def _with_default_time(real: Any, before: int, now: Callable[[], float], local: Any) -> Any:
     """Return a function of `time` that uses `now` if no time is passed."""
 
     def read(*args: Any) -> Any:
@@ -268,17 +269,17 @@ def patch_datetime(now: Callable[[], int]) -> bool:
         clock = (moment.hour, moment.minute, moment.second, moment.microsecond, moment.tzinfo)
         return cls(moment.year, moment.month, moment.day, *clock, fold=moment.fold)
 
-    def told_now(cls: Any, tz: Any = None) -> Any:
+    def patched_now(cls: Any, tz: Any = None) -> Any:
         if tz is not None and not isinstance(tz, dt.tzinfo):
             return real(tz)  # raises the error about the wrong argument
         return at(cls, tz, utc=False)
 
-    def told_utcnow(cls: Any) -> Any:
+    def patched_utcnow(cls: Any) -> Any:
         if sys.version_info >= (3, 12):
             warnings.warn(_DEPRECATED, DeprecationWarning, stacklevel=2)
         return at(cls, None, utc=True)
 
-    for name, replacement in (("now", told_now), ("utcnow", told_utcnow)):
+    for name, replacement in (("now", patched_now), ("utcnow", patched_utcnow)):
         replacement.__name__, replacement.__qualname__ = name, f"datetime.{name}"
         replacement.__module__, replacement.__doc__ = "datetime", getattr(date, name).__doc__
         spaces[0][name] = classmethod(replacement)

@@ -55,7 +55,7 @@ class Stream:
         count, unread = self.place
         return int(count) * hashlib.sha256().digest_size - len(unread)
 
-    def turn_to(self, key: bytes, drawn: int = 0) -> None:
+    def restart_with(self, key: bytes, drawn: int = 0) -> None:
         """Continue with the bytes that follow from `key`, after the first `drawn` of them."""
         self.key = key
         self.place[:] = [0, b""]
@@ -102,7 +102,7 @@ class Randomness:
                 act(module)
 
     def initial(self) -> dict[str, Any]:
-        """Return where the key puts the global generators of loaded libraries, as `read_global` does."""
+        """Return the states that the key gives to the global generators of loaded libraries, as `read_global` would."""
         key = self.stream.key
         own = random.Random(int.from_bytes(Stream(key).read(FIRST), "big"))  # noqa: S311 - as it is
         own.getrandbits(32 * self.words)
@@ -125,9 +125,9 @@ class Randomness:
 
     def follow(self, key: bytes, seeded: Collection[str] = ()) -> None:
         """Start again with `key`, in a process of the fork server; see `begin`."""
-        self.stream.turn_to(key)
+        self.stream.restart_with(key)
         for library, own in self.loaded.items():
-            own.turn_to(_key_of(key, library), own.drawn)
+            own.restart_with(_key_of(key, library), own.drawn)
         self.begin(seeded)
 
 
@@ -139,24 +139,24 @@ def install(key: bytes) -> Randomness:
     loaded: dict[str, Stream] = {}
 
     def read(size: int) -> bytes:
-        asking = sys._getframe(1)
-        if get_ident() != thread or _asked_by_us(asking):
+        caller = sys._getframe(1)
+        if get_ident() != thread or _is_outside_program(caller):
             return _real_urandom(size)
-        library = library_being_loaded(asking)
-        library = library or ("tempfile" if _names_files(asking) else "")
+        library = library_being_loaded(caller)
+        library = library or ("tempfile" if _names_files(caller) else "")
         if library:
             return loaded.setdefault(library, Stream(_key_of(stream.key, library))).read(size)
         return stream.read(size)
 
     def read_bits(bits: int) -> int:
         # like `secrets.randbits`, but faster: NumPy calls it for every generator that it creates
-        asking = sys._getframe(1)
+        caller = sys._getframe(1)
         if _tracking or _imports() or get_ident() != thread:
             return secrets.randbits(bits)
-        if _of_us(str(asking.f_globals.get("__name__", ""))) is not False:
+        if _is_apart_from_program(str(caller.f_globals.get("__name__", ""))) is not False:
             return secrets.randbits(bits)
         size = (bits + 7) // 8
-        if overwritten and _is_seeded_at_once(asking):
+        if overwritten and _is_seeded_at_once(caller):
             overwritten[0] += size
         return int.from_bytes(stream.read(size), "big") >> (size * 8 - bits)
 
@@ -165,16 +165,16 @@ def install(key: bytes) -> Randomness:
         "torch": functools.partial(_seed_torch, stream=stream),
         "numpy.random": functools.partial(_seed_numpy, stream=stream, read_bits=read_bits),
     }
-    chance = Randomness(
+    randomness = Randomness(
         stream, loaded, acts, PatchedBuiltin(read, _real_urandom), read_bits=read_bits
     )
     os.register_at_fork(after_in_child=remove)
     watch_trackers()
-    chance.begin()
+    randomness.begin()
     for name, act in acts.items():
         if name not in sys.modules:
             after_import(name, act)
-    return chance
+    return randomness
 
 
 def _key_of(key: bytes, library: str) -> bytes:
@@ -192,12 +192,12 @@ _tracking: list[str] = []
 
 
 def watch_trackers() -> None:
-    """Let `asked_by_tracker` examine frames only after the program has imported a tracker."""
+    """Let `called_by_tracker` examine frames only after the program has imported a tracker."""
     for name in (*_TRACKERS, _WRITERS):
         after_import(name, lambda module: _tracking.append(module.__name__))
 
 
-def asked_by_tracker(frame: FrameType | None) -> bool:
+def called_by_tracker(frame: FrameType | None) -> bool:
     """Return True if an experiment tracker is on the stack from `frame` on.
 
     Its random numbers and clock readings do not belong to the program: a replay keeps it from its
@@ -211,23 +211,23 @@ def asked_by_tracker(frame: FrameType | None) -> bool:
     return False
 
 
-def _asked_by_us(frame: FrameType | None) -> bool:
-    """Return True if Rearview itself draws random bytes: that must not change the program's stream.
+def _is_outside_program(frame: FrameType | None) -> bool:
+    """Return True if not the program draws random bytes but Rearview: that must not change the program's stream.
 
     The same holds for trackers, and for the keys and names by which processes find each other: how
     many are drawn depends on timing.
     """
-    if _tracking and asked_by_tracker(frame):
+    if _tracking and called_by_tracker(frame):
         return True
     while frame is not None:
-        ours = _of_us(str(frame.f_globals.get("__name__", "")))
+        ours = _is_apart_from_program(str(frame.f_globals.get("__name__", "")))
         if ours is not None:
-            return ours or _named_for_processes(frame)
+            return ours or _called_by_multiprocessing(frame)
         frame = frame.f_back
     return False
 
 
-def _named_for_processes(frame: FrameType | None) -> bool:
+def _called_by_multiprocessing(frame: FrameType | None) -> bool:
     """Return True if `multiprocessing` called the library that `frame` belongs to.
 
     joblib, which scikit-learn imports, draws names for the semaphores of `multiprocessing`.
@@ -238,21 +238,21 @@ def _named_for_processes(frame: FrameType | None) -> bool:
     return name.startswith("multiprocessing")
 
 
-_FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
+FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
 """Libraries by which a notebook's kernel communicates with its front end."""
-_PASSING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.code_lookup")
+_FORWARDING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.code_lookup")
 """Modules of Rearview that only forward a call of the program."""
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_us(name: str) -> bool | None:
-    """Return True if draws of the module `name` do not belong to the program; None to ask its caller.
+def _is_apart_from_program(name: str) -> bool | None:
+    """Return True if draws of the module `name` do not belong to the program; None if its caller decides.
 
     The result is cached, because NumPy draws for every generator that it creates.
     """
-    if name.startswith(("multiprocessing", *_FRONT_END)):
+    if name.startswith(("multiprocessing", *FRONT_END)):
         return True
-    if name in _PASSING or is_standard(name):
+    if name in _FORWARDING or is_standard(name):
         return None
     return name.startswith("rearview.")
 
@@ -394,11 +394,11 @@ def _call_at(code: CodeType, at: int) -> tuple[tuple[str, ...], str] | None:
 def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
     """Let torch's default generator follow the key instead of seeding itself from the system."""
 
-    def chosen() -> int:
+    def draw_seed() -> int:
         return int.from_bytes(os.urandom(8), "big") >> 1
 
     def seed() -> int:
-        number = chosen()
+        number = draw_seed()
         torch.manual_seed(number)
         return number
 
@@ -425,19 +425,19 @@ class _AfterImport:
 
     def __init__(self) -> None:
         self.acts: dict[str, list[Callable[[ModuleType], None]]] = {}
-        self.asking = ""
+        self.looking_up = ""
         """Name of the module that this finder is looking up with the other finders."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec that the other finders return; looking up a module imports nothing."""
         del path, target
-        if name not in self.acts or name == self.asking:
+        if name not in self.acts or name == self.looking_up:
             return None
-        self.asking, before = name, self.asking
+        self.looking_up, before = name, self.looking_up
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self.asking = before
+            self.looking_up = before
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

@@ -24,13 +24,13 @@ from rearview.model.environment_variables import (
     is_restored,
 )
 from rearview.runtime.sandbox.entropy import after_import
-from rearview.runtime.sandbox.file_log import listen
+from rearview.runtime.sandbox.input_files import listen
 from rearview.store.recorded_inputs import append_environment, read_environment
 
-_BETWEEN = frozenset(
+_FORWARDING = frozenset(
     {
         *("os", "collections.abc", "subprocess", "posixpath", "pathlib", "tempfile", "shutil"),
-        *(__name__, "rearview.runtime.sandbox.file_log"),
+        *(__name__, "rearview.runtime.sandbox.input_files"),
     }
 )
 """Modules that read a variable on behalf of their caller."""
@@ -55,7 +55,7 @@ def _encode_bytes_noted(key: Any) -> Any:
     return _encode_bytes(key)
 
 
-def _exchange() -> None:
+def _patch_lookups() -> None:
     os.environ.encodekey = _encode_noted
     os.environb.encodekey = _encode_bytes_noted
 
@@ -65,10 +65,10 @@ def names_read() -> set[str]:
     return set(_reading[0]._known) if _reading else set()
 
 
-def look_like(folder: Path) -> None:
-    """Build `os.environ` as in the run: it is part of the state of a program that refers to it."""
+def patch_as_recorded(folder: Path) -> None:
+    """Patch `os.environ` as the recording did: it is part of the state of a program that refers to it."""
     if read_environment(folder) is not None:
-        _exchange()
+        _patch_lookups()
 
 
 class EnvironmentReads:
@@ -86,7 +86,7 @@ class EnvironmentReads:
 
     def install(self) -> None:
         """Record reads from now on."""
-        _exchange()
+        _patch_lookups()
         _reading.append(self)
         self._watch_listing(type(os.environ))
         listen(self._started, *_STARTS)
@@ -104,7 +104,7 @@ class EnvironmentReads:
 
         @functools.wraps(real)
         def iterate(environ: Any) -> Any:
-            if not self._whole and not _asked_by_us(sys._getframe(1)):
+            if not self._whole and not _called_by_rearview(sys._getframe(1)):
                 self.read_all()
             return real(environ)
 
@@ -112,7 +112,7 @@ class EnvironmentReads:
 
     def note(self, name: str, frame: FrameType) -> None:
         """Record that a frame looks up a variable."""
-        if name not in self._known and not _asked_by_us(frame):
+        if name not in self._known and not _called_by_rearview(frame):
             if is_of_session(name):
                 self._known.add(name)
             else:
@@ -141,7 +141,7 @@ class EnvironmentReads:
 
     def _started(self, event: str, args: tuple[Any, ...]) -> None:
         own = event != "os.system" and args[-1] is not None
-        if not self._whole and not own and not _asked_by_us(sys._getframe(1)):
+        if not self._whole and not own and not _called_by_rearview(sys._getframe(1)):
             self.read_all()
 
     def _watch_spawn(self, util: ModuleType) -> None:
@@ -155,11 +155,11 @@ class EnvironmentReads:
         vars(util)["spawnv_passfds"] = spawnv_passfds
 
 
-def _asked_by_us(frame: FrameType | None) -> bool:
+def _called_by_rearview(frame: FrameType | None) -> bool:
     """Return True if Rearview itself reads a variable, not the program or its libraries."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if name not in _BETWEEN:
+        if name not in _FORWARDING:
             return name.startswith("rearview.")
         frame = frame.f_back
     return True

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from rearview.runtime.sandbox.file_log import listen
 from rearview.runtime.sandbox.file_view import FileView, PathUse
+from rearview.runtime.sandbox.input_files import listen
 from rearview.state.code_lookup import PatchedBuiltin
 
 _USES = {
@@ -30,38 +30,37 @@ def install(view: FileView) -> None:
     """Redirect the file functions that Python code uses."""
     for use, names in _USES.items():
         for name in names:
-            exchange(os, name, functools.partial(_moving, view=view, use=use))
+            replace_builtin(os, name, functools.partial(_moving, view=view, use=use))
     follow = os.stat
     for name in ("stat", "lstat", "readlink"):
-        exchange(os, name, functools.partial(_looking, view=view, follow=follow))
-    exchange(os, "chdir", functools.partial(_entering, view=view))
+        replace_builtin(os, name, functools.partial(_looking, view=view, follow=follow))
+    replace_builtin(os, "chdir", functools.partial(_entering, view=view))
     for name in ("remove", "unlink", "rmdir"):
-        exchange(os, name, functools.partial(_removing, view=view, folder=name == "rmdir"))
+        replace_builtin(os, name, functools.partial(_removing, view=view, folder=name == "rmdir"))
     for name in ("rename", "replace"):
-        exchange(os, name, functools.partial(_renaming, view=view))
+        replace_builtin(os, name, functools.partial(_renaming, view=view))
     for name in ("link", "symlink"):
-        exchange(os, name, functools.partial(_linking, view=view))
-    exchange(os, "open", functools.partial(_opening_low, view=view))
-    exchange(os, "listdir", functools.partial(_listing, view=view))
-    exchange(os, "scandir", functools.partial(_scanning, view=view))
-    exchange(os, "getcwd", lambda real: lambda: view.seeming(real()))
-    exchange(io, "open", functools.partial(_opening, view=view))
+        replace_builtin(os, name, functools.partial(_linking, view=view))
+    replace_builtin(os, "open", functools.partial(_opening_low, view=view))
+    replace_builtin(os, "listdir", functools.partial(_listing, view=view))
+    replace_builtin(os, "scandir", functools.partial(_scanning, view=view))
+    replace_builtin(os, "getcwd", lambda real: lambda: view.seeming(real()))
+    replace_builtin(io, "open", functools.partial(_opening, view=view))
     # otherwise shutil names files relative to an open folder, which the patches above do not see
     vars(shutil)["_use_fd_functions"] = False
     listen(functools.partial(_watch, view), "open", "os.remove", "os.rename", "os.rmdir")
 
 
-def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a builtin function by what `make` returns for it, in every module that has it."""
+def replace_builtin(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Replace a builtin function by the result of `make(function)`, in every module that has it."""
     real = getattr(module, name, None)
     if real is None:
         return
     replacement = PatchedBuiltin(make(real), real)
     for able in (os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         if real in able:
-            able.add(
-                replacement
-            )  # callers check this before they pass `dir_fd` or similar arguments
+            # callers check this before they pass `dir_fd` or similar arguments
+            able.add(replacement)
     for home in (module, sys.modules.get(real.__module__ or ""), builtins):
         if getattr(home, name, None) is real:
             setattr(home, name, replacement)
@@ -81,7 +80,7 @@ def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
 
 
 def _looking(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
-    """Look at a file; a folder that is a link for us alone is no link. `follow` is the real `os.stat`."""
+    """Patch a function that looks at a file; folded folders are no links for it. `follow` is the real `os.stat`."""
     name = real.__name__
 
     def call(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,9 +100,8 @@ def _entering(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any) -> None:
         path = view.real(path)
         if view.folded:
-            view.unfold(
-                path, itself=True
-            )  # else names without a folder would mean the user's files
+            # else names without a folder would mean the user's files
+            view.unfold(path, itself=True)
         real(path)
 
     return call
@@ -204,7 +202,7 @@ def _scanning(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 class _FolderEntry:
-    """What `scandir` tells of a folder that is a link for us and not for the program."""
+    """Entry of `scandir` for a folder that is a link for Rearview and a plain folder for the program."""
 
     def __init__(self, entry: os.DirEntry[str]) -> None:
         self.name, self.path = entry.name, entry.path

@@ -77,12 +77,12 @@ class FileView:
     """Folders of the scratch tree that are links to folders of the user; they look like folders, and become
     folders of the tree before anything in them is written."""
 
-    asked: set[str] | None = None
-    """Paths that the program has used, as it sees them, while that is noted; None: it is not."""
+    used_paths: set[str] | None = None
+    """Paths that the program has used, as it sees them; None if they are not noted."""
     changes: int = 0
-    """How often the program used a path otherwise than to read it."""
+    """How often the program used a path to write, change or create something."""
 
-    def become(self, source: FileView) -> None:
+    def take_over(self, source: FileView) -> None:
         """Take over the fields of another view."""
         for attribute in fields(self):
             setattr(self, attribute.name, getattr(source, attribute.name))
@@ -101,8 +101,8 @@ class FileView:
             return path
         full = text if text[0] == os.sep else f"{self.seeming(_getcwd())}{os.sep}{text}"
         plain = os.path.normpath(full) if ".." in text else full
-        if self.asked is not None:
-            self.asked.add(os.path.normpath(full))
+        if self.used_paths is not None:
+            self.used_paths.add(os.path.normpath(full))
             self.changes += use is not PathUse.READ and use is not PathUse.RUN
         if self.elsewhere and self._is_own(full):
             self._unfold_for(full, use)

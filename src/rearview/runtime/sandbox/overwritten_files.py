@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rearview.runtime.sandbox.file_patches import exchange
+from rearview.runtime.sandbox.file_patches import replace_builtin
 from rearview.store.files import append_line, close_to_others, make_folder, read_lines
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
 
@@ -124,21 +124,24 @@ class OverwrittenFiles:
             self.read.add(relative)
             append_line(self.folder / FILE, {"format": FORMAT, "read": relative})
 
-    def take_away(self, *, data: bool, lived: float = float("inf")) -> set[str]:
+    def take_away(self, *, data: bool, last_sign_of_life: float = float("inf")) -> set[str]:
         """Restore the files to what the run found when it started.
 
         A file that the program wrote before its first loop and read again, such as a downloaded data
         set, is removed only with `data`: creating it again may take long, and a run that continues
         from a checkpoint does not need that. A file outside the project that was written after
-        `lived`, the last sign of life of the run, stays too: another program wrote it. Return the
-        folders that the run created and that still exist.
+        `last_sign_of_life` of the run stays too: another program wrote it. Return the folders that the run created and that still exist.
         """
         for relative, line in self.files.items():
             path, home = Path(self.root, relative), self._home(relative)
             kept_in_place = line["was"] == _LARGE and not line.get("emptied")
             if kept_in_place or (not data and self._is_data(relative)):
                 continue
-            if relative[0] == os.sep and path.is_file() and path.stat().st_mtime > lived:
+            if (
+                relative[0] == os.sep
+                and path.is_file()
+                and path.stat().st_mtime > last_sign_of_life
+            ):
                 self.shared.add(relative)
                 continue
             exists = path.is_file() or path.is_symlink()
@@ -176,24 +179,24 @@ class OverwrittenFiles:
                     shutil.copyfile(home, path)  # in place: the program may have the file open
                 else:
                     shutil.move(home, path)
-        self._let_go()
+        self._delete_set_aside()
 
     def ended(self, *, well: bool) -> None:
         """Delete the kept files if the run has ended for good; else put back the ones it lacks."""
         if well:
-            self._let_go()
+            self._delete_set_aside()
             shutil.rmtree(self.folder / "before", ignore_errors=True)
         elif any(os.path.lexists(self._home(name)) for name in self.files):
             self.bring_back([n for n in self.files if not os.path.lexists(Path(self.root, n))])
 
-    def _let_go(self) -> None:
+    def _delete_set_aside(self) -> None:
         shutil.rmtree(self.aside, ignore_errors=True)
         for name in self.files:
             if name[0] == os.sep and self.owns(name):
                 self._home(name).unlink(missing_ok=True)
 
 
-def allow_again(folders: set[str], root: str) -> None:
+def allow_making_again(folders: set[str], root: str) -> None:
     """Let the program create each of these folders once more, although it exists."""
 
     def make(real: Any) -> Any:
@@ -208,4 +211,4 @@ def allow_again(folders: set[str], root: str) -> None:
 
         return mkdir
 
-    exchange(os, "mkdir", make)
+    replace_builtin(os, "mkdir", make)

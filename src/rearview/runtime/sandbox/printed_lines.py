@@ -28,9 +28,9 @@ LARGEST = 8 << 20
 """Bytes recorded per run at most."""
 LONGEST = 2000
 """Characters recorded per line at most."""
-_EACH = 1.0
+_WRITE_AFTER = 1.0
 """Seconds after which the next line causes the recorded lines to be written to the file."""
-_WORTH = 200
+_RESUME_FROM = 200
 """Lines that must fit before recording resumes."""
 
 Place = Callable[[], tuple[tuple[str, ...], tuple[int, ...]]]
@@ -49,23 +49,23 @@ class PrintedLines:
         self._size = self._file.stat().st_size if self._file.exists() else 0
         self._rows: list[Any] = [] if self._size else [{"format": FORMAT}]
         self._parts: dict[int, list[str]] = {1: [], 2: []}
-        self._looks = False
-        self._spent = False
+        self._recording = False
+        self._stopped = False
         """Whether recording has stopped."""
 
     def install(self) -> None:
         """Record what is written to standard output and error from now on."""
         watch_streams()
-        _Now.printing = self
-        self._looks = True
+        _Streams.printing = self
+        self._recording = True
 
     def remove(self) -> None:
         """Stop recording."""
-        self._looks = False
+        self._recording = False
 
     def take(self, number: int, text: str) -> None:
         """Record what was written to a stream, unless it is too much."""
-        if not self._looks:
+        if not self._recording:
             return
         parts = self._parts[number]
         parts.append(text)
@@ -74,7 +74,7 @@ class PrintedLines:
                 self._lines(number)
             except Exception:
                 self.remove()  # the store is removed or full: the recorder reports it
-                self._spent = True
+                self._stopped = True
 
     def _lines(self, number: int) -> None:
         """Record complete lines."""
@@ -88,25 +88,25 @@ class PrintedLines:
                 self._rows.append((loops, indices, number, shown[:LONGEST]))
         self._used += len(lines)
         now = perf_counter()
-        if self._used >= self._limit and not self._afford(now, 1):
+        if self._used >= self._limit and not self._can_afford(now, 1):
             self._rows.append({"dropped": "lines printed from here on came too fast to be kept"})
             self.remove()
             for kept in self._parts.values():
                 kept.clear()
-        if now - self._written > _EACH:
+        if now - self._written > _WRITE_AFTER:
             self.flush()
 
-    def _afford(self, now: float, count: int) -> bool:
+    def _can_afford(self, now: float, count: int) -> bool:
         """Return True if there is time for `count` more lines."""
         self._limit = FIRST + int(SHARE * (now - self._begun) / COST)
         return self._used + count <= self._limit
 
-    def turn(self) -> None:
-        """Resume recording if enough time has passed since it became too much."""
-        if self._looks or self._spent or self._size > LARGEST:
+    def resume_if_affordable(self) -> None:
+        """Resume recording if enough time has passed since too many lines were printed."""
+        if self._recording or self._stopped or self._size > LARGEST:
             return
-        if _Now.printing is self and self._afford(perf_counter(), _WORTH):
-            self._looks = True
+        if _Streams.printing is self and self._can_afford(perf_counter(), _RESUME_FROM):
+            self._recording = True
 
     def flush(self) -> None:
         """Write the recorded lines to the file."""
@@ -127,7 +127,7 @@ class PrintedLines:
 
     def close(self) -> None:
         """Record unfinished lines too, and stop."""
-        if _Now.printing is not self or self._spent:
+        if _Streams.printing is not self or self._stopped:
             return
         self.remove()
         for number, parts in self._parts.items():
@@ -137,8 +137,8 @@ class PrintedLines:
         self.flush()
 
 
-class _Now:
-    """Holds the current `PrintedLines` for the functions below.
+class _Streams:
+    """Holds the current `PrintedLines` and the real `write` functions for the functions below.
 
     These are module functions, so that a program that refers to one, as progress bars do, refers to
     the same name in every run and replay.
@@ -159,9 +159,9 @@ def write_err(text: str) -> int:
 
 
 def _write(number: int, text: str) -> int:
-    count = _Now.real[number](text)
-    if _Now.printing is not None:
-        _Now.printing.take(number, text)
+    count = _Streams.real[number](text)
+    if _Streams.printing is not None:
+        _Streams.printing.take(number, text)
     return count
 
 
@@ -169,7 +169,7 @@ def watch_streams() -> None:
     """Patch `write` of standard output and error; a replay does so too."""
     for number, stream, write in ((1, sys.stdout, write_out), (2, sys.stderr, write_err)):
         if hasattr(stream, "__dict__") and "write" not in vars(stream):
-            _Now.real[number] = stream.write
+            _Streams.real[number] = stream.write
             vars(stream)["write"] = write
 
 
@@ -183,7 +183,7 @@ def unwatch_streams() -> None:
         stream = getattr(sys, name)
         if getattr(stream, "__dict__", {}).get("write") is write:
             del vars(stream)["write"]
-            _Now.real[number] = functools.partial(_write_by_name, name)
+            _Streams.real[number] = functools.partial(_write_by_name, name)
 
 
 def _write_by_name(name: str, text: str) -> int:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from rearview.config import Settings
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, ObjectRef, Part, Snapshot
-from rearview.runtime.saving.background_threads import abandon_in_child, lower_priority
 from rearview.runtime.saving.changes import NO_HINTS, Changes, CopyHints, staging_size
 from rearview.runtime.saving.late_copy import OvertakenError
 from rearview.runtime.saving.overhead import Costs
 from rearview.runtime.saving.policy import Reason
+from rearview.runtime.saving.rearview_threads import abandon_in_child, lower_priority
 from rearview.runtime.saving.staging import (
     DEEPEST,
     Device,

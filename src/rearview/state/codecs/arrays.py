@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from rearview.errors import StateError
-from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
-from rearview.state.memory import Blocks, RestoredMemory, bytes_at, extent, is_array
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules, steps
+from rearview.state.memory_blocks import Blocks, RestoredMemory, bytes_at, extent, is_array
 
 
 def owns_memory(array: Any) -> bool:

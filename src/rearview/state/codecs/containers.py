@@ -13,8 +13,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
-from rearview.state.memory import is_tensor
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules, steps
+from rearview.state.memory_blocks import is_tensor
 
 _STARTS = 60
 _REPAIRS = 40

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rearview.errors import StateError
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules, steps
 from rearview.state.codecs.rng import read_random_state, write_random_state
-from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
 
 FIRST = "_rearview_first"
 """Attribute of a loader's iterator: random state before the sampler's first draw, and the count of draws."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rearview.errors import StateError
-from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules
 
 UNKNOWN_POSITION = (None, None, None, None, None)
 """State of an open file whose position is unknown, or not needed (a standard stream)."""

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.state.code_lookup import PatchedBuiltin
-from rearview.state.codecs.containers import fill_dict
-from rearview.state.kinds import (
+from rearview.state.codecs.base import (
     Capturing,
     Kind,
     Layout,
@@ -21,6 +20,7 @@ from rearview.state.kinds import (
     steps,
     type_name,
 )
+from rearview.state.codecs.containers import fill_dict
 
 _OURS = str(Path(__file__).resolve().parents[2])
 COMPILER = (

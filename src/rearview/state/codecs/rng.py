@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules
 
 
 class PythonRandomKind(Kind):

@@ -1,0 +1,300 @@
+"""Runs exchanged with other trackers: theirs imported as runs of this project, ours in the form that they take.
+
+An imported run has records at its steps and its parameters as arguments; importing again adds only what is
+new. An exported value is a name, a step, a time and a value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rearview._history import History
+from rearview.errors import UsageError
+from rearview.model import Point, Run, Step
+from rearview.store import labels
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.media import StoredValue, value_in_text
+from rearview.store.project import Project
+from rearview.store.records import RecordFile, encode_point
+from rearview.store.runs import Runs
+
+LOOP = "step"
+"""The loop whose iterations are the steps of imported values."""
+
+
+@dataclass(frozen=True)
+class TrackedValue:
+    """One value of another tracker."""
+
+    name: str
+    value: Any
+    step: int | None
+    """None: logged once for the whole run."""
+    time: float
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run of another tracker."""
+
+    tracker: str
+    key: str
+    """The identity of the run there, wherever its files are."""
+    started: float
+    values: Iterable[TrackedValue]
+    ended: float | None = None
+    exit_code: int | None = 0
+    """None: it has not ended."""
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    """Where it was read from."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The result of importing one run."""
+
+    run: str
+    key: str
+    source: str
+    records: int
+    """Records that were added now."""
+    is_new: bool
+
+
+def project_at(folder: Path) -> Project:
+    """Return the project that contains a folder; create one there if there is none."""
+    return Project.find(folder) or Project.create(folder)
+
+
+def import_runs(project: Project, tracked_runs: Iterable[TrackedRun]) -> list[Imported]:
+    """Store runs of another tracker; add what is new to runs that were imported before."""
+    runs = Runs(project)
+    imported_before = {
+        (run.facts.imported.get("from"), run.facts.imported.get("key")): run.id
+        for run in runs.all()
+        if run.facts.imported
+    }
+    history = History(project)
+    out = []
+    for tracked in tracked_runs:
+        run = imported_before.get((tracked.tracker, tracked.key))
+        is_new = run is None
+        if run is None:
+            run = _start(runs, tracked)
+            imported_before[tracked.tracker, tracked.key] = run
+        added = _add_values(project, runs, history, run, tracked, is_new=is_new)
+        if tracked.exit_code is not None and runs.get(run).ended is None:
+            ended = tracked.ended or tracked.started
+            runs.end(run, tracked.exit_code, moment=ended)
+        out.append(Imported(run, tracked.key, tracked.source, added, is_new))
+    return out
+
+
+def _start(runs: Runs, tracked: TrackedRun) -> str:
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(tracked.started))
+    text = hashlib.sha256(f"{tracked.tracker}\0{tracked.key}".encode()).hexdigest()
+    ids = (f"{stamp}-{text[k : k + 4]}" for k in range(60))
+    run = next(each for each in ids if not (runs.folder(each) / "run.json").exists())
+    runs.start(
+        run,
+        {
+            "version": "",
+            "script": f"{tracked.tracker}:{tracked.name or tracked.key}",
+            "argv": [],
+            "started": tracked.started,
+            "imported": {
+                "from": tracked.tracker,
+                "key": tracked.key,
+                "name": tracked.name,
+                "source": tracked.source,
+            },
+        },
+    )
+    runs.note(run, labels.TAG, {"tags": [tracked.tracker]})
+    _give_name(runs, run, tracked.name)
+    return run
+
+
+def _give_name(runs: Runs, run: str, name: str) -> None:
+    """Give a run the name that it had, unless another run has that name."""
+    try:
+        name = labels.check_name(name)
+    except UsageError:
+        return
+    if not runs.named(name):
+        runs.note(run, labels.NAME, {"name": name})
+
+
+def _add_values(
+    project: Project, runs: Runs, history: History, run: str, tracked: TrackedRun, *, is_new: bool
+) -> int:
+    arguments = dict(tracked.arguments)
+    stored_arguments = {} if is_new else dict(runs.get(run).args)
+    changed = {
+        name: value for name, value in arguments.items() if stored_arguments.get(name) != value
+    }
+    if changed:
+        runs.update_args(run, changed)
+    stored = set() if is_new else _stored_places(history, run)
+    rows: dict[int | None, dict[str, TrackedValue]] = {}
+    for value in tracked.values:
+        if (value.name, value.step) not in stored and value.name.strip() and value.name[0] != "$":
+            rows.setdefault(value.step, {})[value.name] = value  # the last one of a step counts
+    if not rows:
+        return 0
+    attempt, since = (0, 0) if is_new else _next_attempt(history, run)
+    put_object = Checkpoints(project).objects.put
+    out = RecordFile(runs.folder(run), run, put=put_object, attempt=attempt, since=since)
+    try:
+        for step in sorted(rows, key=lambda each: (each is None, each or 0)):
+            values = rows[step]
+            moment = max(value.time for value in values.values())
+            out.append(
+                encode_point(_point(step)),
+                [(name, value.value) for name, value in values.items()],
+                moment=moment,
+            )
+    finally:
+        out.close()
+    return sum(map(len, rows.values()))
+
+
+def _point(step: int | None) -> Point:
+    if step is None:
+        return Point()
+    return Point((Step(LOOP, max(0, step), step if step < 0 else None),))
+
+
+def _stored_places(history: History, run: str) -> set[tuple[str, int | None]]:
+    """Return the names and steps of which a run has values."""
+    rows = history.sql(
+        f"SELECT name, path, indices FROM records WHERE run = '{run}'"  # noqa: S608 - our own id
+    ).rows()
+    return {(row["name"], row["indices"][0] if row["path"] else None) for row in rows}
+
+
+def _next_attempt(history: History, run: str) -> tuple[int, int]:
+    """Return the attempt number with which new records come after those that a run has."""
+    row = history.sql(
+        "SELECT max(attempt) AS attempt, max(seq) AS seq FROM records "  # noqa: S608 - our own id
+        f"WHERE run = '{run}'"
+    ).rows()[0]
+    return (0, 0) if row["seq"] is None else (int(row["attempt"]) + 1, int(row["seq"]) + 1)
+
+
+def missing_library(library: str, extra: str, doing: str) -> UsageError:
+    """Return the error that names the missing library and how to install it."""
+    return UsageError(
+        f"{doing} needs {library}, which is not installed. Install it with "
+        f"`pip install 'rearview[{extra}]'`.",
+        slug="missing-library",
+    )
+
+
+def nothing_found(tracker: str, path: Path | str, looked_for: str) -> UsageError:
+    """Return the error for a path with nothing to import."""
+    return UsageError(
+        f"{path} holds nothing of {tracker}: no {looked_for} was found. Name the folder that {tracker} "
+        "wrote to.",
+        slug="import-nothing",
+    )
+
+
+@dataclass(frozen=True)
+class ExportedValue:
+    """One value of a run."""
+
+    name: str
+    step: int
+    value: Any
+    """A number or text; a `StoredValue` for media."""
+    time: float
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """A run and its values, each name in order."""
+
+    run: Run
+    values: tuple[ExportedValue, ...]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of exporting one run."""
+
+    run: str
+    place: str
+    values: int
+    """Values that were written now; 0 if all of them were there already."""
+    left_out: int = 0
+    """Values of kinds that the tracker cannot store."""
+
+
+def exported_runs(
+    history: History,
+    names: Sequence[str] = (),
+    *,
+    where: str | None = None,
+    runs: Sequence[str] | None = None,
+    unproved: bool = False,
+) -> Iterator[ExportedRun]:
+    """Yield runs with their values: those that the run logged itself, else those of a proved replay.
+
+    The step of a value is the iteration of its loop. In nested loops the points are counted continuously:
+    `epoch=1/step=0` comes right after the last step of epoch 0. Other trackers cannot mark doubtful values:
+    unproved ones are left out unless `unproved` is True.
+    """
+    run_ids = {history.run(which).id for which in runs} if runs else None
+    for run in history.runs(where):
+        if run_ids is None or run.id in run_ids:
+            yield ExportedRun(run, tuple(_values(history, run.id, names, unproved=unproved)))
+
+
+def _values(
+    history: History, run: str, names: Sequence[str], *, unproved: bool
+) -> Iterator[ExportedValue]:
+    origins = ["recorded", "replayed", *(["unproved", "not exact"] if unproved else [])]
+    listed = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
+    some = f"AND name IN ({listed})" if names else ""
+    rank = " ".join(f"WHEN '{origin}' THEN {k}" for k, origin in enumerate(origins))
+    query = f"""
+        SELECT name, path, indices, kind, number, whole, text, time FROM records
+        WHERE run = '{run}' AND NOT starts_with(name, '$') {some}
+          AND origin IN ({", ".join(f"'{origin}'" for origin in origins)})
+        QUALIFY row_number() OVER (
+          PARTITION BY name, path, indices
+          ORDER BY CASE origin {rank} END, attempt DESC, process DESC, seq DESC
+        ) = 1
+        ORDER BY name, path, indices
+    """  # noqa: S608 - names are quoted
+    table = history.sql(query)
+    for _, rows in groupby(table.described(), key=lambda row: (row["name"], row["path"])):
+        for number, row in enumerate(rows):
+            flat = "/" not in row["path"] and row["path"]
+            step = int(row["indices"][0]) if flat else number
+            value = _value(row)
+            if value is not None:
+                yield ExportedValue(row["name"], step, value, row["time"])
+
+
+def _value(row: dict[str, Any]) -> Any:
+    kind = row["kind"]
+    if kind in {"int", "long"}:
+        return int(row["whole"])
+    if kind in {"float", "bool"}:
+        return float(row["number"])
+    text = row["text"]
+    if isinstance(text, StoredValue) or kind == "null":
+        return None if kind == "null" else text
+    if kind == "object":
+        return value_in_text(text)
+    return text if kind in {"str", "json"} else None

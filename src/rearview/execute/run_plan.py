@@ -1,0 +1,399 @@
+"""Run segments on an executor: as many at once as it has slots, each until it has an outcome.
+
+A segment may be started more than once: its worker was lost or taken away, or the outcome was doubtful
+and a replay from the start of the run settles it. Other backfills may work on the same segments, so each
+is claimed just before it starts (`Claims`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from rearview.execute.backfill_status import (
+    Eta,
+    Event,
+    Progress,
+    RecordTail,
+    SegmentProgress,
+    StatusFile,
+)
+from rearview.execute.executor import Executor, Job, Task
+from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome, needs_rerun
+from rearview.model import Run, Segment
+from rearview.model.messages import ReplayFailure
+from rearview.model.run import name_of
+
+MAX_LOSSES = 3
+"""How often a segment whose process was killed is started again."""
+LONG = 60.0
+"""A segment with more seconds to go than this is stopped when its worker is taken away."""
+_POLL = 0.05
+"""Seconds between looks at the running processes."""
+_READ_EVERY = 0.5
+"""Seconds between reads of a segment's records, and of the claims of other backfills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The part of a segment that `Claims.take` grants."""
+
+    task: Task | None
+    """The part that is ours to run now; None: nothing."""
+    rest: bool = False
+    """Another backfill is running a part of the segment: take it again later."""
+    filled: bool = False
+    """Another backfill has filled a part of the segment, or all of it."""
+
+
+class Claims(Protocol):
+    """Divides segments among the backfills that run at the same time."""
+
+    def take(self, segment: Segment) -> Claim:
+        """Claim the part of a segment that no other backfill has filled or claimed."""
+        ...
+
+    def release(self, segment: Segment, task: Task, why: str) -> None:
+        """Give up the claim of a task that did not end; `why` is stored with the replay."""
+        ...
+
+
+@dataclass(slots=True)
+class _RunningSegment:
+    number: int
+    job: Job
+    started: float
+    eta: Eta
+    records: RecordTail | None = None
+    last_read: float = 0.0
+    surplus: bool = False
+    """Its worker was taken away; it may run to its end."""
+
+    @property
+    def rows(self) -> int:
+        return self.records.rows if self.records is not None else 0
+
+    @property
+    def reached(self) -> float | None:
+        return self.records.reached if self.records is not None else None
+
+
+@dataclass
+class Pool:
+    """Runs the segments of one plan in their order."""
+
+    replays: ReplayJobs
+    executor: Executor
+    claims: Claims
+    progress: Progress | None = None
+    status: StatusFile | None = None
+    """Where other terminals ask for more or fewer workers."""
+    filled_elsewhere: set[int] = field(default_factory=set)
+    """Numbers of the segments that another backfill filled, wholly or in part."""
+    _losses: dict[int, int] = field(default_factory=dict)
+    """How often the process of a segment was killed, by number."""
+    _rerun_reasons: dict[int, str] = field(default_factory=dict)
+    """Why segments run from the start of the run, by number."""
+    _unshared: bool = False
+    """Segments no longer share a start: one that did was lost, or came out different."""
+    _probe_raises: bool = False
+    """The added statement raised without a shared start too: other segments are not run twice."""
+    _slots: int = 0
+    _real_seconds: float = 0.0
+    """Seconds that segments took which were predicted to take `_predicted_seconds`."""
+    _predicted_seconds: float = 0.0
+
+    def run(self, segments: Sequence[Segment], runs: Mapping[str, Run]) -> list[ReplayOutcome]:
+        """Return the outcomes of the segments, in their order.
+
+        `runs` has the run of each segment by its id. A segment that another backfill filled has no
+        outcome.
+        """
+        self._segments = segments
+        self._runs = [runs[segment.run] for segment in segments]
+        self._waiting: deque[tuple[int, Task | None]] = deque(
+            (number, None) for number in range(len(segments))
+        )
+        self._running: dict[int, _RunningSegment] = {}
+        self._outcomes: dict[int, list[ReplayOutcome]] = {}
+        self._partly_claimed: set[int] = set()
+        self._claimed_elsewhere: list[int] = []
+        self._next_claim = 0.0
+        self._ended: set[int] = set()
+        self._total = sum(segment.seconds for segment in segments) or 1.0
+        self._done = self._furthest = 0.0
+        self._segment_done = [0.0] * len(segments)
+        self._slots = self.executor.slots
+        try:
+            while self._waiting or self._running or self._claimed_elsewhere:
+                self._resize()
+                self._reclaim()
+                while self._waiting and len(self._running) < self._slots:
+                    self._take_next()
+                if not self._running:
+                    time.sleep(_POLL)
+                for slot, running in list(self._running.items()):
+                    code = running.job.wait(_POLL / len(self._running))
+                    self._read_records(slot, running)
+                    if code is not None:
+                        self._end(slot, running, code)
+                self._report_progress()
+        finally:
+            for running in self._running.values():
+                running.job.stop()
+                self.replays.interrupt(self._runs[running.number], running.job.task)
+            self.executor.close()
+        return [outcome for number in sorted(self._outcomes) for outcome in self._outcomes[number]]
+
+    def _resize(self) -> None:
+        """Adapt to the number of workers, which may change while segments run."""
+        requested = self.status.requested_workers() if self.status is not None else None
+        if requested is not None:
+            self.executor.resize(requested)
+        slots = max(1, self.executor.slots)
+        if slots != self._slots:
+            self._slots = slots
+            self._report("workers", 0)
+        # a cluster that has shrunk reports by itself which segments are lost
+        surplus = 0 if requested is None else len(self._running) - requested
+        for slot in sorted(self._running, key=lambda slot: -self._running[slot].started):
+            running = self._running[slot]
+            if surplus <= 0:
+                running.surplus = False
+                continue
+            surplus -= 1
+            if not running.surplus:
+                running.surplus = True
+                self._stop_if_long(slot, running)
+
+    def _stop_if_long(self, slot: int, running: _RunningSegment) -> None:
+        """Stop a segment that would take long and queue it again; let a short one end."""
+        now = time.monotonic()
+        left = running.eta.left(now, running.reached, self._slowdown)
+        if left < max(LONG, now - running.started):
+            return
+        running.job.stop()
+        del self._running[slot]
+        self._report("returned", running.number, worker=slot)
+        self._queue_again(running, "its worker was taken away")
+
+    def _reclaim(self) -> None:
+        """Queue the segments that other backfills had claimed, once nothing else is waiting."""
+        now = time.monotonic()
+        if self._claimed_elsewhere and not self._waiting and now >= self._next_claim:
+            self._waiting.extend((number, None) for number in self._claimed_elsewhere)
+            self._claimed_elsewhere.clear()
+            self._next_claim = now + _READ_EVERY
+
+    def _take_next(self) -> None:
+        """Claim the next segment, and start the part that is granted."""
+        number, task = self._waiting.popleft()
+        if task is None:
+            segment, run = self._segments[number], self._runs[number]
+            claim = self.claims.take(segment)
+            if claim.filled:
+                self.filled_elsewhere.add(number)
+            if claim.task is None:
+                self._skip(number, rest=claim.rest)
+                return
+            if claim.rest:
+                self._partly_claimed.add(number)
+            task = claim.task
+            if number in self._rerun_reasons:
+                self.claims.release(segment, task, "it runs from the start")
+                task = self.replays.from_the_start(run, task, self._rerun_reasons[number])
+        self._start(number, task)
+
+    def _skip(self, number: int, *, rest: bool) -> None:
+        """Leave a segment to another backfill: until that one ends, or for good."""
+        if rest:
+            self._claimed_elsewhere.append(number)
+            return
+        self._ended.add(number)
+        self._done += self._segments[number].seconds
+        self._report("filled", number)
+
+    def _start(self, number: int, task: Task) -> None:
+        segment = self._segments[number]
+        slot = next(k for k in range(len(self._running) + 1) if k not in self._running)
+        task = replace(task, imports=None, stages=()) if self._unshared else task
+        job = self.executor.start(task, slot)
+        now = time.monotonic()
+        records = self._records_of(number, job.task) if self.progress else None
+        eta = Eta(segment.seconds, now)
+        self._running[slot] = _RunningSegment(number, job, now, eta, records)
+        self._report("started", number, seconds=segment.seconds, worker=slot)
+
+    def _records_of(self, number: int, task: Task) -> RecordTail:
+        segment = self._segments[number]
+        last = segment.first if segment.last is None else segment.last
+        iterations = range(segment.first, last) if segment.only is None else segment.only
+        loop = name_of(segment.loop) if segment.loop is not None else None
+        return RecordTail(self.replays.run_folder(segment.run), task.id, loop, iterations)
+
+    def _read_records(self, slot: int, running: _RunningSegment) -> None:
+        now = time.monotonic()
+        if running.records is None or now - running.last_read < _READ_EVERY:
+            return
+        running.last_read = now
+        if running.records.read():
+            self._report("rows", running.number, worker=slot, rows=running.rows)
+
+    def _end(self, slot: int, running: _RunningSegment, code: int) -> None:
+        del self._running[slot]
+        spent = time.monotonic() - running.started
+        if not self._settle(slot, running, code, spent):
+            return
+        outcome = self._outcomes[running.number][-1]
+        report = outcome.report
+        if running.number in self._partly_claimed:
+            self._partly_claimed.remove(running.number)
+            self._claimed_elsewhere.append(running.number)
+        else:
+            predicted = self._segments[running.number].seconds
+            self._ended.add(running.number)
+            self._done += predicted
+            self._real_seconds += spent
+            self._predicted_seconds += predicted
+        self._report(
+            "proved" if outcome.proved else "failed",
+            running.number,
+            seconds=spent,
+            worker=slot,
+            rows=report.written,
+            message=report.error
+            or report.difference
+            or ", ".join(report.lacking or report.differing),
+        )
+
+    def _settle(self, slot: int, running: _RunningSegment, code: int, spent: float) -> bool:
+        """Store the outcome and return True; or queue the segment again and return False."""
+        task, run, number = running.job.task, self._runs[running.number], running.number
+        if code < 0 and not task.report.exists() and self._losses.get(number, 0) < MAX_LOSSES:
+            self._losses[number] = self._losses.get(number, 0) + 1
+            self._unshared = self._unshared or task.imports is not None
+            self._report("lost", number, worker=slot, message=f"it ended with {code}")
+            self._queue_again(running, "its worker was lost")
+            return False
+        outcome = self.replays.judge(run, task, code, spent, self._rerun_reasons.get(number, ""))
+        raised = outcome.report.failure in {
+            ReplayFailure.PROBE_RAISED,
+            ReplayFailure.WRONG_PLACE,
+        }
+        shared = task.imports is not None and not (raised and self._probe_raises)
+        doubtful = needs_rerun(outcome.report, pinned=task.threads is not None, shared=shared)
+        if doubtful and number not in self._rerun_reasons:
+            why = self._rerun_reasons[number] = outcome.proof.why
+            self._report("again", number, seconds=spent, worker=slot, message=why)
+            self._waiting.appendleft((number, self.replays.from_the_start(run, task, why)))
+            return False
+        if number in self._rerun_reasons:
+            self._unshared = self._unshared or outcome.proved  # the shared start may be the reason
+            self._probe_raises = self._probe_raises or raised
+        self._outcomes.setdefault(number, []).append(outcome)
+        return True
+
+    def _queue_again(self, running: _RunningSegment, why: str) -> None:
+        """Let the next free worker run a segment that did not end."""
+        self.claims.release(self._segments[running.number], running.job.task, why)
+        self._partly_claimed.discard(running.number)
+        self._waiting.appendleft((running.number, None))
+
+    @property
+    def _slowdown(self) -> float:
+        """Real seconds per predicted second, from the segments that have ended."""
+        if self._predicted_seconds <= 0:
+            return 1.0
+        return self._real_seconds / self._predicted_seconds
+
+    def _report(
+        self,
+        kind: str,
+        number: int,
+        *,
+        seconds: float = 0.0,
+        worker: int | None = None,
+        rows: int = 0,
+        message: str = "",
+    ) -> None:
+        if self.progress is None:
+            return
+        self.progress(
+            Event(
+                kind,
+                number,
+                len(self._segments),
+                self._segments[number].run,
+                self._fraction(),
+                seconds,
+                message=message,
+                worker=worker,
+                rows=rows,
+                workers=self._slots,
+            )
+        )
+
+    def _report_progress(self) -> None:
+        """Report how far the running segments are, and how long all of them will take."""
+        now, slowdown = time.monotonic(), self._slowdown
+        under_way = tuple(
+            self._segment_progress(slot, running, now, slowdown)
+            for slot, running in self._running.items()
+        )
+        numbers = [*(number for number, _ in self._waiting), *self._claimed_elsewhere]
+        waiting = sum(self._segments[number].seconds for number in numbers) * slowdown
+        left = max(
+            (sum(each.left for each in under_way) + waiting) / self._slots,
+            max((each.left for each in under_way), default=0.0),
+        )
+        if self.status is not None:
+            self.status.update(
+                workers=self._slots,
+                busy=len(under_way),
+                segments=len(self._segments),
+                ended=len(self._ended),
+                left=left,
+            )
+        if self.progress is None or not (under_way or self._claimed_elsewhere):
+            return
+        first = under_way[0].segment if under_way else self._claimed_elsewhere[0]
+        self.progress(
+            Event(
+                "progress",
+                first,
+                len(self._segments),
+                self._segments[first].run,
+                self._fraction(),
+                left=left,
+                workers=self._slots,
+                under_way=under_way,
+                held=len(self._claimed_elsewhere),
+            )
+        )
+
+    def _fraction(self) -> float:
+        """Return the fraction of all predicted seconds that is done; it never decreases.
+
+        A segment that runs again, or turns out to be slower than it seemed, stays where it was until it
+        is further than before.
+        """
+        numbers = {running.number for running in self._running.values()} - self._ended
+        partly = sum(self._segment_done[k] * self._segments[k].seconds for k in numbers)
+        fraction = min(1.0, (self._done + partly) / self._total)
+        self._furthest = max(self._furthest, fraction)
+        return self._furthest
+
+    def _segment_progress(
+        self, slot: int, running: _RunningSegment, now: float, slowdown: float
+    ) -> SegmentProgress:
+        segment, spent = self._segments[running.number], now - running.started
+        left = running.eta.left(now, running.reached, slowdown)
+        done = spent / (spent + left) if spent + left > 0 else 0.0
+        done = self._segment_done[running.number] = max(done, self._segment_done[running.number])
+        predicted = max(0.0, segment.seconds - spent)
+        return SegmentProgress(
+            slot, running.number, segment.run, done, spent, predicted, left, running.rows
+        )

@@ -1,0 +1,177 @@
+"""A remote that uses a copy function of the user: copy(source, destination)."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from rearview.errors import RemoteError
+from rearview.remote import transfer
+from rearview.remote.base import Stat, check_key
+from rearview.remote.transfer import DiffersError, Retry
+
+FORMAT = 1
+
+
+class FunctionRemote:
+    """Keeps objects in numbered places `<at>.0`, `<at>.1`… through a copy function.
+
+    A function that only copies can neither list nor delete, so an index does: which key is in
+    which place, with size and checksum. It is written to two places by turns, so that a kill in
+    the middle of one leaves the other; a place is used again only after its key is gone from the
+    index. Every copy out is copied back and compared.
+    """
+
+    def __init__(
+        self,
+        copy: Callable[..., Any],
+        at: str | os.PathLike[str],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        self.copy, self.at = copy, at
+        self.kwargs = dict(kwargs or {})
+        self.retry = retry or Retry()
+
+    def __str__(self) -> str:
+        return f"{getattr(self.copy, '__name__', 'function')}:{os.fspath(self.at)}"
+
+    def put(self, local: Path, key: str) -> Stat:
+        """Send the file `local` to `key`, replacing its old content in one step."""
+        check_key(key)
+        size, digest = Path(local).stat().st_size, transfer.checksum(Path(local))
+        index = self._index()
+        used = {entry[0] for entry in index["keys"].values()}
+        place = next(number for number in range(len(used) + 1) if number not in used)
+        self._copy_out(Path(local), str(place), digest)
+        self._write_index(index, {**index["keys"], key: [place, size, digest]})
+        return Stat(key, size, digest)
+
+    def get(self, key: str, local: Path) -> Stat:
+        """Fetch `key` into the file `local`, replacing its old content in one step."""
+        entry = self._index()["keys"].get(check_key(key))
+        if entry is None:
+            raise RemoteError(
+                f"{key} does not exist at {self}. List its keys before you fetch one.",
+                slug="remote-missing",
+            )
+        place, size, digest = entry
+        local = Path(local)
+        local.parent.mkdir(parents=True, exist_ok=True)
+
+        def once() -> None:
+            with _scratch(local.parent) as folder:
+                part = Path(folder, local.name)
+                self.copy(self._place(str(place)), part, **self.kwargs)
+                if transfer.checksum(part) != digest:
+                    raise DiffersError(f"{key} did not arrive as it was sent ({digest})")
+                part.replace(local)
+
+        self.retry.call(f"Fetching {self}/{key} to {local}", once)
+        return Stat(key, size, digest)
+
+    def stat(self, key: str) -> Stat | None:
+        """Return size and checksum of `key`, or None if it does not exist."""
+        entry = self._index()["keys"].get(check_key(key))
+        return None if entry is None else Stat(key, entry[1], entry[2])
+
+    def list(self, prefix: str = "") -> tuple[str, ...]:
+        """Return all keys that begin with `prefix`, sorted."""
+        return tuple(sorted(key for key in self._index()["keys"] if key.startswith(prefix)))
+
+    def delete(self, key: str) -> None:
+        """Free the place of `key` for the next put, if it exists."""
+        index = self._index()
+        if check_key(key) in index["keys"]:
+            self._write_index(index, {k: v for k, v in index["keys"].items() if k != key})
+
+    def _place(self, suffix: str) -> Any:
+        name = f"{os.fspath(self.at)}.{suffix}"
+        return Path(name) if isinstance(self.at, os.PathLike) else name
+
+    def _copy_out(self, local: Path, suffix: str, digest: str) -> None:
+        def once() -> None:
+            self.copy(local, self._place(suffix), **self.kwargs)
+            with _scratch() as folder:
+                back = Path(folder, "back")
+                self.copy(self._place(suffix), back, **self.kwargs)
+                if not back.is_file():
+                    raise DiffersError(
+                        "the function brought nothing back when called with (target, path); it "
+                        "must copy in both directions"
+                    )
+                if (received := transfer.checksum(back)) != digest:
+                    raise DiffersError(f"{digest} was sent and {received} came back")
+
+        self.retry.call(f"Sending {local} to {self}.{suffix}", once)
+
+    def _write_index(self, old: dict[str, Any], keys: dict[str, Any]) -> None:
+        counter = old["counter"] + 1
+        body = json.dumps({"format": FORMAT, "counter": counter, "keys": keys}, sort_keys=True)
+        text = f"{transfer.checksum_of([body.encode()])}\n{body}".encode()
+        with _scratch() as folder:
+            file = Path(folder, "index")
+            file.write_bytes(text)
+            self._copy_out(file, f"index.{counter % 2}", transfer.checksum(file))
+
+    def _index(self) -> dict[str, Any]:
+        """Return the newest intact index; an empty one only if there is certainly none."""
+        indexes, failure = self._read_indexes()
+        if failure is not None:
+            self._check_reachable(failure)
+            indexes, _ = self._read_indexes()
+        return max(indexes, key=lambda index: index["counter"], default={"counter": 0, "keys": {}})
+
+    def _read_indexes(self) -> tuple[tuple[dict[str, Any], ...], Exception | None]:
+        indexes = []
+        failure: Exception | None = None
+        for number in (0, 1):
+            try:
+                text = self._fetch(f"index.{number}")
+            except FileNotFoundError:
+                continue
+            except Exception as exc:
+                failure = exc
+                continue
+            if text is not None and (index := _parse(text)) is not None:
+                indexes.append(index)
+        return tuple(indexes), failure
+
+    def _fetch(self, suffix: str) -> bytes | None:
+        with _scratch() as folder:
+            file = Path(folder, "index")
+            self.copy(self._place(suffix), file, **self.kwargs)
+            return file.read_bytes() if file.is_file() else None
+
+    def _check_reachable(self, failure: Exception) -> None:
+        # the function fails in the same way for "missing" and "unreachable"; if a test object can be
+        # sent and fetched, the index is missing
+        with _scratch() as folder:
+            file = Path(folder, "test")
+            file.write_bytes(b"rearview\n")
+            try:
+                self._copy_out(file, "probe", transfer.checksum(file))
+            except RemoteError as exc:
+                raise RemoteError(
+                    f"The index of {self} cannot be read ({type(failure).__name__}: {failure}), and "
+                    f"a test copy failed too. {exc}",
+                    slug="remote-failed",
+                ) from exc
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    digest, _, body = text.partition(b"\n")
+    if transfer.checksum_of([body]).encode() != digest:
+        return None
+    index: dict[str, Any] = json.loads(body)
+    return index
+
+
+def _scratch(folder: Path | None = None) -> AbstractContextManager[str]:
+    return tempfile.TemporaryDirectory(prefix=".rv-", dir=folder)

@@ -1,0 +1,361 @@
+"""Which calls of other loggers are captured: TensorBoard, W&B, MLflow, Lightning, Transformers, Keras, `logging`.
+
+Each `capture_…` function watches the calls of one library with `LoggerCalls`, once that library is imported.
+
+Numbers in messages that code of the project passes to Python's `logging` are captured on request. Messages that
+reach standard output or error are captured as printed lines already; this is for messages that go to a file
+only. A message is formatted only if its arguments are plain values, so that no code of the program runs.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping
+from time import thread_time
+from types import ModuleType
+from typing import Any
+
+from rearview.model.run import Origin
+from rearview.model.wording import parameter_in_text
+from rearview.runtime.capture.assigned_scalars import number
+from rearview.runtime.capture.parameters import Parameters
+from rearview.runtime.capture.watch_loggers import LoggerCalls
+from rearview.runtime.sandbox.entropy import after_import
+from rearview.source.numbers_in_output import numbers_in
+
+_SUMMARY_WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
+_MEDIA = ("add_histogram", "add_histogram_raw", "add_image", "add_images", "add_figure")
+"""Methods whose values are taken from what TensorBoard has encoded for its file."""
+_CONNECTORS = (
+    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
+    "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
+)
+_ADDED = frozenset({"epoch", "step"})
+"""Names that frameworks add to logged values; the points hold them already."""
+
+
+def capture_tensorboard(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record scalars, texts, histograms and images given to writers made from now on."""
+    for name in _SUMMARY_WRITERS:
+        after_import(name, lambda module: _watch_writer(module, calls, parameters))
+
+
+def _watch_writer(module: ModuleType, calls: LoggerCalls, parameters: Parameters) -> None:
+    writer, origin = module.SummaryWriter, Origin.TENSORBOARD
+
+    def scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tag, value, step = _arguments(args[1:], kwargs, "tag", "scalar_value", "global_step")
+        calls.keep(origin, {str(tag): value}, step)
+
+    def scalars(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tag, values, step = _arguments(
+            args[1:], kwargs, "main_tag", "tag_scalar_dict", "global_step"
+        )
+        calls.keep(origin, {f"{tag}/{key}": value for key, value in dict(values).items()}, step)
+
+    def text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tag, value, step = _arguments(args[1:], kwargs, "tag", "text_string", "global_step")
+        calls.keep(origin, {str(tag): value}, step)
+
+    def hparams(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        settings, metrics, _ = _arguments(args[1:], kwargs, "hparam_dict", "metric_dict", "")
+        parameters.keep(dict(settings or {}), origin.value)
+        calls.keep(origin, dict(metrics or {}))
+
+    calls.watch(writer, "add_scalar", origin, scalar)
+    calls.watch(writer, "add_scalars", origin, scalars)
+    calls.watch(writer, "add_text", origin, text)
+    calls.watch(writer, "add_hparams", origin, hparams)
+    _watch_media(module, calls)
+
+
+def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
+    """Take histograms and images from the summaries that the writer hands to its file."""
+    summaries: list[Any] = []
+    file_writer: Any = module.FileWriter
+    original = file_writer.add_summary
+
+    def add_summary(self: Any, summary: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(_is_media(value) for value in summary.value) and calls.media.allows():
+            summaries.append(summary)
+            del summaries[:-10]
+        return original(self, summary, *args, **kwargs)
+
+    file_writer.add_summary = add_summary
+
+    def media(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        began = thread_time()
+        _, _, step = _arguments(args[1:], kwargs, "tag", "", "global_step")
+        if step is None and len(args) > 3:
+            step = args[3]
+        for summary in summaries:
+            calls.keep(Origin.TENSORBOARD, _encoded(summary), step)
+        summaries.clear()
+        calls.media.add(began)
+
+    for name in _MEDIA:
+        calls.watch(module.SummaryWriter, name, Origin.TENSORBOARD, media)
+
+
+def _is_media(value: Any) -> bool:
+    return bool(value.HasField("histo") or value.HasField("image"))
+
+
+def _encoded(summary: Any) -> Mapping[str, Any]:
+    """Return the histograms and images of a summary by their tags."""
+    out: dict[str, Any] = {}
+    for value in summary.value:
+        if value.HasField("histo"):
+            out[value.tag] = _summary_histogram(value.histo)
+        elif value.HasField("image") and (image := _image(value.image.encoded_image_string)):
+            out[value.tag] = image
+    return out
+
+
+def _summary_histogram(histo: Any) -> tuple[Any, Any]:
+    """Return counts and edges; bins at both ends that hold nothing are left out."""
+    import numpy as np
+
+    limits, counts = list(histo.bucket_limit), list(histo.bucket)
+    first = next((k for k, count in enumerate(counts) if count), 0)
+    last = next((k for k in range(len(counts) - 1, -1, -1) if counts[k]), len(counts) - 1)
+    low = limits[first - 1] if first else min(histo.min, limits[0])
+    edges = [low, *limits[first : last + 1]]
+    return np.asarray(counts[first : last + 1], dtype="f8"), np.asarray(edges, dtype="f8")
+
+
+def _image(data: bytes) -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        return None
+    return Image.open(io.BytesIO(data))
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> tuple[Any, Any, Any]:
+    """Return three arguments by their place or their name; None for one that is not given."""
+    values = [*args[:3], *(kwargs.get(name) for name in names[len(args) :])]
+    return values[0], values[1], values[2]
+
+
+def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record values and parameters that are given to runs of W&B from now on."""
+    logged: set[str] = set()
+
+    def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        data = args[1] if len(args) > 1 else kwargs.get("data")
+        if isinstance(data, Mapping):
+            logged.update(map(str, data))
+            step = args[2] if len(args) > 2 else kwargs.get("step")
+            calls.keep(Origin.WANDB, _with_histograms(data), step)
+
+    def summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        data = args[1] if len(args) > 1 else kwargs.get("d")
+        if isinstance(data, Mapping):
+            named = {(f"summary/{k}" if str(k) in logged else str(k)): v for k, v in data.items()}
+            calls.keep(Origin.WANDB, _with_histograms(named))
+
+    def config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        data = args[1] if len(args) > 1 else kwargs.get("d")
+        if isinstance(data, Mapping):
+            keep(data)
+
+    def item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del kwargs
+        keep({args[1]: args[2]})
+
+    def keep(data: Mapping[Any, Any]) -> None:
+        own = {name: value for name, value in data.items() if not str(name).startswith("_")}
+        parameters.keep(own, Origin.WANDB.value)
+
+    def watch_config(module: ModuleType) -> None:
+        calls.watch(module.Config, "update", Origin.WANDB, config)
+        calls.watch(module.Config, "_update", Origin.WANDB, config)
+        calls.watch(module.Config, "setdefaults", Origin.WANDB, config)
+        calls.watch(module.Config, "__setitem__", Origin.WANDB, item)
+        module.Config.__setattr__ = module.Config.__setitem__
+
+    def watch_init(module: ModuleType) -> None:
+        real = module.init
+
+        def init(*args: Any, **kwargs: Any) -> Any:
+            run = real(*args, **kwargs)
+            try:
+                keep(run.config.as_dict())
+            except Exception as exc:
+                parameters.failed(Origin.WANDB.value, exc)
+            return run
+
+        init.__doc__, init.__wrapped__ = real.__doc__, real  # type: ignore[attr-defined]
+        vars(module)["init"] = init
+
+    after_import(
+        "wandb.sdk.wandb_run", lambda module: calls.watch(module.Run, "log", Origin.WANDB, log)
+    )
+    after_import(
+        "wandb.sdk.wandb_summary",
+        lambda module: calls.watch(module.SummaryDict, "update", Origin.WANDB, summary),
+    )
+    after_import("wandb.sdk.wandb_config", watch_config)
+    after_import("wandb", watch_init)
+
+
+def _with_histograms(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return logged values by name, with histograms of W&B as counts and edges."""
+    return {str(name): _wandb_histogram(value) for name, value in data.items()}
+
+
+def _wandb_histogram(value: Any) -> Any:
+    if type(value).__name__ != "Histogram" or not type(value).__module__.startswith("wandb."):
+        return value
+    import numpy as np
+
+    return np.asarray(value.histogram, dtype="f8"), np.asarray(value.bins, dtype="f8")
+
+
+def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record metrics and parameters that are given to MLflow from now on.
+
+    `mlflow.log_*` and autologging use a client of MLflow, whose methods are watched.
+    """
+    logged_keys: set[str] = set()
+
+    def metric(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else kwargs.get("key")
+        value = args[3] if len(args) > 3 else kwargs.get("value")
+        step = args[5] if len(args) > 5 else kwargs.get("step")
+        logged_keys.add(str(key))
+        calls.keep(Origin.MLFLOW, {str(key): value}, step or None)  # 0 if none was given
+
+    def param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else kwargs.get("key")
+        parameters.keep({key: args[3] if len(args) > 3 else kwargs.get("value")}, "mlflow")
+
+    def batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        metrics = args[2] if len(args) > 2 else kwargs.get("metrics", ())
+        params = args[3] if len(args) > 3 else kwargs.get("params", ())
+        if params:
+            parameters.keep(
+                {entry.key: parameter_in_text(entry.value) for entry in params}, "mlflow"
+            )
+        steps: dict[Any, dict[str, Any]] = {}
+        for entry in metrics or ():
+            if getattr(entry, "model_id", None) and entry.key in logged_keys:
+                continue  # MLflow logs it again for a model created by the run
+            logged_keys.add(entry.key)
+            steps.setdefault(entry.step, {})[entry.key] = entry.value
+        for step, values in steps.items():
+            calls.keep(Origin.MLFLOW, values, step or None)
+
+    def watch(module: ModuleType) -> None:
+        calls.watch(module.MlflowClient, "log_metric", Origin.MLFLOW, metric)
+        calls.watch(module.MlflowClient, "log_param", Origin.MLFLOW, param)
+        calls.watch(module.MlflowClient, "log_batch", Origin.MLFLOW, batch)
+
+    def fluent_metric(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key, value, step = _fluent_arguments(args, kwargs, "key", "value", "step")
+        calls.keep(Origin.MLFLOW, {str(key): value}, step or None)
+
+    def fluent_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        values, step, _ = _fluent_arguments(args, kwargs, "metrics", "step", "")
+        calls.keep(Origin.MLFLOW, dict(values), step or None)
+
+    def fluent_params(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parameters.keep(dict(_fluent_arguments(args, kwargs, "params", "", "")[0]), "mlflow")
+
+    def fluent_param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key, value, _ = _fluent_arguments(args, kwargs, "key", "value", "")
+        parameters.keep({key: value}, "mlflow")
+
+    def watch_module(module: ModuleType) -> None:
+        for name, after in (
+            ("log_metric", fluent_metric), ("log_metrics", fluent_metrics),
+            ("log_param", fluent_param), ("log_params", fluent_params),
+        ):  # fmt: skip
+            calls.watch_elsewhere(getattr(module, name, None), Origin.MLFLOW, after)
+
+    after_import("mlflow.tracking.client", watch)
+    after_import("mlflow.tracking.fluent", watch_module)
+
+
+def _fluent_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
+    """Return the arguments of `mlflow.log_…`; the first positional one stands for a missing `self`."""
+    positional = list(args[1 : 1 + len(names)])
+    return positional + [kwargs.get(name) for name in names[len(positional) :]]
+
+
+def capture_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
+    """Record the values that `self.log` passes to loggers, also in a trainer without a logger."""
+
+    def watch(module: ModuleType) -> None:
+        def log_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            metrics = args[1] if len(args) > 1 else kwargs.get("metrics")
+            if isinstance(metrics, Mapping):
+                trainer = args[0].trainer
+                step = args[2] if len(args) > 2 else kwargs.get("step")
+                if step is None:
+                    step = getattr(trainer, "global_step", None)
+                calls.keep(Origin.LIGHTNING, _without_added(metrics), step)
+
+        calls.watch(module._LoggerConnector, "log_metrics", Origin.LIGHTNING, log_metrics)
+
+    for name in _CONNECTORS:
+        after_import(name, watch)
+
+
+def capture_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
+    """Record the values that the Trainer logs: losses, learning rate, evaluations."""
+
+    def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        logs = args[1] if len(args) > 1 else kwargs.get("logs")
+        if isinstance(logs, Mapping):
+            step = getattr(getattr(args[0], "state", None), "global_step", None)
+            calls.keep(Origin.TRANSFORMERS, _without_added(logs), step)
+
+    after_import(
+        "transformers.trainer",
+        lambda module: calls.watch(module.Trainer, "log", Origin.TRANSFORMERS, log),
+    )
+
+
+def capture_keras(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
+    """Record the logs of each epoch of `fit`, as its `History` gets them."""
+
+    def epoch_ended(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        epoch = args[1] if len(args) > 1 else kwargs.get("epoch")
+        logs = args[2] if len(args) > 2 else kwargs.get("logs")
+        if isinstance(logs, Mapping):
+            calls.keep(Origin.KERAS, _without_added(logs), epoch)
+
+    after_import(
+        "keras.src.callbacks.history",
+        lambda module: calls.watch(module.History, "on_epoch_end", Origin.KERAS, epoch_ended),
+    )
+
+
+def _without_added(logs: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(name): value for name, value in logs.items() if name not in _ADDED}
+
+
+def capture_logging(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record the named numbers of messages from now on."""
+
+    def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        record = args[1] if len(args) > 1 else kwargs["record"]
+        if parameters.is_project_file(record.pathname):
+            calls.keep(Origin.LOGGING, numbers_in(_message(record)))
+
+    calls.watch(logging.Logger, "handle", Origin.LOGGING, handled)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Return the text of a message; empty if formatting it would run code of the program."""
+    values = record.args if isinstance(record.args, tuple) else (record.args,)
+    if type(record.msg) is not str:
+        return ""
+    if record.args and not all(
+        type(argument) is str or number(argument) is not None for argument in values
+    ):
+        return ""
+    return record.getMessage()

@@ -1,0 +1,256 @@
+"""A notebook's variables and settings as the cell cache sees them: by digest, loaded or not."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rearview.runtime.cells.cell_analysis import CellAnalysis, Definition
+from rearview.runtime.cells.library_state import digest_of, library_settings
+from rearview.runtime.cells.result_store import GroupRef, ResultStore
+from rearview.state.variable_groups import (
+    BY_REFERENCE,
+    EVERYTHING,
+    MOST_OBJECTS,
+    Serialized,
+    codes_of,
+    serialize,
+    sharing_groups,
+)
+
+BYTES_A_SECOND = 200e6
+"""Speed at which contents are assumed to be stored and loaded: slower ones are computed again."""
+SMALL = 32 << 20
+"""Bytes of a content that is always worth storing."""
+_FIGURES = ("Figure", "FigureBase", "Axes", "_AxesBase", "Artist")
+
+
+class NotebookState:
+    """What the cells so far have left, whether they were run or skipped."""
+
+    def __init__(
+        self, store: ResultStore, namespace: dict[str, Any], hides: Callable[[str], bool]
+    ) -> None:
+        self.store = store
+        self.namespace = namespace
+        self._hides = hides
+        self.groups: dict[str, GroupRef] = {}
+        """By variable, as they are after the cells so far, loaded or not."""
+        self.definitions: dict[str, tuple[Definition, str]] = {}
+        self.absent: set[str] = set()
+        """Variables that are not loaded."""
+        self.loaded: dict[tuple[str, ...], str] = {}
+        """Groups that were loaded and not touched since, with the digest that they then have."""
+        self.settings = library_settings()
+        self.hidden_setup = ""
+        """Which cells have set up libraries, in order, as a hash."""
+        self.ids: dict[str, int] = {}
+        """Address of each variable's object before the current cell."""
+        self.reached: set[str] | None = set()
+        """Variables that the current cell can reach; None: all."""
+
+    def begin(self) -> None:
+        """Take note of the variables before a cell is run."""
+        for names in self.loaded:
+            if not self.loaded[names] and self.touches(names):
+                try:
+                    self.loaded[names] = self.serialized(names, self.references()).digest
+                except Exception:
+                    self.loaded[names] = "?"
+        self.ids = {name: id(value) for name, value in self.variables().items()}
+
+    def reach(self, names: Iterable[str]) -> set[str] | None:
+        """Return the variables that a cell with these names can reach; None: all."""
+        todo, seen = list(names), set(names)
+        while todo:
+            name = todo.pop()
+            more: set[str] = set()
+            if name in self.definitions:
+                more |= self.definitions[name][0].names
+            if name in self.groups:
+                more |= {*self.groups[name].uses, *self.groups[name].names}
+            todo += more - seen
+            seen |= more
+        if seen & (EVERYTHING - {"gc", "setattr"}) or "*" in seen:
+            return None
+        return seen & (self.groups.keys() | self.definitions.keys())
+
+    def inputs(self, reached: set[str] | None) -> dict[str, str]:
+        """Return the content of each of these variables; None: of all."""
+        names = {*self.groups, *self.definitions} if reached is None else reached
+        return {name: self.content_of(name) for name in names}
+
+    def content_of(self, name: str) -> str:
+        """Return the digest of a variable or definition; empty if there is none."""
+        if name in self.definitions:
+            return self.definitions[name][1]
+        return self.groups[name].content if name in self.groups else ""
+
+    def settings_digest(self) -> str:
+        """Return a hash of the settings of libraries and of what cells have set up."""
+        return digest_of(sorted(self.settings.items()), self.hidden_setup)
+
+    def hide_setup(self, analysis: CellAnalysis, inputs: Mapping[str, str]) -> None:
+        """Take in that a cell set up something outside the variables: later cells depend on it."""
+        self.hidden_setup = digest_of(self.hidden_setup, analysis.digest, sorted(inputs.items()))
+
+    def define(self, definition: Definition) -> None:
+        """Take in that a name stands for a function or class now."""
+        self.groups.pop(definition.name, None)
+        parts = [self.content_of(name) for name in sorted(definition.at_once)]
+        self.definitions[definition.name] = (definition, digest_of(definition.digest, parts))
+
+    def forget(self, name: str) -> None:
+        """Take in that a name was deleted."""
+        self.groups.pop(name, None)
+        self.definitions.pop(name, None)
+        self.absent.discard(name)
+
+    def touches(self, names: Iterable[str]) -> bool:
+        """Return True if the current cell can reach one of these variables."""
+        return self.reached is None or not self.reached.isdisjoint(names)
+
+    def variables(self) -> dict[str, Any]:
+        """Return the variables of the program that are loaded."""
+        return {
+            name: value
+            for name, value in self.namespace.items()
+            if not (self._hides(name) or (name.startswith("__") and name.endswith("__")))
+            and not (name.strip("_").isdigit() and name.startswith("_"))
+            and name not in {"_", "__", "___", "In", "Out", "exit", "quit", "open"}
+        }
+
+    def references(self) -> dict[int, str]:
+        """Return the functions and classes that the notebook defines, by their address."""
+        return {
+            id(self.namespace[name]): name for name in self.definitions if name in self.namespace
+        }
+
+    def serialized(self, names: tuple[str, ...], references: Mapping[int, str]) -> Serialized:
+        """Return the content of variables; definitions of the notebook are referred to by name."""
+        return serialize(
+            {name: self.namespace[name] for name in names},
+            by_name=lambda obj: (
+                references.get(id(obj)) if isinstance(obj, types.FunctionType | type) else None
+            ),
+            refuse=_refused,
+            owned=True,
+        )
+
+    def take_changes(
+        self, key: str, seconds: float, analysis: CellAnalysis
+    ) -> tuple[list[GroupRef], list[str]]:
+        """Return the variables that a cell changed, in groups, and those that it deleted."""
+        live = self.variables()
+        defined = {each.name for each in analysis.definitions}
+        for name in [*self.definitions]:
+            # a name that was defined as a function and is something else now
+            value = live.get(name)
+            if name in live and name not in defined and id(value) != self.ids.get(name, id(value)):
+                del self.definitions[name]
+        changed: list[GroupRef] = []
+        rest: dict[str, Any] = {}
+        for name, value in live.items():
+            if name in self.definitions:
+                continue
+            if isinstance(value, BY_REFERENCE):
+                reference = self._reference(name, value, key)
+                if self.groups.get(name) != reference:
+                    changed.append(reference)
+                    self.groups[name] = reference
+            else:
+                rest[name] = value
+        references = self.references()
+        for names in sharing_groups(rest):
+            group = self.groups.get(names[0])
+            same = group is not None and group.names == names
+            moved = any(self.ids.get(name) != id(live[name]) for name in names)
+            if same and not moved and not self.touches(names):
+                continue
+            fresh = self._grouped(names, key, seconds, references)
+            if same and group is not None:
+                unchanged = fresh.content == group.content and group.stored == fresh.stored
+                if unchanged or (not moved and self.loaded.get(names) == fresh.content):
+                    continue
+            self.loaded.pop(names, None)
+            self.groups.update(dict.fromkeys(names, fresh))
+            changed.append(fresh)
+        known = {*self.groups, *self.definitions} - self.absent
+        deleted = sorted(known - live.keys())
+        for name in deleted:
+            self.forget(name)
+        return changed, deleted
+
+    def _reference(self, name: str, value: Any, key: str) -> GroupRef:
+        if isinstance(value, types.ModuleType):
+            return GroupRef((name,), f"module {value.__name__}")
+        module = getattr(value, "__module__", None) or ""
+        if module != "__main__":
+            return GroupRef((name,), f"{module} {getattr(value, '__qualname__', name)}")
+        uses = {each for code in codes_of(value) for each in code.co_names}
+        return GroupRef((name,), digest_of(key, name), uses=tuple(sorted(uses)), why="a function")
+
+    def is_reference(self, name: str, group: GroupRef) -> bool:
+        """Return True if a name is bound to the module, function or class that a group says."""
+        value = self.namespace[name]
+        return (
+            not group.stored
+            and isinstance(value, BY_REFERENCE)
+            and self._reference(name, value, "").content == group.content
+        )
+
+    def _grouped(
+        self, names: tuple[str, ...], key: str, seconds: float, references: Mapping[int, str]
+    ) -> GroupRef:
+        try:
+            content = self.serialized(names, references)
+        except Exception as exc:
+            why = str(exc).partition("\n")[0][:200] or type(exc).__name__
+            return GroupRef(names, digest_of(key, names), uses=self._uses(names), why=why)
+        uses = tuple(sorted(_persistent_names(content.data) & set(references.values())))
+        if content.nbytes > max(SMALL, seconds * BYTES_A_SECOND):
+            return GroupRef(names, content.digest, uses=uses, why="computing it again is faster")
+        self.store.put(content)
+        return GroupRef(names, content.digest, stored=True, uses=uses)
+
+    def _uses(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names that functions and methods of the notebook inside some variables use."""
+        found: set[str] = set()
+        todo, seen = [self.namespace[name] for name in names], set[int]()
+        while todo:
+            value = todo.pop()
+            if id(value) in seen or isinstance(value, types.ModuleType):
+                continue
+            seen.add(id(value))
+            if len(seen) > MOST_OBJECTS:
+                return ("*",)
+            kind = value if isinstance(value, types.FunctionType | type) else type(value)
+            if kind.__module__ == "__main__":
+                found |= {each for code in codes_of(value) for each in code.co_names}
+                found.add(kind.__name__)
+            if not isinstance(value, types.FunctionType | type):
+                todo += gc.get_referents(value)
+        return tuple(sorted(found))
+
+
+def _refused(obj: Any) -> str:
+    """Return why an object cannot be stored with the others; empty if it can."""
+    kind = type(obj)
+    if kind.__module__.startswith("matplotlib.") and any(
+        base.__name__ in _FIGURES for base in kind.__mro__
+    ):
+        return "a matplotlib figure, which is shown once"
+    if isinstance(obj, types.FunctionType | type) and obj.__module__ == "__main__":
+        return f"{obj.__qualname__}, which is not defined at the top level of a cell"
+    if kind.__module__ == "numpy" and kind.__name__ == "memmap":
+        return "an array that is mapped from a file"
+    return ""
+
+
+def _persistent_names(data: bytes) -> set[str]:
+    """Return the texts of a pickle: among them are the names of what it refers to."""
+    import pickletools
+
+    return {arg for _, arg, _ in pickletools.genops(data) if isinstance(arg, str)}

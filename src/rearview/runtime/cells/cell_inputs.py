@@ -1,0 +1,349 @@
+"""Record what each cell of a notebook uses: files, variables, processes, connections, modules.
+
+Python's audit hook reports reads through Python. Reads in C (Arrow, HDF5, polars, DuckDB, memory maps) and
+reads of child processes are reported by inotify, which watches the folders that may hold such files.
+docs/lineage.md lists how each library is observed, docs/decisions/lineage.md gives the reasons.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rearview.model.cell_lineage import CellLineage, Event, lineage_of
+from rearview.runtime.sandbox.environment import names_read
+from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
+from rearview.source.cells import code_hash
+from rearview.state.variable_fingerprints import fingerprints
+from rearview.store.project import FOLDER
+from rearview.store.recorded_inputs import append_cell
+
+MOST_FOLDERS = 2000
+"""Folders that are watched at most."""
+MOST_FILES = 2000
+"""Files of one cell that are hashed; a cell that reads more is not described file by file."""
+LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
+"""Seconds that fingerprints of variables may take after a cell, and as a share of the cell's seconds."""
+CHANGES = (
+    *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
+    *("os.chdir", "os.fork", "os.chmod", "os.chown", "os.utime"),
+)
+"""Audit events that change files in another way than by replacing the whole content."""
+_SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
+_OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
+_HEADER = struct.Struct("iIII")
+_CHUNK = 1 << 22
+
+
+class Opened:
+    """Files that any process opens in the watched folders."""
+
+    def __init__(self) -> None:
+        self.lost = ""
+        """Why an opened file may be missing; empty if none is."""
+        self.written: set[str] = set()
+        """Files that were written between the last two times that `drain` was called."""
+        self._folders: dict[int, str] = {}
+        self._watched: set[str] = set()
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._add: Any = getattr(libc, "inotify_add_watch", None)
+        start: Any = getattr(libc, "inotify_init1", None)
+        self._fd = start(os.O_NONBLOCK | os.O_CLOEXEC) if start is not None else -1
+        if self._fd < 0:
+            self.lost = "this system does not report which files are opened"
+
+    def watch(self, folder: str) -> None:
+        """Watch the files directly in a folder."""
+        if folder in self._watched or self._fd < 0:
+            return
+        if len(self._watched) >= MOST_FOLDERS:
+            self.lost = f"more than {MOST_FOLDERS} folders hold files"
+            return
+        self._watched.add(folder)
+        number = self._add(self._fd, os.fsencode(folder), _OPEN | _MODIFY | _CLOSE_WRITE)
+        if number >= 0:
+            self._folders[number] = folder
+
+    def watch_below(self, root: str) -> None:
+        """Watch a folder and all folders below it, except caches and environments."""
+        for folder, names, _ in os.walk(root):
+            names[:] = [name for name in names if name not in _SKIPPED and not name.startswith(".")]
+            self.watch(folder)
+            if self.lost:
+                return
+
+    def drain(self) -> list[str]:
+        """Return the files that were opened and not written since the last time, sorted."""
+        opened: set[str] = set()
+        written: set[str] = set()
+        while self._fd >= 0:
+            try:
+                data = os.read(self._fd, 1 << 20)
+            except BlockingIOError:
+                break
+            at = 0
+            while at < len(data):
+                number, mask, _, size = _HEADER.unpack_from(data, at)
+                name = data[at + _HEADER.size : at + _HEADER.size + size].rstrip(b"\0")
+                at += _HEADER.size + size
+                if mask & _OVERFLOW:
+                    self.lost = "more files were opened than the system remembers"
+                elif name and not mask & _IS_DIR and number in self._folders:
+                    path = f"{self._folders[number]}{os.sep}{os.fsdecode(name)}"
+                    (opened if mask & _OPEN else written).add(path)
+        self.written = written
+        return sorted(opened - written)
+
+
+class Lineage:
+    """Notes the inputs of each cell of one run, and writes them to the folder of the run."""
+
+    def __init__(self, folder: Path, root: str) -> None:
+        self._folder = folder
+        self.root = root
+        self._ignored = unrecorded_prefixes()
+        self._opened = Opened()
+        self._opened.watch_below(root.rstrip(os.sep))
+        self._events: list[Event] = []
+        self._hashes: dict[tuple[int, int, int, int], str] = {}
+        self._active = False
+        self._before = ""
+        self._begun = 0.0
+        self._known: set[str] = set()
+        self._modules: set[str] = set()
+        self._memory = 0
+        self._ids: dict[str, int] = {}
+        """By variable: the `id` of its object when the last cell ended."""
+        self.written: set[str] = set()
+        """Files whose whole content the last cell replaced, as far as Rearview noticed."""
+        self.listed: set[str] = set()
+        """Folders whose names the last cell read."""
+        self.barred = ""
+        """Which effect of the last cell on files or the process cannot be repeated from its results; empty if none."""
+        self._pid = os.getpid()
+        listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
+        listen(self._notice, "socket.connect", "os.listdir", "os.scandir", *CHANGES)
+
+    def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
+        """Note that a cell is about to run."""
+        self._memory = self._memory or _memory()
+        paths = [
+            str(value) for value in (namespace or {}).values() if isinstance(value, str | Path)
+        ]
+        for text in (*_texts(source), *paths):
+            self._watch_near(text)
+        self._opened.drain()
+        self._events = []
+        self.written, self.listed, self.barred = set(), set(), ""
+        self._known = set(names_read())
+        self._modules = set(sys.modules)
+        self._active, self._begun = True, perf_counter()
+
+    def end(
+        self,
+        cell: int,
+        source: str,
+        project: Callable[[str], bool],
+        variables: Mapping[str, object] | None = None,
+        *,
+        as_written: str = "",
+        used: Mapping[str, int],
+    ) -> CellLineage:
+        """Write the inputs of a cell, and fingerprints of the `variables` that it left.
+
+        `as_written` is the source before magics became calls; `used` are numbers such as the readings
+        of the clock.
+        """
+        seconds = perf_counter() - self._begun
+        self._active = False
+        files = [name for kind, name, *_ in self._events if kind == "file"]
+        seen = set(files)
+        for path in self._opened.drain():
+            # a front end writes the notebook while its cells run
+            if path not in seen and not self._is_foreign(path) and not path.endswith(".ipynb"):
+                self._events.append(("file", path))
+        self.written |= {
+            path
+            for path in self._opened.written
+            if not self._is_foreign(path) and ".ipynb" not in path
+        }
+        events = [self._hashed(event) for event in self._events[:MOST_FILES]]
+        if len(self._events) > MOST_FILES:
+            events.append(("more", str(len(self._events) - MOST_FILES)))
+        if self._opened.lost:
+            events.append(("unseen", self._opened.lost))
+        events += [
+            ("environment", name, _hash(os.environ.get(name, "").encode()))
+            for name in sorted(set(names_read()) - self._known)
+        ]
+        for name in sorted(set(sys.modules) - self._modules):
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if isinstance(file, str) and project(file):
+                events.append(("module", name, self.content(file)))
+        events += [(kind, str(count)) for kind, count in sorted(used.items()) if count]
+        code = code_hash(as_written or source)
+        kept = tuple(dict.fromkeys(events))
+        lineage = lineage_of(self._before, code, kept)
+        self._before = lineage
+        left = self._left(source, variables or {}, seconds)
+        done = CellLineage(
+            cell, code, kept, lineage, seconds, _memory(), before=self._memory, variables=left
+        )
+        if os.getpid() == self._pid:
+            append_cell(self._folder, done)
+        return done
+
+    def _left(self, source: str, variables: Mapping[str, object], seconds: float) -> dict[str, str]:
+        """Return fingerprints of the variables that a cell bound or names, within a time budget."""
+        named = _names(source)
+        fresh = {
+            name: value
+            for name, value in variables.items()
+            if name in named or self._ids.get(name) != id(value)
+        }
+        self._ids = {name: id(value) for name, value in variables.items()}
+        return fingerprints(fresh, max(LEAST_CHECK, CHECKED_SHARE * seconds))
+
+    def _notice(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self._active or os.getpid() != self._pid:
+            return
+        with contextlib.suppress(Exception):  # a failure here must not stop the program
+            if event == "open":
+                path, mode, flags = args
+                reads = mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3)
+                if isinstance(path, str | bytes):
+                    name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - text
+                    if self._is_foreign(name):
+                        return
+                    if reads:
+                        self._events.append(("file", name))
+                    elif not _is_bytecode(name):
+                        self.written.add(name)
+                        if ("file", name) in self._events:
+                            self.barred = self.barred or f"it changes {name}, which it reads"
+                        adds = set(mode or "") & {"a", "+"} or int(flags or 0) & os.O_APPEND
+                        self.barred = self.barred or ("it adds to a file" if adds else "")
+            elif event == "socket.connect":
+                self._events.append(("socket", str(args[1])))
+            elif event in {"os.listdir", "os.scandir"}:
+                if isinstance(args[0], str | bytes):
+                    folder = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100 - text
+                    self._opened.watch(folder)
+                    if not (self._is_foreign(f"{folder}{os.sep}") or _by_import()):
+                        self.listed.add(folder)
+            elif event in CHANGES:
+                path = os.path.abspath(os.fsdecode(args[0])) if _is_path(args) else ""  # noqa: PTH100
+                if (
+                    not path
+                    or event == "os.chdir"
+                    or not (self._is_foreign(path) or _is_bytecode(path))
+                ):
+                    self.barred = self.barred or f"it changes the system ({event})"
+            else:
+                words = args[1] if event == "subprocess.Popen" else args[:1]
+                self._events.append(("process", *map(str, words)))
+
+    def _watch_near(self, text: str) -> None:
+        if 0 < len(text) < 4096 and "\0" not in text and "\n" not in text:
+            with contextlib.suppress(OSError, ValueError):
+                path = os.path.abspath(text)  # noqa: PTH100 - text
+                folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
+                if os.path.isdir(folder) and folder != os.sep and not self._is_foreign(path):  # noqa: PTH112
+                    self._opened.watch(folder)
+
+    def _is_foreign(self, path: str) -> bool:
+        return path.startswith(self._ignored) or f"{os.sep}{FOLDER}{os.sep}" in path
+
+    def _hashed(self, event: Event) -> Event:
+        if event[0] != "file":
+            return event
+        path = event[1]
+        shown = path.removeprefix(self.root)
+        return ("file", shown, self.content(path))
+
+    def repeat(self, cell: CellLineage) -> None:
+        """Write the lineage of a cell whose results were given again, without running it."""
+        lineage = lineage_of(self._before, cell.code, cell.events)
+        self._before = lineage
+        append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory))
+
+    def content(self, path: str) -> str:
+        """Return the hash of a whole file; one that is as it was is not read again."""
+        try:
+            about = os.stat(path)  # noqa: PTH116 - hot
+            key = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
+            if key not in self._hashes:
+                self._hashes[key] = _hash_file(path)
+            return self._hashes[key]
+        except OSError:
+            return "gone"
+
+
+def _texts(source: str) -> Iterator[str]:
+    """Yield the texts in a cell that may be paths."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def _by_import() -> bool:
+    """Return True if Python itself is looking for a module."""
+    frame = sys._getframe(2)
+    for _ in range(4):
+        if frame is None or frame.f_back is None:
+            return False
+        if str(frame.f_globals.get("__name__", "")).startswith(("importlib", "_frozen_importlib")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_bytecode(path: str) -> bool:
+    """Return True for the folder of compiled modules, which Python makes by itself, and for its files."""
+    return f"{os.sep}__pycache__{os.sep}" in f"{path}{os.sep}"
+
+
+def _is_path(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], str | bytes) and os.sep in os.fsdecode(args[0])
+
+
+def _names(source: str) -> set[str]:
+    """Return the names in a cell."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    return set()
+
+
+def _hash(data: bytes) -> str:
+    import xxhash
+
+    return str(xxhash.xxh3_128(data).hexdigest())
+
+
+def _hash_file(path: str) -> str:
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - hot
+        while data := file.read(_CHUNK):
+            digest.update(data)
+    return str(digest.hexdigest())
+
+
+def _memory() -> int:
+    """Return the proportional set size of this process in bytes."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return 0

@@ -1,0 +1,365 @@
+"""Run the cells of a notebook in an IPython kernel, with a session around them.
+
+A run is recorded in a real kernel that a front end (nbclient) sends the cells to. A replay makes the same
+kernel without a front end and runs the cells of the recorded version in order. In both, each cell is
+compiled with its loops instrumented, under the file name that the kernel gives it.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import ctypes
+import os
+import random
+import re
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType
+from typing import Any, cast
+
+from rearview.errors import UsageError
+from rearview.model.cell_lineage import CellLineage
+from rearview.model.messages import Control
+from rearview.runtime import importer
+from rearview.runtime.cells.cached_kernel import CachedKernel
+from rearview.runtime.cells.cell_inputs import Lineage
+from rearview.runtime.importer import register_module
+from rearview.runtime.loops import LoopHistory
+from rearview.runtime.recorder import Recorder
+from rearview.runtime.sandbox import clock, entropy
+from rearview.runtime.sandbox.file_view import PathUse
+from rearview.runtime.sandbox.input_files import InputFiles
+from rearview.runtime.session import Session
+from rearview.source.instrument import instrument, without_targets
+from rearview.source.loops import loop_ids
+from rearview.source.notebooks import CodeCell, Notebook, parse
+from rearview.source.wrap_probes import shield_tree
+
+_TIMED = ("<timed exec>", "<timed eval>")
+"""File names that `%%time` gives to the code of a cell."""
+_INPUTS = re.compile(r"(In|_ih|_dh|_i{1,3}|_i\d+|_exit_code)\Z")
+"""Names under which a kernel keeps what was typed."""
+_OUTPUTS = re.compile(r"(Out|_oh|_{1,3}|_\d+)\Z")
+"""Names under which a kernel keeps what cells have returned."""
+_CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+_PR_SET_PDEATHSIG = 1
+_INTERRUPTED = 130
+
+
+def make_kernel(control: Control) -> Any:
+    """Return an IPython kernel, ready to run cells.
+
+    Called before the session starts: the random numbers, files and imports of a starting kernel do not
+    belong to the program.
+    """
+    try:
+        import ipykernel
+        from ipykernel.kernelapp import IPKernelApp
+    except ImportError as exc:
+        raise UsageError(
+            f"Notebooks need ipykernel, which is not installed here ({exc}). Install it: "
+            "`pip install 'rearview[notebook]'`.",
+            slug="notebook-extra",
+        ) from exc
+    traits: dict[str, Any] = {"kernel_class": _kernel_class(), "parent_handle": 1}
+    if control.kernel is not None:
+        traits["connection_file"] = control.kernel
+        _end_with_parent()
+    else:
+        assert control.segment is not None
+        traits["connection_file"] = str(Path(control.segment).with_name("kernel.json"))
+        traits |= {"transport": "ipc", "ip": f"@rearview-{secrets.token_hex(8)}"}
+        traits |= {f"{name}_port": number for number, name in enumerate(_CHANNELS, 1)}
+        traits |= {"quiet": False, "capture_fd_output": False}
+    launcher = Path(ipykernel.__file__).parent.parent / "ipykernel_launcher.py"
+    sys.argv = [str(launcher), "-f", traits["connection_file"]]
+    quiet = "PYDEVD_DISABLE_FILE_VALIDATION"  # otherwise debugpy warns about frozen modules
+    previous = os.environ.get(quiet)
+    os.environ[quiet] = "1"
+    app: Any = IPKernelApp.instance(**traits)
+    app.initialize(["--HistoryManager.hist_file=:memory:"])
+    if previous is None:
+        del os.environ[quiet]
+    # kept as long as the kernel lives, and equal in every process that runs this notebook
+    sys.argv[2] = f"{control.root}{os.sep}kernel.json"
+    return app
+
+
+def _end_with_parent() -> None:
+    """Let the system kill this process when the front end ends: without it the run cannot continue."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _kernel_class() -> Any:
+    from ipykernel.ipkernel import IPythonKernel
+
+    class Kernel(IPythonKernel):
+        cells: Cells | None = None
+
+        async def do_execute(
+            self, code: str, silent: bool, store_history: bool = True, *args: Any, **kwargs: Any
+        ) -> Any:
+            run: Any = super().do_execute
+            cell = None
+            if self.cells is not None and not silent and store_history:
+                cell = self.cells.match(code)
+            if self.cells is None or cell is None:
+                return await run(code, silent, store_history, *args, **kwargs)
+            if self.cells.reuse is not None:
+                reused = await self.cells.reuse.before(cell, run)
+                if reused is not None:
+                    return reused
+            self.cells.begin(cell)
+            reply: Mapping[str, Any] = {"status": "error", "ename": ""}
+            try:
+                reply = await run(code, silent, store_history, *args, **kwargs)
+            finally:
+                self.cells.end(cell, reply)
+            return reply
+
+    return Kernel
+
+
+class Cells:
+    """The cells of one notebook while a session executes them."""
+
+    def __init__(self, session: Session, notebook: Notebook, path: str) -> None:
+        self.session = session
+        self.notebook = notebook
+        self.path = path
+        """Path of the program text, relative to the project."""
+        self.now: CodeCell | None = None
+        self.failed: str = ""
+        """Name of the class of the exception that ended the notebook."""
+        self._next = 0
+        self.lineage: Lineage | None = None
+        if isinstance(session, Recorder):
+            self.lineage = Lineage(session.runs.folder(session.run), session.root)
+        self._clock: list[int] = session.declared.get(clock.ROOT, [])
+        self._clock_at = 0
+        self._stream_position: list[Any] = session.declared.get(entropy.ROOT, [])
+        # as the last cell left it: between cells the kernel draws too
+        self.random, self._last_position = random.getstate(), list(self._stream_position)
+        self.reuse: CachedKernel | None = None
+        clock.between_cells[:] = [lambda: not session.cell]
+        self._expected = ""
+        self._recorded = isinstance(session.compiler, importer.Compiler)
+        ids: Mapping[int, str] | None = None
+        if self._recorded:
+            ids = session.compiler.ids.get(path)
+        if ids is None:
+            parsed_ids = loop_ids(ast.parse(notebook.text), path)
+            ids = {line: str(loop_id) for line, loop_id in parsed_ids.items()}
+        self._ids = ids
+
+    def match(self, source: str) -> CodeCell | None:
+        """Return the cell of the notebook that is about to run; None if it is not the notebook's."""
+        for cell in self.notebook.cells[self._next :]:
+            if cell.source == source:
+                self._next = cell.number
+                return cell
+        return None
+
+    def begin(self, cell: CodeCell) -> None:
+        """Take in that a cell is about to run."""
+        self.now = cell
+        self.session.cell = cell.number
+        self._expected = ast.dump(cell.tree())
+        self._clock_at = self._clock[0] if self._clock else 0
+        if self.reuse is not None:
+            self.reuse.begin(cell)
+        if self.lineage is not None:
+            self.lineage.begin(cell.text, vars(sys.modules["__main__"]))
+        random.setstate(self.random)
+        self._stream_position[:] = self._last_position
+
+    @contextlib.contextmanager
+    def in_part(self, cell: CodeCell, text: str) -> Iterator[None]:
+        """Have `text`, which is a part of a cell, instrumented as that cell would be."""
+        self.now, self._expected = replace(cell, text=text), ast.dump(ast.parse(text))
+        try:
+            yield
+        finally:
+            self.now = None
+
+    def is_last(self, cell: CodeCell) -> bool:
+        """Return True if no cell comes after this one."""
+        return cell is self.notebook.cells[-1]
+
+    def end(self, cell: CodeCell, reply: Mapping[str, Any]) -> None:
+        """End a cell; `reply` is the kernel's answer."""
+        self.now = None
+        self.session.cell = 0
+        before, self._last_position = self._last_position, list(self._stream_position)
+        self.random = random.getstate()
+        done: CellLineage | None = None
+        if self.lineage is not None:
+            used = {"clock": (self._clock[0] if self._clock else 0) - self._clock_at}
+            used["chance"] = int(before != self._last_position)
+            try:
+                hides = self.session.modules.hides
+                left = {
+                    name: value
+                    for name, value in vars(sys.modules["__main__"]).items()
+                    if not (name.startswith("_") or hides(name))
+                }
+                done = self.lineage.end(
+                    *(cell.number, cell.text, self.session.belongs, left),
+                    as_written=cell.source,
+                    used=used,
+                )
+            except Exception as exc:
+                self.lineage = None
+                cast(Recorder, self.session).fail(exc)
+        if self.reuse is not None:
+            self.reuse.after(cell, reply, done)
+        if reply.get("status") != "ok" and "raises-exception" not in cell.tags:
+            self.failed = self.failed or str(reply.get("ename") or "error")
+            interrupted = self.failed == KeyboardInterrupt.__name__
+            self.session.code = _INTERRUPTED if interrupted else 1
+        elif self.is_last(cell):
+            self.session.code = 0
+
+    def visit(self, tree: Any) -> Any:
+        """Instrument the code of the current cell; IPython calls this for everything that it compiles."""
+        cell = self.now
+        if cell is None or not self._recorded or not isinstance(tree, ast.Module) or not tree.body:
+            return tree
+        if ast.dump(tree) != self._expected:
+            return tree  # code that a magic compiles
+        try:
+            return self._instrumented(cell, tree)
+        except Exception as exc:
+            fail: Callable[[BaseException], None] | None = getattr(self.session, "fail", None)
+            if fail is None:
+                raise
+            fail(exc)
+            return ast.parse(cell.text)
+
+    def _instrumented(self, cell: CodeCell, tree: ast.Module) -> ast.Module:
+        compiler = self.session.compiler
+        # line number in the program text minus line number in the code that the kernel compiles
+        shift = cell.line - 1 + cell.tree().body[0].lineno - tree.body[0].lineno
+        last = cell.line + cell.text.count("\n")
+        lines = range(cell.line, last + 1)
+        probes = {
+            (line - shift, column): drawn
+            for (line, column), drawn in compiler.probes.get(self.path, {}).items()
+            if line in lines
+        }
+        if probes:
+            tree = shield_tree(tree, probes)
+        if compiler.watched:
+            ids = {line - shift: loop_id for line, loop_id in self._ids.items() if line in lines}
+            suspends = any(map(_awaits, tree.body))
+            for site in instrument(
+                tree, self.path, ids=ids, autolog=compiler.autolog, suspends=suspends
+            ):
+                self.session.histories.setdefault(site.id, LoopHistory(site))
+        return tree
+
+
+def _awaits(node: ast.AST) -> bool:
+    """Return True if a statement of a cell contains `await` outside functions."""
+    if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
+        return True
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        return False
+    return any(map(_awaits, ast.iter_child_nodes(node)))
+
+
+def _watch(app: Any, cells: Cells) -> None:
+    """Let everything that the kernel compiles pass through `cells`."""
+    from ipykernel.compiler import XCachingCompiler
+
+    session = cells.session
+
+    class CellCompiler(XCachingCompiler):
+        def get_code_name(self, raw_code: str, code: str, number: int) -> str:
+            named: Any = super().get_code_name
+            name: str = named(raw_code, code, number)
+            if cells.now is not None:
+                session.adopt(name)
+            return name
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            code = super().__call__(*args, **kwargs)
+            return without_targets(code) if isinstance(code, CodeType) else code
+
+    shell = app.kernel.shell
+    compiler_class: Any = CellCompiler
+    compiler = compiler_class()
+    vars(compiler).update(vars(shell.compile))
+    shell.compile, shell.compiler_class = compiler, CellCompiler
+    shell.ast_transformers.append(cells)
+    for name in _TIMED:
+        session.adopt(name)
+    session.modules.main = shell.user_module
+    session.modules.hides = _hidden(set(shell.user_ns_hidden), cells.notebook)
+    register_module(shell.user_module)
+    app.kernel.cells = cells
+
+
+def _hidden(own: set[str], notebook: Notebook) -> Callable[[str], bool]:
+    """Return a function that returns True for names in the notebook's namespace that the kernel owns.
+
+    The results of cells (`Out`, `_3`) belong to the program only if its source names them.
+    """
+    named = {node.id for node in ast.walk(ast.parse(notebook.text)) if isinstance(node, ast.Name)}
+
+    def hides(name: str) -> bool:
+        if _OUTPUTS.match(name):
+            return name not in named
+        return bool(_INPUTS.match(name)) or name in own
+
+    return hides
+
+
+def run_notebook(control: Control, session: Session, app: Any) -> int:
+    """Run the cells of the notebook that `control` names; return the exit code."""
+    file = os.path.abspath(control.target)  # noqa: PTH100 - patched in a replay
+    root = session.root
+    name = os.path.relpath(os.path.realpath(file), root)
+    inputs = getattr(session, "inputs", None)
+    if isinstance(inputs, InputFiles):
+        inputs.active = False  # reading the notebook itself is not an input of the program
+    data = Path(session.real(file, PathUse.RUN)).read_bytes()
+    if isinstance(inputs, InputFiles):
+        inputs.active = True
+    sources: Mapping[str, bytes] = getattr(session.compiler, "sources", {})
+    notebook = parse(sources.get(name, data), name)
+    cells = Cells(session, notebook, f"{name}.py")
+    _watch(app, cells)
+    if control.reuse_cells and isinstance(session, Recorder) and cells.lineage is not None:
+        cells.reuse = CachedKernel.start(app.kernel, cells, session, cells.lineage)
+    session.code = 1 if notebook.cells else 0
+    if control.kernel is not None:
+        app.start()
+        if cells.reuse is not None:
+            cells.reuse.close()
+    else:
+        if "" in sys.path:
+            sys.path[sys.path.index("")] = session.real(os.getcwd())  # noqa: PTH109 - patched
+        asyncio.run(_run_all(app.kernel, notebook))
+    return int(session.code or 0)
+
+
+async def _run_all(kernel: Any, notebook: Notebook) -> None:
+    """Run all cells in order, up to one that fails."""
+    from tornado.ioloop import IOLoop
+
+    kernel.io_loop = IOLoop.current()
+    for cell in notebook.cells:
+        reply = await kernel.do_execute(cell.source, silent=False, store_history=True)
+        if reply["status"] != "ok":
+            sys.stderr.write("\n".join(reply.get("traceback", ())) + "\n")
+            if "raises-exception" not in cell.tags:
+                return

@@ -1,0 +1,312 @@
+"""Frames of the user's program: which belong to the project, which names they bind, how to rebind them.
+
+Hidden frames: `inspect.stack()[-1]`, `warnings.warn(..., stacklevel=9)`, `traceback.print_stack()` and
+`sys._getframe(n)` see everything below the program, and the recursion limit counts it. Python has no
+call to hide frames, so on CPython 3.11 the link from the program's first frame to ours is cut in the
+interpreter's own structure. Nothing else in 3.11 follows that link: when a frame that C code entered
+returns, the interpreter takes the frame below from the C stack. Before the link is cut, it must hold
+the address of the frame that is known to be below; otherwise, and on every other Python, our frames
+stay visible.
+
+Observers: the program's own trace and profile functions are suspended while our code runs. What they
+record is part of the program's state: if they saw the walk over the state, the walk would never end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from types import CodeType, FrameType, ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+from rearview.runtime.library_loops import CLOCKS
+from rearview.source.instrument import PART, TURN
+from rearview.state.codecs.generators import assign_locals
+
+Belongs = Callable[[str], bool]
+"""Returns True if a file belongs to the project."""
+
+_ABSENT = object()
+_COMPILED = (
+    *("__builtins_dict__", "__compiled_fn", "__import_", "__resume_at_", "__gen_rand_values"),
+    *("__warnings_warn_wrapper", "___"),
+)
+"""Start of the names that `torch.compile` adds to modules of compiled functions."""
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
+
+
+_folder = cache(os.path.realpath)
+
+
+def resolved(file: str) -> str:
+    """Return a file's path without symbolic links; each folder is resolved once."""
+    if os.path.islink(file):  # noqa: PTH114 - hot
+        return os.path.realpath(file)
+    folder, name = os.path.split(file)
+    return os.path.join(_folder(folder), name)  # noqa: PTH118
+
+
+def project_frames(
+    frame: FrameType | None, belongs: Belongs, loops: Collection[str] = ()
+) -> list[FrameType]:
+    """Return the program's function frames from the outermost down to `frame`.
+
+    These are the project's frames and, if a library loop is running (its file is in `loops`), all
+    frames between the project and that loop, because they hold state too. Module frames are left
+    out: their locals are globals.
+    """
+    frames: list[FrameType] = []
+    between: list[FrameType] = []
+    inside = False
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if belongs(file):
+            frames += between
+            between = []
+            if code.co_name != "<module>" and not code.co_name.startswith("<cell line"):
+                frames.append(frame)
+        else:
+            inside = inside or file in loops
+            if inside and not file.startswith(_OURS):
+                between.append(frame)
+        frame = frame.f_back
+    frames.reverse()
+    return frames
+
+
+ALIAS = "__mp_main__"
+"""Second name of `__main__`, once something has imported `multiprocessing`."""
+
+
+@dataclass(slots=True)
+class Modules:
+    """The project's loaded modules; each loaded module is examined once."""
+
+    belongs: Belongs
+    main: ModuleType | None = None
+    """Namespace of a notebook, which has no file."""
+    hides: Callable[[str], bool] = lambda _: False
+    """Returns True for names in that namespace that belong to the kernel."""
+    names: list[str] = field(default_factory=list)
+    seen: tuple[int, str] = (0, "")
+    """Number of loaded modules and the name of the last one, at the last examination."""
+
+    def __iter__(self) -> Iterator[tuple[str, ModuleType]]:
+        """Yield names and modules, `__main__` first, then sorted."""
+        latest = (len(sys.modules), next(reversed(sys.modules)))
+        if latest != self.seen:
+            names = [
+                name
+                for name in list(sys.modules)
+                if name != ALIAS and self._ours(sys.modules.get(name))
+            ]
+            self.names = sorted(names, key=lambda name: (name != "__main__", name))
+            self.seen = latest
+        for name in self.names:
+            module = sys.modules.get(name)
+            if module is not None and self._ours(module):  # its entry may have been replaced
+                yield name, module
+
+    def _ours(self, module: ModuleType | None) -> bool:
+        if module is not None and module is self.main:
+            return True
+        file = getattr(module, "__file__", None)
+        return isinstance(file, str) and self.belongs(file)
+
+
+def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
+    """Return the roots of the state: globals of project modules and locals of frames.
+
+    >>> sorted(roots([], Modules(lambda file: False)))
+    []
+    """
+    roots_by_name: dict[str, Any] = {}
+    for module_name, module in modules:
+        for name, value in sorted(vars(module).items()):
+            if module is modules.main and modules.hides(name):
+                continue
+            if not (name.startswith("__") and (name.endswith("__") or name.startswith(_COMPILED))):
+                roots_by_name[f"global:{module_name}:{name}"] = value
+    for depth, frame in enumerate(frames):
+        where = f"local:{depth}:{qualified(frame.f_code)}:"
+        for name, value in sorted(frame.f_locals.items()):
+            if name not in (TURN, PART) and (
+                name not in CLOCKS or modules.belongs(frame.f_code.co_filename)
+            ):
+                roots_by_name[where + name] = value
+    return roots_by_name
+
+
+def qualified(code: CodeType) -> str:
+    """Return the qualified name of the function that `code` belongs to."""
+    return code.co_qualname
+
+
+def as_recorded(live: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the roots in `live` that a recorded state has, in its order.
+
+    Older recordings hold the globals of `__main__` a second time, under `__mp_main__`.
+
+    >>> as_recorded({"global:__main__:lr": 1, "new": 2}, ["global:__mp_main__:lr", "gone"])
+    {'global:__mp_main__:lr': 1}
+    """
+    head = f"global:{ALIAS}:"
+    under = {
+        n: f"global:__main__:{n.removeprefix(head)}" if n.startswith(head) else n for n in names
+    }
+    return {name: live[own] for name, own in under.items() if own in live}
+
+
+def load_modules(names: Iterable[str]) -> None:
+    """Import the project modules that the globals in `names` belong to.
+
+    The run may have imported them in iterations that are skipped.
+    """
+    for key in names:
+        kind, place, _ = key.split(":", 2)
+        if kind == "global" and place != ALIAS and place not in sys.modules:
+            importlib.import_module(place)
+
+
+def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[FrameType]) -> None:
+    """Bind the names of `values` (as `roots` spells them) in their modules and frames.
+
+    A global of `before` that is not in `values` did not exist then, and is removed.
+    """
+    by_frame: dict[int, dict[str, Any]] = {}
+    for key, value in values.items():
+        kind, owner, name_part = key.split(":", 2)
+        if kind == "global":
+            if owner == ALIAS:
+                continue  # `__main__` itself is among them
+            space = vars(sys.modules[owner])
+            if space.get(name_part, _ABSENT) is not value:
+                space[name_part] = value
+        elif kind == "local":
+            by_frame.setdefault(int(owner), {})[name_part.rpartition(":")[2]] = value
+    for key in before:
+        kind, owner, name = key.split(":", 2)
+        if kind == "global" and key not in values and owner != ALIAS:
+            vars(sys.modules[owner]).pop(name, None)
+    for depth, names in by_frame.items():
+        if depth < len(frames):
+            assign_locals(frames[depth], names)
+
+
+def position(frame: FrameType) -> tuple[int | None, int | None]:
+    """Return line and column of the statement that `frame` is executing."""
+    spans = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, _, column, _ = next(spans, (None, None, None, None))
+    return line, column
+
+
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_FRAME = 3
+"""Offset, in words, of the pointer to the interpreter's frame in a frame object."""
+_BELOW = 6
+"""Offset, in words, of the pointer to the frame below in an interpreter's frame."""
+_OBJECT = 5
+"""Offset, in words, of the pointer to the frame object in an interpreter's frame."""
+_COUNTERS = range(24, 56, 4)
+"""Offsets in a thread's state that are searched for the recursion counter and its limit."""
+_OWN_CALLS = 4
+"""Calls of Rearview that count against the recursion limit while `_allow_all_calls` runs."""
+
+
+def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
+    """Call `call(*args)`; its first Python frame has no visible frame below it."""
+    supported, before = _supported(), sys.getprofile()
+    if not supported or before is not None:
+        call(*args)
+        return
+    own = sys._getframe()
+
+    def first(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            sys.setprofile(None)
+            if frame.f_back is own:
+                _cut(frame, own)
+
+    sys.setprofile(first)
+    try:
+        call(*args)
+    finally:
+        if sys.getprofile() is first:
+            sys.setprofile(None)
+
+
+def _supported() -> bool:
+    return (
+        sys.implementation.name == "cpython"
+        and sys.version_info[:2] == (3, 11)
+        and not sysconfig.get_config_var("Py_DEBUG")  # it asserts that the link is there
+        and not hasattr(sys, "getobjects")  # Py_TRACE_REFS makes objects larger
+    )
+
+
+def _cut(frame: FrameType, below: FrameType) -> None:
+    inner = _inner(frame)
+    if _word(inner, _OBJECT) == id(frame) and _word(inner, _BELOW) == _inner(below):
+        ctypes.c_void_p.from_address(inner + _BELOW * _WORD).value = None
+        _allow_all_calls()
+
+
+def _allow_all_calls() -> None:
+    """Give the program the recursion depth that it has under plain `python`."""
+    limit = sys.getrecursionlimit()
+    state = ctypes.pythonapi.PyThreadState_Get
+    state.restype = ctypes.c_void_p
+    address = state()
+    for offset in _COUNTERS:
+        remaining = ctypes.c_int.from_address(address + offset)
+        if ctypes.c_int.from_address(address + offset + 4).value == limit > remaining.value > 0:
+            remaining.value = limit - _OWN_CALLS
+            return
+
+
+def _inner(frame: FrameType) -> int:
+    return _word(id(frame), _FRAME)
+
+
+def _word(address: int, position: int) -> int:
+    return ctypes.c_void_p.from_address(address + position * _WORD).value or 0
+
+
+_Parameters = ParamSpec("_Parameters")
+_Answer = TypeVar("_Answer")
+
+_set_trace, _set_profile = sys.settrace, sys.setprofile  # debuggers may replace them later
+
+
+def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters, _Answer]:
+    """Suspend the trace and profile functions of the program while `function` runs."""
+
+    @functools.wraps(function)
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Answer:
+        trace, profile = sys.gettrace(), sys.getprofile()
+        if not callable(profile):  # cProfile's profiler is not callable; its data is not walked
+            profile = None
+        if trace is None and profile is None:
+            return function(*args, **kwargs)
+        if profile is not None:
+            _set_profile(None)
+        if trace is not None:
+            _set_trace(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if trace is not None:
+                _set_trace(trace)
+            if profile is not None:
+                _set_profile(profile)
+
+    return call

@@ -1,0 +1,1 @@
+"""A replay inside the user's process: skip, restore, run, prove; guard probes; share the set-up of segments."""

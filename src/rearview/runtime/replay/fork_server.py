@@ -1,0 +1,260 @@
+"""Fork server: import the libraries once, then fork a process per segment.
+
+The server executes the import statements at the head of the programs of its segments, with the patches of
+a replay in place, and then waits for requests. After the fork, a child continues like a fresh process. A
+child whose program would import other modules starts a fresh process itself.
+docs/decisions/shared-start.md says why this is sound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import msgspec
+
+import rearview.runtime.replay.start_replay  # noqa: F401 - what a fresh segment has before the libraries
+from rearview.model import Control
+from rearview.model.messages import (
+    LAUNCHER,
+    VARIABLE,
+    ForkServerReady,
+    ForkServerStart,
+    ReapRequest,
+    SpawnRequest,
+)
+from rearview.runtime.library_loops import LOOPS
+from rearview.runtime.measurements import age
+from rearview.runtime.replay.start_replay import ReplayPatches, SharedStart
+from rearview.runtime.sandbox.entropy import FIRST, Randomness
+from rearview.state.codecs.rng import read_global
+from rearview.store.files import open_file
+
+READING_CLOCK = frozenset(
+    {"dateutil.parser._parser", "numpy.f2py.rules", "lightning_utilities.__about__"}
+)
+"""Modules that read the clock when they are imported but keep only the year or a comment."""
+DRAWING = frozenset(
+    {
+        "joblib._multiprocessing_helpers",  # for the name of a lock
+        "numpy.random._pickle",  # its global generator, which is seeded again
+        "scipy.stats._distribution_infrastructure",  # for examples in its documentation
+        "sklearn.ensemble._hist_gradient_boosting.grower",  # for a default that is not used
+        *("sympy.core.random", "sympy.core.symbol"),  # to try out whether formulas are equal
+        "torch.distributed._composable.contract",  # for a key of its registry
+        "transformers.utils.hub",  # for the name of a session
+    }
+)
+"""Modules that draw random numbers during their import, on which no result depends."""
+_DRAWING_NAMES = frozenset({"rich.style"})
+"""Modules that draw names from Python's own random generator during their import."""
+_WORDS = 624
+"""Numbers that Python's generator produces at once."""
+_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Threads that may exist at a fork: jemalloc handles its own."""
+_CONFIGURATION = {"matplotlibrc": "matplotlib"}
+"""Files that a library reads from the folder of the program when it is imported."""
+_LONGEST = 1 << 22
+"""Bytes of the longest request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The result of the imports."""
+
+    names: frozenset[str]
+    """Packages and modules that were imported."""
+    environment: dict[str, str]
+    """Environment variables that they set."""
+    fit: int
+    """Number of statements after which the process could be forked."""
+    unfit: str
+    """Why it could not be forked after one more statement."""
+
+
+def run_fork_server(control: Control) -> tuple[Control, SharedStart]:
+    """Import the shared libraries, then fork a child for every request.
+
+    Returns in these children only, with the control value of the child.
+    """
+    setup = control.fork_server
+    assert setup is not None
+    variables = dict(os.environ)
+    hooks = ReplayPatches.install()
+    loaded = _load(setup.imports, hooks)
+    if loaded.unfit:
+        # imports cannot be undone: start again with fewer
+        less = ForkServerStart(setup.channel, setup.imports[: loaded.fit], loaded.unfit, age())
+        again = msgspec.json.encode(msgspec.structs.replace(control, fork_server=less)).decode()
+        _start_fresh({**variables, **control.lent, VARIABLE: again})
+    seconds = age() - setup.tried
+    request, channel = serve(setup.channel, ForkServerReady(seconds, setup.left_out))
+    spared = max(0.0, seconds - request.waited)
+    shared = SharedStart(hooks, spared, setup=request.setup, channel=channel)
+    return _become(request, loaded), shared
+
+
+def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
+    """Execute import statements as long as the process can still be forked."""
+    modules, variables, files = set(sys.modules), dict(os.environ), open_files()
+    sys.modules["__main__"] = ModuleType("__main__")  # becomes the program's `__main__`
+    fit, unfit = 0, ""
+    for statement in statements:
+        try:
+            exec(statement, {"__name__": "__main__"})  # noqa: S102 - as the programs do
+        except BaseException as exc:
+            unfit = f"{type(exc).__name__}: {exc}"
+        if variables.keys() - os.environ.keys():
+            unfit = unfit or "an environment variable was removed"
+        unfit = unfit or _reason(hooks, open_files() - files)
+        if unfit:
+            break
+        fit += 1
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # otherwise every child would print it again
+    names = frozenset(name.partition(".")[0] for name in sys.modules.keys() - modules)
+    changed = {k: v for k, v in os.environ.items() if variables.get(k) != v}
+    return _Loaded(names, changed, fit, unfit)
+
+
+def _reason(hooks: ReplayPatches, files: set[str]) -> str:
+    """Return why a child would differ from a fresh process; empty if it would not."""
+    assert hooks.clock is not None
+    assert hooks.randomness is not None
+    watched = LOOPS.keys() & sys.modules.keys()
+    clocked = hooks.clock.readers - READING_CLOCK
+    drawing = hooks.randomness.loaded.keys() - DRAWING
+    if watched:
+        return f"loops of {min(watched)} are watched"
+    if clocked:
+        return f"{min(clocked)} reads the clock when it is imported"
+    if drawing or hooks.randomness.stream.drawn != FIRST or not _is_reproducible(hooks.randomness):
+        return f"{min(drawing, default='something')} draws random numbers when it is imported"
+    if files:
+        return f"{min(files)} was left open"
+    pid = os.fork()  # thread pools that handle forks end their threads before it
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    threads = threads_left()
+    return f"a thread was left behind: {min(threads)}" if threads else ""
+
+
+def _is_reproducible(randomness: Randomness) -> bool:
+    """Return True if reseeding the global random generators gives their present state.
+
+    Libraries that draw names from Python's generator must be listed in `_DRAWING_NAMES`; their draws are
+    then repeated.
+    """
+    before = read_global()
+    words = before["random"][1][-1] % _WORDS
+    if words and not _DRAWING_NAMES & sys.modules.keys():
+        return False
+    randomness.words = words
+    randomness.follow(randomness.stream.key)
+    return pickle.dumps(before) == pickle.dumps(read_global())
+
+
+def threads_left() -> set[str]:
+    """Return the names of the threads that a fork would lose."""
+    own = Path("/proc/self/task")
+    tasks = [task for task in own.iterdir() if task.name != str(os.getpid())]
+    names = {(task / "comm").read_text("utf-8", "replace").strip() for task in tasks}
+    return names - _THREADS
+
+
+def open_files() -> set[str]:
+    """Return the open files of this process: number and path of each."""
+    files = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
+            files.add(f"{descriptor.name}: {descriptor.readlink()}")
+    return files
+
+
+def serve(
+    channel: int, ready: ForkServerReady, before_fork: Callable[[], None] = lambda: None
+) -> tuple[SpawnRequest, int]:
+    """Serve requests until the socket is closed; returns in each child, with its request.
+
+    A child that has to serve requests itself gets the number of its own socket too, else -1.
+    """
+    requests = socket.socket(fileno=channel)
+    try:
+        requests.send(msgspec.json.encode(ready))
+        while True:
+            data, passed, _, _ = socket.recv_fds(requests, _LONGEST, 1)
+            if not data:
+                break
+            request = msgspec.json.decode(data, type=SpawnRequest | ReapRequest)
+            if isinstance(request, SpawnRequest):
+                before_fork()
+                answer = _fork()
+                if answer == 0:
+                    requests.close()
+                    return request, passed[0] if passed else -1
+                for own in passed:
+                    os.close(own)
+            else:
+                answer = os.waitstatus_to_exitcode(os.waitpid(request.pid, 0)[1])
+            requests.send(b"%d" % answer)
+    except OSError:
+        os._exit(1)
+    os._exit(0)
+
+
+def _fork() -> int:
+    """Fork a child that leads a process session of its own by the time this returns."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.close(reading)
+        os.close(writing)
+        return 0
+    os.close(writing)
+    os.read(reading, 1)
+    os.close(reading)
+    return pid
+
+
+def _become(request: SpawnRequest, loaded: _Loaded) -> Control:
+    """Take over output, folder, cores and environment of a segment; return its control value."""
+    log = open_file(request.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.chdir(request.folder)
+    if request.cores:
+        os.sched_setaffinity(0, request.cores)
+    if _is_shadowed(request.beside, loaded.names):
+        if request.setup is not None:
+            os._exit(0)  # it shares nothing: its segments start on their own
+        _start_fresh(request.environment)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
+    os.environ.update(loaded.environment)
+    return control
+
+
+def _start_fresh(environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a fresh one."""
+    command = (sys.executable, LAUNCHER)
+    os.execve(sys.executable, command, environment)  # noqa: S606
+
+
+def _is_shadowed(folder: str, names: frozenset[str]) -> bool:
+    """Return True if a program in `folder` would import a module of its own instead."""
+    own = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208 - names alone
+    read = {library for file, library in _CONFIGURATION.items() if file in own}
+    return bool((own | read) & names)

@@ -1,0 +1,561 @@
+"""Replay a segment of a run: skip iterations that are not needed, run the others, prove the result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+import msgspec
+
+from rearview.checkpointer.signals import leave_at_once
+from rearview.errors import RearviewError
+from rearview.model import Checkpoint, EarlyEnd, Edge, LoopStep, Point, ReplayReport, SegmentFile
+from rearview.model.messages import ReplayFailure, may_hold
+from rearview.model.run import name_of
+from rearview.model.wording import plural
+from rearview.runtime.checkpoint_index import CheckpointIndex
+from rearview.runtime.loops import LoopEntry
+from rearview.runtime.measurements import changed_inputs, changed_versions, surroundings
+from rearview.runtime.program_frames import position, unobserved
+from rearview.runtime.replay.silent_trackers import EventFiles
+from rearview.runtime.session import Session
+from rearview.store.files import caused_by_full_disk, publish
+from rearview.store.records import RecordFile, encode_point
+from rearview.store.tables.recorded_values import recorded
+from rearview.store.values import Put, convert, family
+
+_COMPARING_SHARE = 8
+"""The program runs at least this many times as long as comparing takes."""
+
+
+class SetupWatcher(Protocol):
+    """Decides how far the set-up of several segments can be shared."""
+
+    def on_log(self, *, fresh: bool) -> None:
+        """Act when the program logs a value; `fresh` if the run has not recorded it."""
+
+    def on_loop(self, site: str, index: int) -> None:
+        """Act before iteration `index` of an outermost loop."""
+
+
+@dataclass
+class Replayer(Session):
+    """A session that replays one segment and then ends the process."""
+
+    segment: SegmentFile = field(kw_only=True)
+    checkpoint_index: CheckpointIndex = field(init=False)
+    records: RecordFile = field(kw_only=True)
+    put: Put | None = None
+    surroundings: Mapping[str, str] = field(default_factory=dict)
+    """Library versions and thread counts of the run."""
+    inputs: Mapping[str, list[Any]] = field(default_factory=dict)
+    """Fingerprints of the files that the run read."""
+    run_code: int | None = None
+    """Exit code of the run; None if the run did not come to an end."""
+    run_early: EarlyEnd | None = None
+    """Where the run was when it failed."""
+    created: Collection[str] = ()
+    """Files that the run created."""
+    recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
+    report: ReplayReport = field(default_factory=ReplayReport)
+    seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    moved: bool = False
+    """Whether code was executed since the last restore or comparison."""
+    worked: bool = False
+    """Whether loops were executed since the last comparison."""
+    skips: int = 0
+    """Number of skipped loops when the present iteration of the outermost loop began."""
+    repeats: int = 0
+    """Number of equal recorded values at the last comparison or jump."""
+    proving: float = 0.0
+    """Seconds that the last comparison took."""
+    compared: float = 0.0
+    """Time of the last comparison."""
+    probing: int = 0
+    """Above 0 while a probe runs."""
+    probe_error: str = ""
+    """Message about the last probe that raised an exception."""
+    misplaced: bool = False
+    """Whether that exception shows that the probe is at a wrong place."""
+    visited: Counter[str] = field(default_factory=Counter)
+    """By loop id: number of iterations that ran, for loops in which something is wanted."""
+    since: int = 0
+    """Iteration of the main loop up to which `visited` is counted."""
+    entered: bool = False
+    """Whether the main loop, which is divided among segments, was entered."""
+    _last_need: tuple[list[int], bool, list[LoopEntry]] = field(default=([], False, []))
+    """The last question to `needs`: ids and iterations of loops, the answer, and the loops themselves, so
+    that no other gets the id of one."""
+    closed: bool = False
+    shared_setup: SetupWatcher | None = None
+    """Set while this process runs the set-up for several segments."""
+    events: EventFiles | None = None
+    """Writes event files with the values that probes log to TensorBoard; None if there are none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.began = perf_counter()
+
+    @unobserved
+    def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
+        """Skip, jump or continue, as the segment requires."""
+        if entry.site.loose or self.nest is None:
+            return index
+        outermost = self.nest.entry is entry
+        if outermost:
+            self.enter_main(entry, index)
+        if outermost and index == 0 and not self.report.setup:
+            self.report.setup = perf_counter() - self.began
+        if outermost and self.segment.until == entry.site.id:
+            self.leave_program()
+        self.stop_if_beyond_run(entry, index)
+        try:
+            self.checkpoint_index.anchor(entry, index, frame)
+        except Exception as exc:
+            self.give_up(exc)
+        if outermost and self.in_main:
+            self.count_main_iterations(index)
+        path = self.path(entry, index)
+        goal = self.goal(entry, index)
+        idle = index == 0 and not self.needs(entry)
+        must_compare = goal != index or idle  # before something is restored, or the end
+        if (outermost and self.end_outer_iteration()) or must_compare or self.should_compare():
+            self.prove(self.checkpoint_index.to_compare(Edge.START, path), frame)
+        if idle and self.skip(path, frame):
+            return None
+        if goal is None:
+            if outermost and not self.segment.after:
+                if self.may_leave(entry, index):
+                    self.leave_program()
+            elif self.skip(path, frame):
+                return None
+        elif goal > index and self.segment.jump and len(path) <= self.segment.levels:
+            self.checkpoint_index.pending = self.checkpoint_index.nearest(path, goal)
+            if self.checkpoint_index.pending is not None:
+                target: int = self.checkpoint_index.pending.meta.path[-1].iteration
+                return target
+        self.report.iterations += outermost
+        self.moved = True
+        self.worked = self.worked or not outermost
+        return index
+
+    def enter_main(self, entry: LoopEntry, index: int) -> None:
+        """Note if an outermost loop is the main one; a shared set-up ends before it."""
+        if self.shared_setup is not None:
+            self.shared_setup.on_loop(entry.site.id, index)
+        if entry.site.id == self.segment.main:
+            self.entered = True
+
+    def is_beyond_run(self, entry: LoopEntry, index: int) -> bool:
+        """Return True if the run was interrupted before it came to iteration `index` of a loop."""
+        if self.run_early is None or not self.run_early.interrupted:
+            return False
+        for here, last in zip(self.path(entry, index), self.run_early.path, strict=False):
+            if (here.loop, here.ordinal) != tuple(last[:2]):
+                return False
+            if here.iteration != last[2]:
+                return here.iteration > last[2]
+        return False
+
+    def stop_if_beyond_run(self, entry: LoopEntry, index: int) -> None:
+        """End the replay if the run was interrupted before it came to iteration `index` of a loop."""
+        if self.is_beyond_run(entry, index):
+            while self.stack:  # counts what ran of each loop
+                self.leave(self.stack[-1], None, ended=True)
+            self.leave_program()
+
+    def end_outer_iteration(self) -> bool:
+        """Count the end of an iteration of the outermost loop; return True if a loop was skipped in it.
+
+        After a skipped loop the state has to be compared now: no later comparison covers it.
+        """
+        skipped = self.report.skipped != self.skips
+        self.worked = self.worked or (self.moved and not skipped)
+        self.skips = self.report.skipped
+        return skipped
+
+    def slice(self, entry: LoopEntry, size: int) -> int:
+        """Stop before every iteration once inner loops are skipped, to compare what followed them."""
+        skips = self.report.skipped > 0 and self.nest is not None and self.nest.entry is entry
+        if skips or self.is_beyond_run(entry, entry.index + size):
+            return 1
+        return super().slice(entry, size)
+
+    def learn(self, entry: LoopEntry) -> None:
+        """Learn from a loop that has ended, unless it was skipped."""
+        if entry.now >= 0:
+            self.count(entry)
+            super().learn(entry)
+
+    def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
+        """Count the last iterations of the main loop."""
+        if self.in_main and self.nest is not None and self.nest.entry is entry:
+            self.count_main_iterations(entry.now + 1)
+        super().leave(entry, frame, ended=ended)
+
+    def count_main_iterations(self, index: int) -> None:
+        """Count the iterations of the main loop that belong to the segment and have run."""
+        ranges = self.segment.ranges.get(self.segment.main, [])
+        for first, last in ranges:
+            self.visited[self.segment.main] += max(0, min(last, index) - max(first, self.since))
+        self.since = index
+
+    def count(self, entry: LoopEntry) -> None:
+        """Count the iterations of a loop that has ended, if they belong to this segment."""
+        if entry.site.id not in self.segment.owed:
+            return
+        if self.segment.main:
+            if entry.site.id == self.segment.main and not self.stack:
+                return  # counted while it ran
+            if not (all(map(self.in_range, self.stack)) if self.in_main else self.segment.tail):
+                return
+        self.visited[entry.site.id] += entry.now + 1
+
+    def lacking(self) -> list[str]:
+        """Return a message for each loop that had fewer iterations than in the run."""
+        return [
+            f"`{name_of(site)}` ({site.partition(':')[0]}) had {plural(self.visited[site], 'iteration')}, "
+            f"in the run {owed}"
+            for site, owed in self.segment.owed.items()
+            if self.visited[site] < owed and site not in self.unwatched
+        ]
+
+    def should_compare(self) -> bool:
+        """Return True if it is time for a comparison that is not strictly necessary.
+
+        A thorough replay searches for the start of a difference: it compares wherever it can.
+        """
+        return (
+            self.segment.thorough
+            or perf_counter() - self.compared >= _COMPARING_SHARE * self.proving
+        )
+
+    def end_uncompared(self) -> None:
+        """Count loops that were executed and will not be compared."""
+        self.report.open += self.worked and self.report.repeated == self.repeats
+        self.worked, self.repeats = False, self.report.repeated
+
+    def needs(self, entry: LoopEntry) -> bool:
+        """Return True if the segment wants something inside this loop, in the current iterations around it."""
+        around = [loop for loop in self.stack if loop is not entry]
+        key = [id(entry), *[number for loop in around for number in (id(loop), loop.now)]]
+        if key == self._last_need[0]:  # asked before every iteration of the loop
+            return self._last_need[1]
+        answer = all(map(self.in_range, around))
+        if answer and not self.segment.everywhere:
+            sites = [loop.site.id for loop in (*around, entry)]
+            answer = any(may_hold(chain, sites) for chain in self.segment.chains)
+        self._last_need = key, answer, [entry, *around]
+        return answer
+
+    @property
+    def in_main(self) -> bool:
+        """Whether the program is in the main loop, which is divided among segments."""
+        return self.nest is not None and self.nest.entry.site.id == self.segment.main
+
+    def in_range(self, entry: LoopEntry) -> bool:
+        """Return True if the current iteration of a loop is wanted."""
+        ranges = self.ranges_of(entry)
+        return ranges is None or any(first <= entry.now < last for first, last in ranges)
+
+    def ranges_of(self, entry: LoopEntry) -> list[tuple[int, int]] | None:
+        """Return the wanted iterations of a loop in this iteration of the main loop; None for all.
+
+        Only the main loop and those directly inside it have ranges: the same lines of the program
+        may run elsewhere as well, under another loop or by recursion.
+        """
+        ranges = self.segment.ranges.get(entry.site.id)
+        spans = self.segment.spans.get(entry.site.id)
+        if ranges is None and spans is None:
+            return None
+        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
+            return None
+        if entry is self.stack[0]:
+            return ranges
+        if entry.site.id == self.segment.main:  # the function with the main loop called itself
+            return None
+        span = spans.get(self.stack[0].now) if spans else None
+        if span is None:
+            return ranges
+        low, high = span
+        cut = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
+        return [(first, last) for first, last in cut if first < last]
+
+    def goal(self, entry: LoopEntry, index: int) -> int | None:
+        """Return the next wanted iteration from `index` on; None if there is none."""
+        if not self.needs(entry):
+            return index
+        ranges = self.ranges_of(entry)
+        if ranges is None:
+            return index
+        return min((max(first, index) for first, last in ranges if last > index), default=None)
+
+    def may_leave(self, entry: LoopEntry, index: int) -> bool:
+        """Return True if the state is proved, or the next checkpoint is too far to wait for."""
+        reach = index + self.report.iterations
+        return not self.moved or not self.checkpoint_index.has_more(self.path(entry, index), reach)
+
+    def skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
+        """Restore the state after the loop, if it was saved, instead of running it."""
+        checkpoint = self.checkpoint_index.at(Edge.END, path) if self.segment.jump else None
+        # a state that was not compared yet must not be overwritten
+        if checkpoint is None or self.worked:
+            return False
+        try:
+            self.checkpoint_index.restore(checkpoint, frame)
+        except Exception as exc:
+            self.give_up(exc)
+        self.report.skipped += 1
+        self.moved = True  # the code after the loop is executed
+        return True
+
+    def advance(
+        self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
+    ) -> int:
+        """Go to the pending checkpoint."""
+        self.end_uncompared()
+        try:
+            self.checkpoint_index.advance(source, target - index, frame)
+        except Exception as exc:
+            self.give_up(exc)
+        self.moved = True
+        outermost = self.nest is not None and self.nest.entry is entry
+        self.report.iterations += outermost
+        if outermost:
+            self.since = target
+        return target
+
+    @unobserved
+    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+        """Compare the state after the loop; end the process if the segment is done."""
+        if entry.site.loose or self.nest is None:
+            return True
+        outermost = self.nest.entry is entry
+        if outermost:
+            self.end_outer_iteration()
+        self.stop_if_beyond_run(entry, sys.maxsize)
+        if outermost or self.should_compare():
+            self.prove(self.checkpoint_index.to_compare(Edge.END, self.path(entry, index)), frame)
+        if outermost and self.needs(entry) and not self.segment.after:
+            if not self.segment.main or entry.site.id == self.segment.main:
+                self.leave_program()
+        return True
+
+    @unobserved
+    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
+        """Compare the state after a loop that was left by `break`."""
+        if position(frame) in entry.site.breaks:
+            self.exhausted(entry, entry.now, frame)
+
+    def give_up(self, exc: Exception) -> None:
+        """End a replay whose state is not trusted; a second one, without jumps, finds out more."""
+        if not self.segment.jump:
+            self.report.difference = self.report.difference or _message(exc)
+            self.checkpoint_index.complete = {}
+            return
+        self.report.retry = True
+        self.report.error = _message(exc)
+        self.note_failure(exc)
+        self.finish(1)
+        leave_at_once(1)
+
+    def prove(self, checkpoint: Checkpoint | None, frame: FrameType) -> None:
+        """Compare the live state with the one recorded here."""
+        if checkpoint is None or not self.moved or self.report.difference is not None:
+            return
+        begun = perf_counter()
+        try:
+            difference = self.checkpoint_index.difference(checkpoint, frame)
+        except Exception as exc:
+            self.report.difference = f"at {checkpoint.point}: {_message(exc)}"
+            return
+        self.compared = perf_counter()
+        self.proving = self.compared - begun
+        if difference is None:
+            self.report.states += 1
+        else:
+            self.report.difference = (
+                f"{difference.path} at {checkpoint.point}: recorded {difference.then}, "
+                f"now {difference.now}"
+            )
+        self.moved = self.worked = False
+
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
+        """Check recorded values, and record new ones."""
+        if self.pid != os.getpid():
+            return
+        if self.shared_setup is not None:
+            known = not self.probing and all(
+                (*self.where(), name) in self.recorded for name in items
+            )
+            self.shared_setup.on_log(fresh=not known)
+        self.mark_logging()
+        point = self.point()
+        where = (point.loops, point.indices)
+        fresh = list(items.items()) if self.probing else []
+        if fresh and self.segment.kinds:
+            self.check_kinds(items)
+        for name, value in () if self.probing else items.items():
+            key = (*where, name)
+            before = self.recorded.get(key)
+            if before is None:
+                fresh.append((name, value))
+                continue
+            occurrence = self.seen[key]
+            encoded = msgspec.json.encode(convert(value, self.put))
+            if self.report.skipped or self.checkpoint_index.restored:
+                # loops of one name share their points, and skipped ones logged first
+                occurrence = next(
+                    (k for k in range(occurrence, len(before)) if before[k] == encoded), occurrence
+                )
+            self.seen[key] = occurrence + 1
+            if occurrence < len(before) and before[occurrence] == encoded:
+                self.report.repeated += 1
+            elif name not in self.report.differing:
+                self.report.differing.append(name)
+        if fresh and self.writes_at(point):
+            self.records.append(encode_point(point), fresh, place=place)
+            self.report.written += len(fresh)
+
+    def check_kinds(self, items: Mapping[str, Any]) -> None:
+        """Raise if a probe logs a value of another kind than the same name has in other versions."""
+        for name, value in items.items():
+            known = self.segment.kinds.get(name)
+            kind = family(convert(value, self.put)) if known else ""
+            if known and kind and kind != known:
+                raise WrongKindError(f"{name} is {kind} here and {known} in other versions")
+
+    def writes_at(self, point: Point) -> bool:
+        """Return True if this segment records values at a point.
+
+        Outside the main loop, the first segment records what comes before it, and the segment that
+        runs to the end records what comes after.
+        """
+        if self.segment.main and not (point.steps and self.in_main):
+            return self.segment.tail if self.entered else self.segment.head
+        return all(map(self.in_range, self.stack))
+
+    def note_probe_error(self, exc: Exception, trace: TracebackType | None) -> None:
+        """Remember that a probe raised an exception, and where: it may end the program."""
+        line = trace.tb_lineno if trace is not None else 0
+        path = trace.tb_frame.f_code.co_filename if trace is not None else ""
+        file = Path(path).name
+        self.misplaced = isinstance(exc, WrongKindError) or _is_unknown_name(exc, trace)
+        known = [
+            probed for probed in self.segment.probes if Path(path).as_posix().endswith(f"/{probed}")
+        ]
+        self.report.probe = (max(known, key=len), line) if known else None
+        self.report.raised = f"{type(exc).__name__}: {exc}"
+        where = f" at {point}" if (point := self.point()).steps else ""
+        self.probe_error = (
+            f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Put it "
+            "under a condition (`if …:`) or inside `try:`, and run the command again"
+        )
+
+    def note_failure(self, exc: BaseException) -> None:
+        """Note which kind of failure ended the program."""
+        super().note_failure(exc)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()  # so that the traceback is the last that the replay prints
+        if caused_by_full_disk(exc):
+            self.report.failure = ReplayFailure.DISK_FULL
+
+    def _read_by_run(self) -> dict[str, list[Any]]:
+        """Return the files that the run read and did not create.
+
+        A replay that ends early has not created them yet.
+        """
+        return {path: about for path, about in self.inputs.items() if path not in self.created}
+
+    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+        """Do nothing: arguments are recorded already."""
+
+    def forked(self) -> None:
+        """In a forked child: replay nothing."""
+        self.watching = False
+        self.stack = []
+
+    def leave_program(self) -> None:
+        """End the process: the segment has been replayed."""
+        self.report.finished = True
+        self.finish(0)
+        leave_at_once(0)
+
+    def ended_as_run(self, code: int) -> bool:
+        """Return True if the run failed, and this replay has failed in the same way and iteration."""
+        if not code or code != self.run_code:
+            return False
+        then, now = self.run_early, self.early_end(code)
+        if then is None or now is None:
+            return then is None  # an old run, which kept its exit code only
+        # inner loops are not always watched, so only the outermost one is compared
+        return then.exception == now.exception and then.path[:1] == now.path[:1]
+
+    def finish(self, code: int | None) -> None:
+        """Write the report."""
+        if self.closed or self.pid != os.getpid():
+            return
+        self.closed = True
+        self.end_uncompared()
+        final = code if code is not None else self.code
+        as_run = not self.probe_error and not self.report.retry and self.ended_as_run(final or 0)
+        if not self.report.finished:
+            self.report.finished = final == 0 or as_run
+        if self.report.finished and not self.report.retry and self.report.error is None:
+            self.report.lacking = self.lacking()
+        if final and not as_run and self.report.error is None:
+            self.report.error = self.probe_error or f"the program ended with exit code {final}"
+            if self.probe_error and self.report.failure is None:
+                self.report.failure = (
+                    ReplayFailure.WRONG_PLACE if self.misplaced else ReplayFailure.PROBE_RAISED
+                )
+        self.report.seconds = perf_counter() - self.began
+        self.report.restoring = self.checkpoint_index.seconds
+        self.report.restored = self.checkpoint_index.restored
+        if not self.report.proved:
+            self.report.surroundings = [
+                *changed_versions(self.surroundings, surroundings()),
+                *changed_inputs(self._read_by_run(), self.real),
+            ]
+        if self.events is not None:
+            differs = self.report.difference is not None or self.report.differing
+            self.events.close(good=self.report.finished and not differs and not self.report.retry)
+        self.records.close()
+        publish(Path(self.segment.report), msgspec.json.encode(self.report))
+
+
+class WrongKindError(TypeError):
+    """A probe logs a number where other versions logged text, or the like."""
+
+
+def _is_unknown_name(exc: Exception, trace: TracebackType | None) -> bool:
+    """Return True if a statement itself, not a function that it calls, lacks a name or attribute."""
+    if trace is None or not isinstance(exc, (NameError, AttributeError)):
+        return False
+    own = trace.tb_frame.f_code.co_filename
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+        code = trace.tb_frame.f_code
+        if code.co_filename != own or not code.co_name.startswith("<"):
+            return False  # only a comprehension belongs to the statement
+    return True
+
+
+def _message(exc: Exception) -> str:
+    return str(exc) if isinstance(exc, RearviewError) else f"{type(exc).__name__}: {exc}"
+
+
+def recorded_values(folder: Path) -> dict[tuple[Any, ...], list[bytes]]:
+    """Return the values that a run logged, by point and name, in order."""
+    values: dict[tuple[Any, ...], list[bytes]] = {}
+    for loops, indices, name, value in recorded(folder):
+        values.setdefault((loops, indices, name), []).append(msgspec.json.encode(value))
+    return values

@@ -1,0 +1,616 @@
+"""Run the set-up of several segments once, then fork a process for each of them.
+
+A process of the fork server (`fork_server.py`) becomes the set-up process of some segments: it replays the
+start of their program and stops where they part. Segments of different runs part at a top-level statement
+of the script; segments of one run part at the main loop. Each fork then becomes the replay of its own
+segment, with its own session, folder, files, random key, clock and records.
+
+The set-up ends early, before the statement that does something a fork cannot inherit or that depends on
+the run. Before each statement that may do so, the process forks a standby, which takes over if it does.
+docs/decisions/shared-start.md says why this is sound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NoReturn
+
+import msgspec
+
+from rearview.model import Control
+from rearview.model.messages import UNLIKE, VARIABLE, ForkServerReady, SetupStart, SpawnRequest
+from rearview.runtime.checkpoint_index import CheckpointIndex, KnownMemory
+from rearview.runtime.program_frames import run_at_bottom
+from rearview.runtime.replay import start_replay
+from rearview.runtime.replay.fork_server import (
+    DRAWING,
+    READING_CLOCK,
+    open_files,
+    serve,
+    threads_left,
+)
+from rearview.runtime.replay.replayer import Replayer
+from rearview.runtime.replay.setup_statements import SetupScript, names_mean_libraries
+from rearview.runtime.replay.silent_trackers import point_trackers
+from rearview.runtime.replay.start_replay import RunInputs, SharedStart
+from rearview.runtime.sandbox import clock as clocks
+from rearview.runtime.sandbox.input_files import listen
+from rearview.runtime.session import Session
+from rearview.state.codecs.rng import read_global, write_global
+from rearview.store.files import open_file
+
+# the file functions of the system: those of a replay are patched
+_chdir, _getcwd, _scandir, _mkdir, _open = os.chdir, os.getcwd, os.scandir, os.mkdir, open
+_readlink, _utime, _exit, _fork = os.readlink, os.utime, os._exit, os.fork
+
+MOST_CARRIED = 64 << 20
+"""Bytes that a set-up may write and still be shared: each segment gets a copy of the files."""
+_UNFIT_LIBRARIES = {
+    **dict.fromkeys(("wandb", "mlflow", "comet_ml", "neptune"), "it has loaded {}, a tracker"),
+    **dict.fromkeys(("jax", "tensorflow", "polars", "ray", "pyspark", "grpc"), "{} keeps threads"),
+    "cupy": "{} holds a device",
+}
+"""Libraries after whose import a process is not forked, and why."""
+_PROCESSES = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.exec", "pty.spawn")
+_OPENMP = re.compile(r"/lib(?:g|i|)omp[^/]*\.so[^/]*$")
+_RELEASED = b"."
+
+
+class SharedSetup:
+    """The set-up process of some segments; their replays are forked from it.
+
+    `session.shared_setup` is this object as long as the set-up runs: the session reports what the program
+    logs and which loops it enters.
+    """
+
+    def __init__(
+        self,
+        start: SetupStart,
+        channel: int,
+        shared: SharedStart,
+        session: Replayer,
+        before: SharedSetup | None = None,
+    ) -> None:
+        self.start = start
+        self._channel = channel
+        self._spared = shared.seconds
+        """Seconds that everything before this set-up took."""
+        self._hooks = shared.hooks
+        self._session = session
+        self._began = perf_counter()
+        self._seconds = 0.0
+        self._used_paths: set[str] = set()
+        if self.across_runs:
+            # checkpoints are those of one run: a loop of the set-up must not be restored from them
+            session.checkpoint_index = CheckpointIndex(session, session.checkpoint_index.store)
+        self._tree = os.path.realpath(session.segment.tree)
+        self._carried: list[_Carried] = before._carried if before is not None else []
+        carried = {each.path for each in self._carried}
+        self._files = {
+            path: about for path, about in _files_below(self._tree).items() if path not in carried
+        }
+        self._texts = {
+            path: _content(f"{self._tree}/{path}") if about[0] == "file" else b""
+            for path, about in self._files.items()
+        }
+        """Contents of the files in the tree: a statement that cannot be shared may have changed them."""
+        self._standby: tuple[int, int] | None = None
+        """Process id of the standby, and the pipe to it; None if there is no standby."""
+        self._reason = ""
+        self._line = 0
+        """Line of the statement that runs."""
+        view = self._hooks.view
+        view.used_paths = set(before._used_paths) if before is not None else set()
+        self._view = (set(view.gone), set(view.made), view.changes)
+        self._open = open_files()
+        self._drawn = self._randomness.stream.drawn
+        self._loaded = set(self._randomness.loaded)
+        self._seeded: set[str] = set(before._seeded) if before is not None else set()
+        """Generators that the program has seeded: they no longer depend on the run."""
+        self._readers: set[str] = set()
+        self._own_fork = False
+        self._clock.listeners[:] = [self._readers.add]
+        self._started = ""
+        _watching[:] = [self]
+        session.shared_setup = self
+
+    @property
+    def across_runs(self) -> bool:
+        """Whether segments of different runs share this part of the set-up."""
+        return self.start.statements is not None
+
+    @property
+    def _randomness(self) -> Any:
+        assert self._hooks.randomness is not None
+        return self._hooks.randomness
+
+    @property
+    def _clock(self) -> clocks.Clock:
+        assert self._hooks.clock is not None
+        return self._hooks.clock
+
+    def on_log(self, *, fresh: bool) -> None:
+        """End the set-up before the statement that logs: each run has its own records."""
+        if self.across_runs or fresh:
+            self.refuse("it logs values")
+
+    def on_loop(self, site: str, index: int) -> None:
+        """Act before iteration `index` of an outermost loop."""
+        if site not in self.start.loops:
+            return
+        if self.across_runs:
+            self.refuse("it enters the main loop")
+        elif index == 0:
+            self._park()
+
+    def on_process(self, event: str) -> None:
+        """Note that the program starts a process."""
+        if not self._own_fork:
+            self._started = self._started or f"it starts a process ({event})"
+
+    def on_environment(self) -> None:
+        """Note that the program reads all environment variables, with those of Rearview among them."""
+        self._started = self._started or "it copies the environment"
+
+    def run(self, call: Callable[..., Any], *args: Any) -> None:
+        """Run the program that `call(*args)` runs, up to where segments part; returns in segments only."""
+        if not self.across_runs:
+            run_at_bottom(call, *args)
+            if self._session.shared_setup is not None:
+                self.quit("the program ended before its main loop")
+            return
+        namespace = args[-1]
+        script = SetupScript.read(self._session, namespace["__file__"])
+        setup, done = self, 0
+        while True:
+            done = setup._advance(script, done, namespace)
+            request, channel = setup._serve()
+            script = setup._continue(request, script, done)
+            code = script.rest(self._session, done)
+            if request.setup is None:
+                run_at_bottom(exec, code, namespace)
+                return
+            shared = SharedStart(self._hooks, setup._spared + setup._seconds)
+            setup = SharedSetup(request.setup, channel, shared, self._session, setup)
+            if not setup.across_runs:
+                setup.run(exec, code, namespace)
+                return
+
+    def _advance(self, script: SetupScript, done: int, namespace: dict[str, Any]) -> int:
+        """Execute the shared statements; return how many are done when one cannot be shared."""
+        assert self.start.statements is not None
+        statements = script.statements(self._session, self.start.statements)
+        for statement in statements[done:]:
+            self._line = statement.first_line
+            if not statement.safe and self._fork_standby():
+                return done
+            try:
+                run_at_bottom(exec, statement.code, namespace)
+            except BaseException as exc:
+                self.refuse(f"it raises {type(exc).__name__}: {exc}")
+            if not statement.safe:
+                seeds = statement.seeds and names_mean_libraries(namespace)
+                reason = self._obstacle(seeds=seeds)
+                if reason:
+                    self.refuse(reason)
+            done += 1
+        self._release_standby()
+        return done
+
+    def _fork_standby(self) -> bool:
+        """Fork a standby that waits here; return True in the standby, if it has to take over."""
+        reading, writing = os.pipe()
+        pid = self._fork()
+        if pid:
+            os.close(reading)
+            self._release_standby()
+            self._standby = pid, writing
+            return False
+        os.close(writing)
+        if self._standby is not None:
+            os.close(self._standby[1])
+            self._standby = None
+        message = os.read(reading, 1 << 16)
+        os.close(reading)
+        if message == _RELEASED:
+            _exit(0)
+        self._reason = message.decode("utf-8", "replace") or "the process ended"
+        self._started = ""
+        return True
+
+    def _release_standby(self) -> None:
+        if self._standby is not None:
+            pid, pipe = self._standby
+            self._standby = None
+            os.write(pipe, _RELEASED)
+            os.close(pipe)
+            os.waitpid(pid, 0)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """End the set-up before the present statement; the standby takes over."""
+        if self._standby is None:
+            self.quit(reason)
+        text = f"{reason} (line {self._line})"
+        os.write(self._standby[1], text.encode("utf-8", "replace")[: 1 << 12])
+        self._leave()
+
+    def quit(self, reason: str) -> NoReturn:
+        """End the set-up for good: its segments start without it."""
+        with contextlib.suppress(OSError):
+            ready = ForkServerReady(perf_counter() - self._began, reason, usable=False)
+            os.write(self._channel, msgspec.json.encode(ready))
+        self._leave()
+
+    def _leave(self) -> NoReturn:
+        self._session.closed = True
+        _exit(0)
+
+    def _fork(self) -> int:
+        """Fork; the child can continue the program as this process can."""
+        with self._continued():
+            return _fork()
+
+    @contextlib.contextmanager
+    def _continued(self) -> Iterator[None]:
+        """Undo, in a forked child, what Python and Rearview do there for a child that is on its own."""
+        session, pid = self._session, os.getpid()
+        stack, state = session.stack, read_global()
+        self._own_fork = True
+        _end_openmp_threads()
+        try:
+            yield
+        finally:
+            self._own_fork = False
+            if os.getpid() != pid:
+                session.stack, session.watching, session.pid = stack, True, os.getpid()
+                self._randomness.resume()
+                write_global(state)
+
+    def _obstacle(self, *, seeds: bool = False) -> str:
+        """Return why the process must not be forked here, or why its state depends on the run."""
+        for library, why in _UNFIT_LIBRARIES.items():
+            if library in sys.modules:
+                return why.format(library)
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            return "torch holds a CUDA device"
+        _end_openmp_threads()
+        return (
+            self._started
+            or self._files_left()
+            or (self._depends_on_run(seeds=seeds) if self.across_runs else "")
+            or _left_behind()
+        )
+
+    def _files_left(self) -> str:
+        """Return which change of files by the set-up the segments cannot inherit; empty if there is none."""
+        left = open_files() - self._open
+        left = {
+            file
+            for file in left
+            if self._standby is None or not file.startswith(f"{self._standby[1]}:")
+        }
+        if left:
+            return f"it leaves open {_shown(min(left), self._session)}"
+        view = self._hooks.view
+        if (view.gone, view.made) != self._view[:2] or Path(view.elsewhere).exists():
+            return "it changes files outside the project"
+        return self._note_written() if view.changes != self._view[2] else ""
+
+    def _note_written(self) -> str:
+        """Note the files that the set-up has written; return why segments cannot have them."""
+        now = _files_below(self._tree)
+        for path, about in self._files.items():
+            if now.get(path) != about:
+                return f"it changes {path}"
+        carried = []
+        for path in sorted(now.keys() - self._files.keys()):
+            kind, size, moment = now[path]
+            if kind == "link":
+                return f"it makes the link {path}"
+            carried.append(_Carried(path, kind == "folder", int(size), moment))
+        if sum(each.size for each in carried) > MOST_CARRIED:
+            return "it writes large files"
+        for each in carried:
+            each.data = b"" if each.folder else _content(f"{self._tree}/{each.path}")
+        self._carried = carried
+        return ""
+
+    def _depends_on_run(self, *, seeds: bool) -> str:
+        """Return why the state after the set-up depends on the run that it was replayed for."""
+        readers = {name for name in self._readers if name not in READING_CLOCK}
+        if readers:
+            return "it reads the clock"
+        if self._randomness.stream.drawn != self._drawn:
+            return "it draws random numbers"
+        if set(self._randomness.loaded) - self._loaded - DRAWING:
+            return "it draws random names"
+        moved = self._moved_generators()
+        if seeds:
+            self._seeded |= moved
+        if moved - self._seeded:
+            return "it draws random numbers"
+        return ""
+
+    def _moved_generators(self) -> set[str]:
+        """Return the global random generators that are not where the key of the run has put them."""
+        now, initial = read_global(), self._randomness.initial()
+        return {
+            name
+            for name in initial
+            if name in now and _encoded(now[name]) != _encoded(initial[name])
+        }
+
+    def _park(self) -> None:
+        """Stay at the entry of the main loop, and fork segments from here; returns in each of them."""
+        reason = self._obstacle()
+        if reason:
+            self.quit(reason)
+        request, _ = self._serve()
+        self._continue(request, None, -1)
+
+    def _serve(self) -> tuple[SpawnRequest, int]:
+        """Fork a process for each request; returns in these."""
+        self._session.shared_setup = None
+        self._session.closed = True  # the end of this process is not that of a replay
+        self._clock.listeners.clear()
+        _watching.clear()
+        self._used_paths = self._hooks.view.used_paths or set()
+        self._hooks.view.used_paths = None
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        self._seconds = perf_counter() - self._began
+        ready = ForkServerReady(self._seconds, self._reason)
+        with self._continued():
+            return serve(self._channel, ready, before_fork=_end_openmp_threads)
+
+    def _continue(
+        self, request: SpawnRequest, script: SetupScript | None, done: int
+    ) -> SetupScript | Any:
+        """Become the replay of the segment that a request names; return its script."""
+        session = self._session
+        control = msgspec.json.decode(request.environment[VARIABLE], type=Control)
+        with _open("/proc/self/fd/1", "rb") as printed:
+            output = printed.read()
+        log = open_file(request.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.write(log, output)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        if request.cores:
+            os.sched_setaffinity(0, request.cores)
+        fresh, inputs = start_replay.replayer(control)
+        if script is not None:
+            reason = self._difference(fresh, script)
+            if reason:
+                self._give_back(reason)
+        self._take_files(fresh)
+        self._take_session(fresh, inputs, request)
+        if script is None:
+            return None
+        key = script.sharing_key(session, done)
+        script.forget_rest(session, done)
+        own = SetupScript.read(session, script.path)
+        if own.sharing_key(session, done) != key:
+            self._give_back("its statements differ")
+        return own
+
+    def _give_back(self, reason: str) -> NoReturn:
+        """End this process: its segment cannot continue from here. Another set-up process may suit it."""
+        os.write(2, f"not shared: {reason}\n".encode())
+        self._session.closed = True
+        _exit(UNLIKE)
+
+    def _difference(self, fresh: Replayer, script: SetupScript) -> str:
+        """Return how the tree of another segment differs in files that the set-up used; empty if it does not."""
+        session = self._session
+        for attribute in ("root", "settings", "given"):
+            if getattr(fresh, attribute) != getattr(session, attribute):
+                return f"{attribute} differs"
+        own_view = fresh.view
+        assert own_view is not None
+        root = session.root.rstrip(os.sep)
+        loaded = {
+            os.path.relpath(os.path.realpath(file), root)
+            for module in list(sys.modules.values())
+            if isinstance(file := getattr(module, "__file__", None), str) and session.belongs(file)
+        } - {script.relative}
+        used = {
+            os.path.relpath(path, root)
+            for path in self._used_paths
+            if path.startswith(root + os.sep)
+        }
+        if root in self._used_paths:
+            used.add("")
+        own_tree = os.path.realpath(fresh.segment.tree)
+        own = _files_below(own_tree)
+        read = {
+            os.path.relpath(path, root)
+            for inputs in (session.inputs, fresh.inputs)
+            for path in inputs
+        }
+        for path in sorted(self._files.keys() | own.keys()):
+            here, there = self._files.get(path), own.get(path)
+            if here is None or there is None:
+                parent = os.path.dirname(path)  # noqa: PTH120
+                if path in used or parent in used or path in read or path.endswith(".py"):
+                    return f"{path} is there for one run only"
+            elif here[0] != there[0] or (here[0] == "link" and here[1] != there[1]):
+                return f"{path} differs"
+            elif here[0] == "file" and path != script.relative:
+                needed = not path.endswith(".py") or path in loaded or path in used
+                if needed and self._texts[path] != _content(f"{own_tree}/{path}"):
+                    return f"{path} differs"
+        return ""
+
+    def _take_files(self, fresh: Replayer) -> None:
+        """Copy the files that the set-up has written to the segment's own tree, and go to its working folder."""
+        own_tree = os.path.realpath(fresh.segment.tree)
+        for each in self._carried:
+            target = f"{own_tree}/{each.path}"
+            if each.folder:
+                with contextlib.suppress(FileExistsError):
+                    _mkdir(target)
+            else:
+                with _open(target, "wb") as new:
+                    new.write(each.data)
+                _utime(target, ns=(each.moment, each.moment))
+        here = _getcwd()
+        if here == self._tree or here.startswith(self._tree + os.sep):
+            _chdir(own_tree + here[len(self._tree) :])
+        moved = _moved_to(self._tree, own_tree)
+        sys.path[:] = map(moved, sys.path)
+        for module in list(sys.modules.values()):
+            folders = getattr(module, "__path__", None)
+            if isinstance(folders, list):
+                folders[:] = map(moved, folders)
+
+    def _take_session(self, fresh: Replayer, inputs: RunInputs, request: SpawnRequest) -> None:
+        """Give the session the segment of `fresh`, with its records and report."""
+        session, hooks = self._session, self._hooks
+        assert fresh.view is not None
+        hooks.view.take_over(fresh.view)
+        if self.across_runs:
+            self._follow(inputs)
+            own_names = {each.name for each in fields(Replayer)}
+            own_names -= {each.name for each in fields(Session)}
+            own_names |= {"run", "began"}
+            for name in own_names - {"checkpoint_index", "shared_setup"}:
+                setattr(session, name, getattr(fresh, name))
+            session.checkpoint_index = CheckpointIndex.of(
+                session, fresh.checkpoint_index.store, fresh.run
+            )
+            for name in ("autolog", "ids", "probes"):
+                setattr(session.compiler, name, getattr(fresh.compiler, name))
+        else:
+            for name in ("segment", "records", "events"):
+                setattr(session, name, getattr(fresh, name))
+            session.checkpoint_index.known_memory = KnownMemory()
+            session.closed = False
+        session.compiler.recorded = fresh.compiler.recorded
+        session.report.spared = max(0.0, self._spared + self._seconds - request.waited)
+        parent = start_replay.parent_of(session)
+        os.environ[start_replay.VARIABLE] = msgspec.json.encode(parent).decode()
+        point_trackers(Path(session.segment.tree).parent)
+
+    def _follow(self, inputs: RunInputs) -> None:
+        """Let random numbers and the clock follow another run."""
+        self._randomness.follow(inputs.key, seeded=self._seeded)
+        self._clock.follow(inputs.folder / clocks.FILE, inputs.clock_rule)
+
+
+@dataclass(slots=True)
+class _Carried:
+    """A file or folder that the set-up has made in its tree."""
+
+    path: str
+    folder: bool
+    size: int
+    moment: int
+    data: bytes = b""
+
+
+_watching: list[SharedSetup] = []
+
+
+def _on_process(event: str, _args: tuple[Any, ...]) -> None:
+    if _watching:
+        _watching[0].on_process(event)
+
+
+def watch() -> None:
+    """Notice the processes that the program starts, and copies of its environment."""
+    listen(_on_process, *_PROCESSES)
+    environ: Any = type(os.environ)
+    real = environ.__iter__
+
+    def iterate(mapping: Any) -> Any:
+        if _watching and not _called_by_rearview(sys._getframe(1)):
+            _watching[0].on_environment()
+        return real(mapping)
+
+    environ.__iter__ = iterate
+
+
+def _called_by_rearview(frame: Any) -> bool:
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name not in {"os", "collections.abc", "_collections_abc"}:
+            return name.startswith("rearview.")
+        frame = frame.f_back
+    return True
+
+
+def _left_behind() -> str:
+    """Return which thread or memory of this process a fork would lose or share; empty if there is none."""
+    threads = threads_left()
+    if threads:
+        return f"a thread was left behind: {min(threads)}"
+    maps = Path("/proc/self/maps").read_text("utf-8", "replace")
+    for line in maps.splitlines():
+        words = line.split(None, 5)
+        if "w" in words[1] and "s" in words[1]:
+            return f"it shares memory ({words[5] if len(words) > 5 else 'without a name'})"
+    return ""
+
+
+def _end_openmp_threads() -> None:
+    """End the threads of the OpenMP libraries in this process; they start again when they are needed."""
+    if not threads_left():
+        return
+    with _open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        libraries = {line.split(None, 5)[5].strip() for line in file if ".so" in line}
+    for library in sorted(libraries):
+        if _OPENMP.search(library):
+            with contextlib.suppress(OSError, AttributeError):
+                ctypes.CDLL(library).omp_pause_resource_all(2)
+
+
+def _files_below(folder: str, prefix: str = "") -> dict[str, tuple[str, str | int, int]]:
+    """Return the files, folders and links below a folder, by their path in it: kind, target or size, time."""
+    files: dict[str, tuple[str, str | int, int]] = {}
+    with _scandir(folder) as entries:
+        for entry in entries:
+            path = f"{prefix}{entry.name}"
+            about = entry.stat(follow_symlinks=False)
+            if stat.S_ISLNK(about.st_mode):
+                files[path] = ("link", _readlink(entry.path), 0)
+            elif stat.S_ISDIR(about.st_mode):
+                files[path] = ("folder", 0, 0)
+                files |= _files_below(entry.path, path + os.sep)
+            else:
+                files[path] = ("file", about.st_size, about.st_mtime_ns)
+    return files
+
+
+def _content(path: str) -> bytes:
+    with _open(path, "rb") as file:
+        return file.read()
+
+
+def _moved_to(old: str, new: str) -> Callable[[str], str]:
+    def moved(path: str) -> str:
+        inside = path == old or path.startswith(old + os.sep)
+        return new + path[len(old) :] if inside else path
+
+    return moved
+
+
+def _encoded(value: Any) -> bytes:
+    return pickle.dumps(value)
+
+
+def _shown(file: str, session: Session) -> str:
+    path = file.partition(": ")[2]
+    return session.view.seeming(path) if session.view is not None else path

@@ -1,0 +1,196 @@
+"""The top-level statements of a script, for a set-up that several segments share.
+
+`SetupScript` compiles them one by one. A statement is *safe* if its text alone shows that it does nothing that a fork
+could not inherit. A statement that only gives seeds makes random generators independent of the run.
+"""
+
+from __future__ import annotations
+import __future__ as features
+
+import ast
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from rearview.runtime.replay.replayer import Replayer
+from rearview.runtime.sandbox.file_view import PathUse
+from rearview.runtime.session import Session
+from rearview.source.cells import code_hash
+
+_SEEDS = frozenset(
+    {
+        *("random.seed", "np.random.seed", "numpy.random.seed", "torch.manual_seed"),
+        *("torch.random.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"),
+    }
+)
+"""Functions that give a seed to a random generator."""
+_HARMLESS = frozenset({"torch.use_deterministic_algorithms", "torch.cuda.is_available"})
+"""Functions that draw no random number, often called next to those that give seeds."""
+_SEEDED = {"random": "random", "np": "numpy", "numpy": "numpy", "torch": "torch"}
+"""By the name under which a script uses it: the library whose generator gets a seed."""
+_PLAIN = (ast.Constant, ast.Name, ast.Attribute, ast.Load)
+_BEYOND_SEEDS = (
+    *(ast.Import, ast.ImportFrom, ast.For, ast.While, ast.With, ast.Global, ast.Lambda),
+    *(ast.Yield, ast.YieldFrom, ast.Await, ast.comprehension, ast.FunctionDef, ast.ClassDef),
+)
+"""Syntax that shows that a function does more than give seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetupStatement:
+    """One top-level statement of the script."""
+
+    code: CodeType
+    safe: bool
+    """Whether it does nothing that a fork could not inherit, by its text alone."""
+    seeds: bool
+    """Whether it only gives seeds to random generators."""
+    first_line: int
+
+
+@dataclass
+class SetupScript:
+    """The program's script, statement by statement."""
+
+    path: str
+    relative: str
+    source: ast.Module
+    """As it was written."""
+    tree: ast.Module
+    """With its loops instrumented."""
+    flags: int
+    """Compiler flags of its `from __future__` imports."""
+
+    @classmethod
+    def read(cls, session: Replayer, path: str) -> SetupScript:
+        """Return the script at `path` as the segment of `session` runs it."""
+        data = Path(session.real(path, PathUse.RUN)).read_bytes()
+        source = ast.parse(data)
+        tree = session.compiler.instrumented(data, path)
+        flags = 0
+        for node in source.body:
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                for name in node.names:
+                    flags |= getattr(features, name.name).compiler_flag
+        relative = os.path.relpath(os.path.realpath(path), session.root)
+        return cls(path, relative, source, tree, flags)
+
+    def statements(self, session: Replayer, count: int) -> list[SetupStatement]:
+        """Return the instrumented statements that the first `count` statements of the source became."""
+        functions = {
+            node.name: node for node in self.source.body if isinstance(node, ast.FunctionDef)
+        }
+        before = _line(self.source.body[count]) if count < len(self.source.body) else sys.maxsize
+        by_line = {_line(node): node for node in self.source.body}
+        statements = []
+        for node in self.tree.body:
+            if _line(node) >= before:
+                break
+            written = by_line.get(_line(node), node)
+            statements.append(
+                SetupStatement(
+                    self._code(session, [node]),
+                    safe=is_safe(written),
+                    seeds=only_gives_seeds(written, functions),
+                    first_line=_line(node),
+                )
+            )
+        return statements
+
+    def rest(self, session: Replayer, done: int) -> CodeType:
+        """Return the code of everything after the first `done` statements."""
+        return self._code(session, self.tree.body[done:])
+
+    def _code(self, session: Replayer, body: list[ast.stmt]) -> CodeType:
+        code: CodeType = session.compiler.code(ast.Module(body, []), self.path, self.flags)
+        return code
+
+    def sharing_key(self, session: Replayer, done: int) -> tuple[Any, ...]:
+        """Return a value that is equal in two versions that can share the first `done` statements."""
+        last = max((node.end_lineno or 0 for node in self.tree.body[:done]), default=0)
+        loops = [
+            history.site.id
+            for history in session.histories.values()
+            if history.site.path == self.relative and history.site.line <= last
+        ]
+        probes = session.segment.probes.get(self.relative, [])
+        drawn = [drawn for line, _, drawn in sorted(probes) if line <= last]
+        body = [node for node in self.source.body if (node.end_lineno or 0) <= last]
+        code = code_hash(ast.unparse(ast.Module(body, [])))
+        return (done, code, sorted(loops), drawn, session.compiler.autolog)
+
+    def forget_rest(self, session: Session, done: int) -> None:
+        """Drop the loops of this version that stand after its first `done` statements."""
+        last = max((node.end_lineno or 0 for node in self.tree.body[:done]), default=0)
+        for name, history in list(session.histories.items()):
+            if history.site.path == self.relative and history.site.line > last:
+                del session.histories[name]
+
+
+def _line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def is_safe(node: ast.stmt) -> bool:
+    """Return True if a statement only binds names to functions, constants or modules that are loaded."""
+    if isinstance(node, ast.Import):
+        return all(alias.name in sys.modules for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        module = sys.modules.get(node.module or "") if not node.level else None
+        return module is not None and all(hasattr(module, name.name) for name in node.names)
+    if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+        defaults = (*node.args.defaults, *filter(None, node.args.kw_defaults))
+        return all(isinstance(default, ast.Constant) for default in defaults)
+    if isinstance(node, ast.Assign):
+        plain = all(isinstance(each, ast.Name) for each in node.targets)
+        return plain and isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def only_gives_seeds(node: ast.stmt, functions: Mapping[str, ast.FunctionDef]) -> bool:
+    """Return True if a statement does nothing but give seeds, which draw no random number themselves.
+
+    It may do so through a function of the script that does nothing else.
+    """
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    function = node.value.func
+    own = functions.get(function.id) if isinstance(function, ast.Name) else None
+    if own is None:
+        return _calls_only_seeds([node])
+    arguments = [*node.value.args, *(keyword.value for keyword in node.value.keywords)]
+    plain = all(isinstance(part, _PLAIN) for argument in arguments for part in ast.walk(argument))
+    return plain and not own.decorator_list and _calls_only_seeds([own.args, *own.body])
+
+
+def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:
+    for node in body:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call):
+                name = ast.unparse(part.func)
+                if name not in _SEEDS | _HARMLESS:
+                    return False
+                if name in _SEEDS and not (part.args or part.keywords):
+                    return False  # without a number it draws one
+            elif isinstance(part, _BEYOND_SEEDS):
+                return False
+            elif isinstance(part, (ast.Name, ast.arg)):
+                # a name of a library that the script gives to something else
+                bound = isinstance(part, ast.arg) or not isinstance(part.ctx, ast.Load)
+                name = part.arg if isinstance(part, ast.arg) else part.id
+                if bound and name in _SEEDED:
+                    return False
+    return True
+
+
+def names_mean_libraries(namespace: Mapping[str, Any]) -> bool:
+    """Return True if the names by which seeds are given mean the libraries that have these names."""
+    return all(
+        name not in namespace or namespace[name] is sys.modules.get(library)
+        for name, library in _SEEDED.items()
+    )

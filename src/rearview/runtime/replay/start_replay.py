@@ -1,0 +1,268 @@
+"""Set up a session that replays a segment.
+
+A replay patches random numbers, the clock and the functions for files. Libraries take hold of such
+functions when they are imported (`from time import time`), so the patches come first, and are
+directed to a run once that is known: at once in a fresh process, after the fork in a process of the
+fork server. Processes that a replay starts run in its scratch tree and log into the replay.
+
+Modules that only recording needs are not imported here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from rearview.config import Settings
+from rearview.model import Control, SegmentFile
+from rearview.model.messages import TEXTS, SetupStart
+from rearview.runtime import importer
+from rearview.runtime.checkpoint_index import CheckpointIndex
+from rearview.runtime.replay import probe_guard
+from rearview.runtime.replay.replayer import Replayer, recorded_values
+from rearview.runtime.replay.silent_trackers import EventFiles, silence
+from rearview.runtime.sandbox import clock, entropy, environment, file_patches
+from rearview.runtime.sandbox import clock as clocks
+from rearview.runtime.sandbox.entropy import after_import
+from rearview.runtime.sandbox.file_view import FileView, PathUse, resolved
+from rearview.runtime.sandbox.input_files import (
+    library_prefixes,
+    temporary_prefixes,
+    unrecorded_prefixes,
+)
+from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
+from rearview.runtime.sandbox.printed_lines import watch_streams
+from rearview.runtime.sandbox.written_files import for_native_paths
+from rearview.runtime.session import use_session
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.project import Project
+from rearview.store.records import RecordFile
+from rearview.store.runs import Runs
+
+VARIABLE = "REARVIEW_REPLAY"
+"""Environment variable with the replay that child processes belong to."""
+_PATHS = ("dir", "orig_dir", "init_main_from_path")
+
+
+class ParentReplay(msgspec.Struct, frozen=True):
+    """The replay that a process belongs to."""
+
+    root: str
+    run: str
+    replay: str
+    names: tuple[str, ...]
+    """Names to record; the others were recorded before."""
+
+
+def parent_replay() -> ParentReplay | None:
+    """Return the replay that started this process, if one did."""
+    text = os.environ.get(VARIABLE)
+    return msgspec.json.decode(text, type=ParentReplay) if text else None
+
+
+def join_children(parent: ParentReplay, view: FileView) -> None:
+    """Let processes started from now on belong to the replay."""
+    os.environ[VARIABLE] = msgspec.json.encode(parent).decode()
+    after_import("multiprocessing.spawn", functools.partial(_redirect, view=view))
+
+
+def _redirect(spawn: ModuleType, *, view: FileView) -> None:
+    real = spawn.get_preparation_data
+
+    @functools.wraps(real)
+    def prepared(name: str) -> dict[str, Any]:
+        data: dict[str, Any] = real(name)
+        for key in _PATHS:
+            if data.get(key):
+                data[key] = view.real(data[key], PathUse.RUN)
+        if "sys_path" in data:
+            data["sys_path"] = [view.real(path) for path in data["sys_path"]]
+        return data
+
+    vars(spawn)["get_preparation_data"] = prepared
+
+
+_NOWHERE = "\0"
+"""A root that contains no path."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPatches:
+    """The patches of a replay: files, random numbers, clock."""
+
+    view: FileView
+    randomness: entropy.Randomness | None
+    clock: clocks.Clock | None
+
+    @classmethod
+    def install(cls, *, watched: bool = True) -> ReplayPatches:
+        """Install the patches; without `watched`, random numbers and clock stay as they are."""
+        randomness = clock = None
+        if watched:
+            randomness = entropy.install(b"")
+            clock = clocks.Clock(Path(os.devnull), replays=True, rule=1)
+            clock.install()
+            watch_streams()
+        view = FileView(_NOWHERE, _NOWHERE)
+        file_patches.install(view)
+        for_native_paths(lambda path, mode: view.real(path, file_patches.use_of(mode)))
+        return cls(view, randomness, clock)
+
+    def direct_to(
+        self, view: FileView, key: bytes, readings: Path, rule: int
+    ) -> dict[str, list[Any]]:
+        """Direct the patches to one run: its files, its random key, its recorded clock readings.
+
+        `rule` is the version of the rule by which readings were recorded. Return the positions in
+        the random stream and the clock readings, by root: they are part of the state.
+        """
+        positions: dict[str, list[Any]] = {}
+        if self.randomness is not None:
+            self.randomness.follow(key)
+            positions[entropy.ROOT] = self.randomness.stream.place
+        if self.clock is not None:
+            self.clock.follow(readings, rule)
+            positions[clocks.ROOT] = self.clock.place
+        self.view.take_over(view)
+        return positions
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStart:
+    """The state that a segment inherits from the fork server."""
+
+    hooks: ReplayPatches
+    seconds: float
+    """Seconds that it would have taken to start without the fork server."""
+    setup: SetupStart | None = None
+    """Set if this process runs the set-up for several segments and forks them."""
+    channel: int = -1
+    """Its socket, if it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInputs:
+    """Inputs of the run that a replay repeats."""
+
+    key: bytes
+    """The key that random numbers follow."""
+    folder: Path
+    clock_rule: int
+
+
+def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
+    """Return the session that replays the segment of `control`."""
+    session, inputs = replayer(control)
+    use_session(session)
+    os.register_at_fork(after_in_child=session.forked)
+    hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
+    session.report.spared = shared.seconds if shared else 0.0
+    assert session.view is not None
+    session.declared |= hooks.direct_to(
+        session.view, inputs.key, inputs.folder / clock.FILE, inputs.clock_rule
+    )
+    if hooks.clock is not None:
+        hooks.clock.in_loop = lambda: bool(session.stack)
+    view = session.view = session.compiler.view = hooks.view
+    importer.install(session.compiler)
+    join_children(parent_of(session), view)
+    environment.patch_as_recorded(inputs.folder)
+    probe_guard.install(session)
+    silence(Path(session.segment.tree).parent)
+    return session
+
+
+def parent_of(session: Replayer) -> ParentReplay:
+    """Return the value by which child processes find the replay that they belong to."""
+    segment = session.segment
+    return ParentReplay(str(session.project.root), session.run, segment.replay, segment.names)
+
+
+def replayer(control: Control) -> tuple[Replayer, RunInputs]:
+    """Return the session that replays the segment of `control`, before anything is patched."""
+    assert control.segment is not None
+    segment = msgspec.json.decode(Path(control.segment).read_bytes(), type=SegmentFile)
+    project = Project.open(Path(control.root))
+    settings = Settings.read(project.store).changed(control.settings)
+    runs = Runs(project)
+    run = runs.get(segment.run)
+    checkpoints = Checkpoints(project)
+    folder = runs.folder(run.id)
+    home = run.home(os.path.realpath(project.root))
+    created = OverwrittenFiles.of(folder, home + os.sep, lambda: False).absent()
+    view = _view(project, segment, home, created)
+    session = Replayer(
+        project,
+        run.id,
+        settings,
+        checkpointing=1,
+        given=dict(control.given),
+        view=view,
+        segment=segment,
+        records=RecordFile(folder, run.id, origin=segment.replay, put=checkpoints.objects.put),
+        recorded=recorded_values(folder),
+        surroundings=run.end.surroundings,
+        inputs=run.end.inputs,
+        run_code=run.exit_code,
+        run_early=run.end.early,
+        created=created,
+        put=checkpoints.objects.put,
+    )
+    session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id)
+    session.compiler = importer.Compiler(
+        session,
+        autolog=bool(run.facts.autolog),
+        watched=run.facts.watched,
+        ids=segment.ids,
+        probes={
+            path: {(line, column): tuple(drawn) for line, column, drawn in places}
+            for path, places in segment.probes.items()
+        },
+        view=view,
+        recorded=Path(segment.tree).parent / TEXTS,
+    )
+    if run.facts.cells:
+        script = os.path.join(run.cwd, run.facts.target or "")  # noqa: PTH118 - as text
+        session.compiler.cells = os.path.relpath(os.path.realpath(script), home)
+    if segment.replay:
+        session.events = EventFiles(project.store, run.id, segment.replay)
+    return session, RunInputs(bytes.fromhex(run.facts.entropy), folder, run.facts.clock)
+
+
+def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[str]) -> FileView:
+    """Return the view of a program that believes the project to be at `root`, where it was.
+
+    `created` are the files that the run created.
+    """
+    spared = (os.path.realpath(project.store) + os.sep, *unrecorded_prefixes())
+    created_paths = (
+        f"{resolved(str(Path(path).parent))}{os.sep}{Path(path).name}" for path in created
+    )
+    places = {path for path in created_paths if not path.startswith((root + os.sep, *spared))}
+    tree = os.path.realpath(segment.tree)
+    texts = Path(tree).parent / TEXTS
+    return FileView(
+        root,
+        tree,
+        texts={
+            f"{tree}{os.sep}{path.relative_to(texts)}": str(path) for path in texts.rglob("*.*")
+        },
+        elsewhere=os.path.realpath(Path(segment.report).parent / "elsewhere"),
+        spared=spared,
+        installed=tuple(
+            path
+            for path in library_prefixes()
+            if path.startswith(root + os.sep) and path != root + os.sep
+        ),
+        temporary=temporary_prefixes(),
+        gone={path for path in places if os.path.lexists(path)},
+        drafts=frozenset(places),
+        folded={f"{tree}{os.sep}{folder}" for folder in segment.folded},
+    )

@@ -1,0 +1,418 @@
+"""Run the user's script or module as `python` would, with a session around it.
+
+Started by `process/launcher.py`. One environment variable holds the `Control` value, so that the command
+line belongs to the script alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import linecache
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rearview.errors import RearviewError, StoreError, UsageError
+from rearview.model.messages import VARIABLE, Control
+from rearview.model.run import is_notebook
+from rearview.model.wording import printable
+from rearview.runtime.importer import register_module, retire
+from rearview.runtime.program_frames import run_at_bottom
+from rearview.runtime.saving.rearview_threads import hide_background_threads
+from rearview.state.code_lookup import PatchedBuiltin
+
+if TYPE_CHECKING:
+    from rearview.runtime.replay.start_replay import SharedStart
+
+_INTERRUPTED = 130
+_KILLED = object()
+"""Takes the place of the exit code of an interrupted program, which Python ends by SIGINT."""
+_LAST = ("last_type", "last_value", "last_traceback", "last_exc")[
+    : 4 if sys.version_info >= (3, 12) else 3
+]
+"""Names in `sys` of the exception that ended the program."""
+_HERE = str(Path(__file__).resolve().parent.parent) + os.sep
+
+
+def main(plain: frozenset[str] | None = None) -> None:
+    """Run the program that the control variable describes; ends the process.
+
+    `plain` are the modules that Python had loaded before any of Rearview; None if not known.
+    """
+    control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
+    _remove_lent_variables(control)
+    shared = None
+    if control.fork_server is not None:
+        import rearview.runtime.replay.setup_process  # noqa: F401 - before files and clock are patched
+        from rearview.runtime.replay.fork_server import run_fork_server
+
+        control, shared = run_fork_server(control)
+        _remove_lent_variables(control)
+    kernel = None
+    try:
+        if not control.module and is_notebook(control.target):
+            from rearview.runtime.cells.notebook_kernel import make_kernel
+
+            kernel = make_kernel(control)
+        session = _begin(control, shared)
+    except RearviewError as exc:
+        refuse(exc)
+        raise SystemExit(2) from None
+    guard_exit(session)
+    hide_background_threads()
+    if sys.version_info >= (3, 12):
+        for name in ("fork", "forkpty"):
+            _warn_of_own_threads_only(name)
+    if kernel is not None:
+        sys.exit(_run_notebook(control, session, kernel))
+    program_runner: Callable[..., Any] = run_at_bottom
+    if shared is not None and shared.setup is not None:
+        from rearview.runtime.replay.setup_process import SharedSetup, watch
+
+        watch()
+        program_runner = SharedSetup(shared.setup, shared.channel, shared, session).run
+    code = run(control, session, plain, program_runner)
+    if code is not _KILLED:
+        sys.exit(code)
+
+
+def _remove_lent_variables(control: Control) -> None:
+    for name in control.lent:
+        os.environ.pop(name, None)  # the program's child processes must not see them
+
+
+def _begin(control: Control, shared: SharedStart | None) -> Any:
+    if control.segment is not None:
+        from rearview.runtime.replay.start_replay import replay
+
+        return replay(control, shared)
+    from rearview.runtime.start_recording import begin
+
+    try:
+        return begin(control)
+    except (StoreError, OSError) as exc:
+        if control.resume is not None:
+            raise
+        from rearview.runtime.start_recording import go_unrecorded
+
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
+        return go_unrecorded(Path(control.root), control.given, exc)
+
+
+def refuse(exc: RearviewError) -> None:
+    """Print why nothing is run, and where the documentation explains it."""
+    text = f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n"
+    # a notebook kernel has replaced the stream and forwards what is written to it
+    real: int | None = getattr(sys.stderr, "_original_stdstream_copy", None)
+    if real is not None:
+        os.write(real, text.encode())
+    else:
+        sys.stderr.write(text)
+
+
+def guard_exit(session: Any) -> None:
+    """Finish the session whenever the process ends, except by a kill."""
+    from rearview.runtime.sandbox.printed_lines import unwatch_streams
+
+    # both run after the program's own handlers and the end of the session
+    atexit.register(unwatch_streams)
+    atexit.register(retire)
+    atexit.register(lambda: session.finish(None))
+    real = os._exit
+
+    def leave(status: int) -> None:
+        if os.getpid() == session.pid:
+            session.finish(status)
+        real(status)
+
+    standin: Any = PatchedBuiltin(leave, real)
+    for home in {os, sys.modules[real.__module__]}:
+        vars(home)["_exit"] = standin
+
+
+def _warn_of_own_threads_only(name: str) -> None:
+    """Let `os.fork` warn of threads of the program, as Python does, and not of Rearview's.
+
+    Python's own warning is raised at the line that calls it, which is here: unlike one in the
+    program's main file it is not shown.
+    """
+    real = getattr(os, name)
+
+    def fork() -> Any:
+        answer = real()
+        child = answer[0] if name == "forkpty" else answer
+        if child and threading.active_count() > 1:
+            warnings.warn(
+                f"This process (pid={os.getpid()}) is multi-threaded, use of {name}() may lead to "
+                "deadlocks in the child.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        return answer
+
+    replacement: Any = PatchedBuiltin(fork, real)
+    for home in {os, sys.modules[real.__module__]}:
+        vars(home)[name] = replacement
+
+
+def run(
+    control: Control,
+    session: Any,
+    plain: frozenset[str] | None = None,
+    program_runner: Callable[..., Any] = run_at_bottom,
+) -> Any:
+    """Run the user's program; return its exit code, or the value that it passed to `sys.exit`.
+
+    `program_runner` is called with the function that runs the program, and its arguments.
+    """
+    try:
+        try:
+            program = prepare(control, session, plain)
+        except UsageError as exc:
+            session.code = 2
+            refuse(exc)
+            return 2
+        program_runner(*program)
+    except SystemExit as exc:
+        session.code = exit_code(exc)
+        session.note_failure(exc)
+        return exc.code  # Python handles any value
+    except BaseException as exc:
+        failure = exc  # shown when it is handled: a hook that fails has no context then
+    else:
+        session.code = 0
+        return 0
+    session.note_failure(failure)
+    interrupted = type(failure) is KeyboardInterrupt
+    session.code = show(failure, _INTERRUPTED if interrupted else 1)
+    if interrupted and session.code == _INTERRUPTED:
+        _die_interrupted()
+        return _KILLED
+    del failure  # its frames refer to this one: break the cycle
+    return int(session.code)
+
+
+def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
+    from rearview.runtime.cells.notebook_kernel import run_notebook
+
+    try:
+        return run_notebook(control, session, kernel)
+    except RearviewError as exc:
+        session.code = 2
+        refuse(exc)
+        return 2
+
+
+def _die_interrupted() -> None:
+    """Let the interpreter kill itself with SIGINT at its end, as after a plain Ctrl-C.
+
+    Python does so after a KeyboardInterrupt in code that it runs itself, as here, unless
+    `SystemExit` ends the process.
+    """
+    import ctypes  # needed by the few programs that are interrupted
+
+    hook, last = sys.excepthook, {name: vars(sys)[name] for name in _LAST if name in vars(sys)}
+    sys.excepthook = lambda *_: None
+    ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
+    sys.excepthook = hook
+    vars(sys).update(last)
+
+
+def _leave(exc: SystemExit) -> int:
+    if exc.code is not None and not isinstance(exc.code, int):
+        sys.stderr.write(f"{exc.code}\n")
+    return exit_code(exc)
+
+
+def exit_code(exc: SystemExit) -> int:
+    """Return the exit code of `exc`.
+
+    >>> exit_code(SystemExit(None)), exit_code(SystemExit("bad")), exit_code(SystemExit(3))
+    (0, 1, 3)
+    """
+    if exc.code is None:
+        return 0
+    return exc.code if isinstance(exc.code, int) else 1
+
+
+def prepare(
+    control: Control, session: Any, plain: frozenset[str] | None = None
+) -> tuple[Callable[..., Any], *tuple[Any, ...]]:
+    """Create `__main__`, set argv and path as `python` does; return the call that runs the program."""
+    from rearview.runtime.sandbox.file_view import PathUse
+
+    main_module = sys.modules["__main__"]
+    # a `__main__` without a file was created by Rearview, and libraries may refer to it
+    module = ModuleType("__main__") if hasattr(main_module, "__file__") else main_module
+    for name in ("__file__", "__cached__"):
+        vars(module).pop(name, None)
+    if sys.version_info < (3, 14):
+        module.__annotations__ = {}
+    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    register_module(module)
+    sys.modules["__main__"] = module
+    way = ["-m"] if control.module else []
+    sys.orig_argv[1:] = [*sys.orig_argv[1:-1], *way, control.target, *control.args]
+    if control.module:
+        folder = session.real(os.getcwd())  # noqa: PTH109 - patched in a replay
+        _insert(folder, plain)
+        file = _origin(control.target)
+        if file is not None and not session.belongs(_path_in_program(session, file)):
+            raise UsageError(
+                f"Module {control.target} is at {file}, outside the project {session.root}; only files "
+                "inside the project are recorded. Start it in a folder above its source.",
+                slug="outside-project",
+            )
+        sys.argv = ["-m", *control.args]
+        return runpy._run_module_as_main, control.target  # type: ignore[attr-defined]
+    file = control.target
+    if not os.path.isabs(file):  # noqa: PTH117
+        file = f"{os.getcwd()}{os.sep}{file}"  # noqa: PTH109 - as Python itself spells it
+    _insert(session.real(os.path.dirname(os.path.realpath(file))), plain)  # noqa: PTH120
+    sys.argv = [control.target, *control.args]
+    module.__spec__ = None
+    module.__package__ = None
+    module.__loader__ = SourceFileLoader("__main__", file)
+    module.__file__ = file
+    module.__dict__["__cached__"] = None
+    data = Path(session.real(file, PathUse.RUN)).read_bytes()
+    try:
+        code = session.compiler.compile(data, file)
+    except (SyntaxError, ValueError):
+        if control.segment is None:
+            _run_unrecorded(control, session)
+        raise
+    return exec, code, vars(module)
+
+
+def _run_unrecorded(control: Control, session: Any) -> None:
+    """Let plain Python report a script that cannot be compiled; does not return.
+
+    Python reads a file differently than `compile` reads bytes, and reports encoding errors differently.
+    """
+    from rearview.runtime.start_recording import RUN_VARIABLE
+
+    session.code = 1
+    session.finish(1)
+    os.environ.pop(RUN_VARIABLE, None)
+    command = (sys.executable, control.target, *control.args)
+    os.execve(command[0], command, os.environ)  # noqa: S606 - no shell
+
+
+def _insert(folder: str, plain: frozenset[str] | None) -> None:
+    if sys.flags.safe_path:
+        return
+    sys.path.insert(0, folder)
+    if plain is not None:
+        _unload_shadowed(folder, plain)
+
+
+def _unload_shadowed(folder: str, plain: frozenset[str]) -> None:
+    """Unload modules whose names the program also uses, such as `secrets` for a `secrets.py`.
+
+    Rearview keeps its references to them; the program imports its own, as under plain Python.
+    """
+    loaded = {name.partition(".")[0] for name in sys.modules.keys() - plain} - {
+        "__main__",
+        "rearview",
+    }
+    for name in sorted(loaded):
+        spec = PathFinder.find_spec(name, [folder])
+        if spec is not None and spec.origin is not None:
+            for module_name in [
+                loaded_name
+                for loaded_name in sys.modules
+                if f"{loaded_name}.".startswith(f"{name}.")
+            ]:
+                del sys.modules[module_name]
+
+
+def _path_in_program(session: Any, file: str) -> str:
+    return file if session.view is None else str(session.view.seeming(file))
+
+
+def _origin(name: str) -> str | None:
+    """Return the file that `-m name` would run, None if there is none; imports nothing."""
+    path: Sequence[str] | None = None
+    spec = None
+    prefix = ""
+    for part in [*name.split("."), "__main__"]:
+        prefix = f"{prefix}.{part}".lstrip(".")
+        part_spec = PathFinder.find_spec(prefix, path)
+        if part_spec is None:
+            break
+        spec, path = part_spec, part_spec.submodule_search_locations
+        if path is None:
+            break
+    return None if spec is None else spec.origin
+
+
+def show(exc: BaseException, code: int = 1) -> int:
+    """Print a traceback as plain Python would, with the user's frames only; return the exit code.
+
+    The program's own `sys.excepthook` may fail, or exit with another code.
+    """
+    _strip_all(exc)
+    exception_info = (type(exc), exc, exc.__traceback__)
+    vars(sys).update(zip(_LAST, (*exception_info, exc), strict=False))
+    hook = sys.excepthook
+    if hook is sys.__excepthook__ and _runs_kept_text(exc.__traceback__):
+        hook = traceback.print_exception  # shows the recorded source; Python's reads the work tree
+    try:
+        hook(*exception_info)
+    except SystemExit as exit_request:
+        return _leave(exit_request)
+    except BaseException as hook_error:
+        _strip_all(hook_error)
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(hook_error), hook_error, hook_error.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(*exception_info)
+    return code
+
+
+def _runs_kept_text(trace: TracebackType | None) -> bool:
+    """Return True if a frame runs the source of a version instead of the work tree."""
+    while trace is not None:
+        entry = linecache.cache.get(trace.tb_frame.f_code.co_filename)
+        if entry is not None and len(entry) > 1 and entry[1] is None:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _strip_all(exc: BaseException) -> None:
+    """Remove Rearview's frames from the traceback of an exception and of its causes."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [exc]
+    while todo:
+        exception = todo.pop()
+        if exception is None or id(exception) in seen:
+            continue
+        seen.add(id(exception))
+        exception.__traceback__ = strip(exception.__traceback__)
+        todo += [exception.__cause__, exception.__context__]
+        todo += getattr(exception, "exceptions", ())
+
+
+def strip(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without Rearview's frames."""
+    kept: Sequence[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+            kept = [*kept, trace]
+        trace = trace.tb_next
+    for entry, following in zip(kept, [*kept[1:], None], strict=False):
+        entry.tb_next = following
+    return kept[0] if kept else None

@@ -1,0 +1,180 @@
+"""Codecs of values that are not attributes: context variables, thread-locals, shared memory.
+
+Processes and queues of `multiprocessing` are here too: they cannot be captured, only reported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from threading import local
+from typing import Any
+
+from rearview.errors import StateError
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules, steps
+from rearview.state.codecs.containers import fill_dict
+
+_POINTERS = frozenset("zZPO")
+_UNSET = object()
+_CHILDREN = "multiprocessing.process"
+
+
+class VariableKind(Kind):
+    """A context variable: its value in the current context."""
+
+    name = "variable"
+
+    @staticmethod
+    def values(variable: ContextVar[Any]) -> tuple[Any, ...]:
+        """Return the value as a tuple of one, or an empty tuple if the variable was never set."""
+        # not `get()`: that would return the default, which the set-up creates again
+        value = variable.get(_UNSET)
+        return () if value is _UNSET else (value,)
+
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
+        """Yield the value, if one was set."""
+        return [PathStep("<", "", value) for value in self.values(obj)]
+
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
+        """Return the value of each, if one was set."""
+        return [self.values(obj) for obj in objs]
+
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
+        """Set the value; raise if the variable must be unset, which Python does not offer."""
+        if content:
+            obj.set(content[0])
+        elif self.values(obj):
+            raise StateError(
+                f"The context variable {obj.name!r} had no value here and has one after set-up. "
+                "Replay from the start of the loop.",
+                slug="state-variable",
+            )
+
+
+class LocalKind(Kind):
+    """A `threading.local`: the attributes of the training thread."""
+
+    name = "local"
+
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
+        """Yield the attributes."""
+        return steps(".", list(vars(obj).items()))
+
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
+        """Return the attributes of each."""
+        return [vars(obj).copy() for obj in objs]
+
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
+        """Set the attributes."""
+        fill_dict(vars(obj), content)
+
+
+class NumberKind(Kind):
+    """A number or array of ctypes, `multiprocessing.Value` included: its bytes."""
+
+    name = "number"
+
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
+        """Return the bytes of each."""
+        return [bytes(obj) for obj in objs]
+
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
+        """Copy the bytes into place; other processes see them too."""
+        ctypes.memmove(ctypes.addressof(obj), content, ctypes.sizeof(obj))
+
+
+class SharedKind(Kind):
+    """A `multiprocessing.Value` or `Array`: a lock around a number."""
+
+    name = "shared"
+
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
+        """Yield the number."""
+        return [PathStep(".", "value", obj._obj)]
+
+
+class ChildKind(Kind):
+    """A child process of the program: while it runs, its state is outside this process."""
+
+    name = "child"
+
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
+        """Report the children that are running."""
+        for obj in objs:
+            if is_running(obj):
+                capturing.miss(obj, f"the process {obj.name} is running")
+        return None
+
+
+class QueueKind(Kind):
+    """A queue between processes, whose content cannot be read without taking it out."""
+
+    name = "queue"
+
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
+        """Report the queues that are not empty."""
+        for obj in objs:
+            try:
+                empty = obj.empty()
+            except (OSError, ValueError):
+                empty = True  # closed
+            if not empty:
+                capturing.miss(obj, "there is something in this queue between processes")
+        return None
+
+
+CHILD = ChildKind()
+_KINDS: tuple[tuple[type, Kind], ...] = ((ContextVar, VariableKind()), (local, LocalKind()))
+_NUMBER = NumberKind()
+_SHARED = SharedKind()
+_QUEUE = QueueKind()
+
+
+def hidden_kind(obj: Any) -> Kind | None:
+    """Return the kind of an object whose value is not in its attributes, or None."""
+    for base, kind in _KINDS:
+        if isinstance(obj, base):
+            return kind
+    cls = type(obj)
+    if is_number(cls):
+        return _NUMBER
+    if cls.__module__ == "multiprocessing.sharedctypes" and is_number(
+        type(getattr(obj, "_obj", None))
+    ):
+        return _SHARED
+    if cls.__module__ == "multiprocessing.queues":
+        return _QUEUE
+    return CHILD if is_child(obj) else None
+
+
+def is_number(cls: Any) -> bool:
+    """Return True if a ctypes type holds numbers only, no addresses.
+
+    >>> is_number(ctypes.c_int), is_number(ctypes.c_double * 3), is_number(ctypes.c_void_p)
+    (True, True, False)
+    """
+    if not isinstance(cls, type):
+        return False
+    if issubclass(cls, ctypes._SimpleCData):
+        return str(cls._type_) not in _POINTERS  # type: ignore[attr-defined]
+    if issubclass(cls, ctypes.Array):
+        return is_number(cls._type_)
+    if issubclass(cls, ctypes.Structure):
+        return all(is_number(field[1]) for field in getattr(cls, "_fields_", ()))
+    return False
+
+
+def is_child(obj: Any) -> bool:
+    """Return True if `obj` is a process of `multiprocessing`."""
+    module = sys.modules.get(_CHILDREN)
+    return module is not None and isinstance(obj, module.BaseProcess)
+
+
+def is_running(child: Any) -> bool:
+    """Return True if a process is alive; False for one that another process started."""
+    try:
+        return bool(child.is_alive())
+    except (AssertionError, ValueError):
+        return False

@@ -1,0 +1,331 @@
+"""Memory blocks of arrays and tensors: each block is stored once, however many views it has.
+
+`Blocks` collects the blocks of one capture, `RestoredMemory` provides them to one restore. `GcPaused`
+suspends garbage collection while objects are captured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rearview.errors import StateError
+
+SMALL = 4096
+"""Blocks of at most this many bytes are stored inside the skeleton."""
+
+
+PROCESS_MEMORY: Any = (ctypes.c_char * sys.maxsize).from_address(0)
+"""All memory of this process. A slice of it is a copy, four times as fast as `ctypes.string_at` and
+without its audit event."""
+
+
+@functools.cache
+def _memory_as_array() -> Any:
+    import numpy as np
+
+    # begins at address 1: NumPy takes address 0 for a missing buffer
+    return np.frombuffer((ctypes.c_ubyte * (sys.maxsize - 1)).from_address(1), np.uint8)
+
+
+def view_of(address: int, nbytes: int) -> Any:
+    """Return live memory as an array of bytes; the caller keeps it alive."""
+    return _memory_as_array()[address - 1 : address - 1 + nbytes]
+
+
+class GcPaused:
+    """Context manager: no garbage is collected in the body, which makes millions of objects, but no garbage.
+
+    It is a class because a generator would make objects after the collector is enabled again, and so
+    could start a collection itself.
+    """
+
+    __slots__ = ("_was_enabled",)
+
+    def __enter__(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, kind: object, exc: object, trace: object) -> None:
+        if self._was_enabled:
+            gc.enable()
+
+
+def is_tensor(obj: object) -> bool:
+    """Return True if `obj` is a tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.Tensor)
+
+
+def is_array(obj: object) -> bool:
+    """Return True if `obj` is an array, without importing NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(obj, numpy.ndarray)
+
+
+def bytes_of(storage: Any) -> Any:
+    """Return the bytes of a CPU storage as a NumPy array, without copying."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+def root_of(array: Any) -> Any:
+    """Return the array at the bottom of a chain of views."""
+    import numpy as np
+
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def extent(array: Any) -> tuple[int, int, Any]:
+    """Return address and size of the memory under an array, and the array that spans it."""
+    root = root_of(array)
+    address = root.__array_interface__["data"][0]
+    flags = root.flags
+    if flags.c_contiguous or flags.f_contiguous:
+        return address, root.nbytes, root
+    low = high = 0
+    for size, stride in zip(root.shape, root.strides, strict=True):
+        reach = (size - 1) * stride
+        low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+    return address + low, high - low + root.itemsize, root
+
+
+def bytes_at(address: int, nbytes: int, owner: object) -> Any:
+    """Return live memory as an array of bytes, which keeps `owner` alive."""
+    import numpy as np
+
+    raw = (ctypes.c_ubyte * nbytes).from_address(address)
+    raw.owner = owner  # type: ignore[attr-defined]
+    return np.frombuffer(raw, np.uint8)
+
+
+class Block(NamedTuple):
+    """One block of memory in a skeleton."""
+
+    key: str | None
+    """Key of its buffer, or None if `data` holds the bytes."""
+    nbytes: int
+    data: bytes | None
+    home: int
+    """Number of the anchor whose live memory it is, -1 for memory allocated after the walk."""
+    device: str
+
+
+Row = tuple[str | None, int, bytes | None, int, str]
+
+
+class Blocks:
+    """The memory blocks of one capture.
+
+    `keys` maps (address, size) to the key in the previous capture: a block that stays in place keeps
+    its key, so that the writer can find out whether it changed.
+    """
+
+    def __init__(self, keys: dict[tuple[int, int], str]) -> None:
+        self.table: list[Row] = []
+        """The fields of each Block, as plain tuples for speed."""
+        self.buffers: dict[str, Any] = {}
+        self.likely_unchanged: set[str] = set()
+        """Keys of blocks that will probably not change: frozen weights, data."""
+        self.owners: list[Any] = []
+        """Objects that own the memory of the buffers; this reference keeps them alive."""
+        self.keys: dict[tuple[int, int], str] = {}
+        self.index: dict[tuple[int, int], int] = {}
+        """Number of a block by (address, size)."""
+        self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        """Shapes and strides: equal ones become one tuple, which pickle writes once."""
+        self._earlier = keys
+        self._taken = set(keys.values())
+
+    def add(
+        self,
+        address: int,
+        nbytes: int,
+        view: Callable[[], Any],
+        *,
+        home: int,
+        device: str = "cpu",
+        likely_unchanged: bool = False,
+    ) -> int:
+        """Add a block and return its number; `view` returns its bytes as a buffer if it is big."""
+        number = len(self.table)
+        if nbytes == 0 or device == "meta":
+            self.table.append((None, nbytes, b"", home, device))
+            return number
+        location = (address, nbytes)
+        self.index[location] = number
+        if nbytes <= SMALL and device == "cpu":
+            self.table.append(
+                (None, nbytes, PROCESS_MEMORY[address : address + nbytes], home, device)
+            )
+            return number
+        self._name(location, number, view(), home, device)
+        if likely_unchanged:
+            self.likely_unchanged.add(self.keys[location])
+        return number
+
+    def add_host(
+        self, location: tuple[int, int], owner: object, home: int, *, likely_unchanged: bool
+    ) -> int:
+        """Add a big block of CPU memory that lives as long as `owner`; return its number."""
+        number = self.index[location] = len(self.table)
+        self._name(location, number, view_of(*location), home, "cpu")
+        self.owners.append(owner)
+        if likely_unchanged:
+            self.likely_unchanged.add(self.keys[location])
+        return number
+
+    def _name(
+        self, location: tuple[int, int], number: int, view: object, home: int, device: str
+    ) -> None:
+        key = self._earlier.get(location) if home < 0 else f"a{home}"
+        if key is None or key in self.buffers:
+            key = self._fresh(number)
+        self.keys[location] = key
+        self.buffers[key] = view
+        self.table.append((key, location[1], None, home, device))
+
+    def add_bytes(self, buffer: Any) -> str:
+        """Add the bytes that an object's own pickling handed over; return their key."""
+        key = self._fresh(len(self.table))
+        self.buffers[key] = buffer
+        return key
+
+    def _fresh(self, number: int) -> str:
+        key = f"i{number}"
+        while key in self._taken or key in self.buffers:
+            number += 1
+            key = f"i{number}"
+        self._taken.add(key)
+        return key
+
+
+class RestoredMemory:
+    """The memory blocks of one restore: an anchor's live memory where possible, else allocated."""
+
+    def __init__(
+        self,
+        table: list[Block],
+        buffers: Callable[[str], Any],
+        live: Callable[[int], Any],
+        path: Callable[[int], str],
+        into: Callable[[str, Any], None] | None = None,
+    ) -> None:
+        """`buffers` returns the bytes of a key; `into`, if given, reads them into memory directly."""
+        self.table = table
+        self._buffers = buffers
+        self._into = into
+        self._live = live
+        self._path = path
+        self._storages: dict[int, Any] = {}
+        self._arrays: dict[int, Any] = {}
+        self._claimed: set[int] = set()
+
+    def claim(self) -> None:
+        """Fill the live memory of the anchors with the blocks that belong to it, each at most once.
+
+        This comes before any object is built: the unpickling of some classes reads an array at once.
+        """
+        for number, block in enumerate(self.table):
+            if block.home >= 0:
+                self._claim(number, block)
+                if number in self._arrays or number in self._storages:
+                    self._fill(number, block)
+
+    def _claim(self, number: int, block: Block) -> None:
+        anchor = self._live(block.home)
+        if anchor is None:
+            return
+        if is_tensor(anchor):
+            storage = anchor.untyped_storage()
+            fits = storage.nbytes() == block.nbytes and str(storage.device) == block.device
+            if fits and storage.data_ptr() not in self._claimed:
+                self._claimed.add(storage.data_ptr())
+                self._storages[number] = storage
+        else:
+            address, nbytes, _ = extent(anchor)
+            if nbytes == block.nbytes and address not in self._claimed:
+                self._claimed.add(address)
+                self._arrays[number] = bytes_at(address, nbytes, anchor)
+
+    def storage(self, number: int) -> Any:
+        """Return a block as a torch storage."""
+        import torch
+
+        if number not in self._storages:
+            block = self.table[number]
+            if number in self._arrays:
+                self._storages[number] = torch.from_numpy(self._arrays[number]).untyped_storage()
+            else:
+                self._storages[number] = torch.UntypedStorage(block.nbytes, device=block.device)
+                self._fill(number, block)
+        return self._storages[number]
+
+    def array(self, number: int) -> Any:
+        """Return a block as a NumPy array of bytes."""
+        import numpy as np
+
+        if number not in self._arrays:
+            block = self.table[number]
+            if number in self._storages:
+                self._arrays[number] = bytes_of(self._storages[number])
+            else:
+                self._arrays[number] = np.empty(block.nbytes, np.uint8)
+                self._fill(number, block)
+        return self._arrays[number]
+
+    def owner(self, number: int, dtype: Any, shape: Any, strides: Any) -> Any:
+        """Return a new array that owns all of a block, if no array or tensor uses the block yet; else None.
+
+        An array that does not own its memory cannot be resized, and the arrays that view it would
+        name another array as their base.
+        """
+        import numpy as np
+
+        block = self.table[number]
+        if number in self._arrays or number in self._storages or block.device != "cpu":
+            return None
+        for order in ("C", "F"):
+            array = np.empty(shape, dtype, order)
+            if array.nbytes and (array.nbytes, array.strides) == (block.nbytes, strides):
+                self._arrays[number] = array.reshape(-1, order=order).view(np.uint8)
+                self._fill(number, block)
+                return array
+        return None
+
+    def _fill(self, number: int, block: Block) -> None:
+        import numpy as np
+
+        if block.device == "meta" or not block.nbytes:
+            return
+        if block.key is not None and block.device == "cpu" and self._into is not None:
+            self._into(block.key, self.array(number))
+            return
+        if block.data is not None and block.device == "cpu" and number in self._storages:
+            # fast path for the many small blocks that only tensors use
+            if len(block.data) == block.nbytes:
+                ctypes.memmove(self._storages[number].data_ptr(), block.data, block.nbytes)
+                return
+        data = block.data if block.key is None else self._buffers(block.key)
+        source = np.frombuffer(data, np.uint8)
+        if source.nbytes != block.nbytes:
+            raise StateError(
+                f"Memory block {block.key} of {self._path(block.home)} has {source.nbytes} bytes "
+                f"instead of {block.nbytes}: the checkpoint is damaged. Replay from an earlier one.",
+                slug="state-buffer",
+            )
+        if block.device == "cpu":
+            self.array(number)[:] = source
+        else:
+            import torch
+
+            flat = torch.empty(0, dtype=torch.uint8, device=block.device)
+            flat.set_(self._storages[number])
+            flat.copy_(torch.from_numpy(source.copy()))
