@@ -49,15 +49,15 @@ class Check:
 def doctor(as_json: bool) -> int:
     """Check this machine and this project, and say what to do.
 
-    Every line is ok, warn (works, but slower or with less certainty) or fail (does not work).
-    Exit code 1 if anything fails.
+    Every line is ok, warn (works, but slower or less certain) or fail (does not work). Exit code 1 if
+    anything fails.
     """
     checks = examine(project_folder())
     if as_json:
         output.json_document(checks)
     else:
         for check in checks:
-            output.checked(check.level, check.name, check.what, check.remedy)
+            output.check_result(check.level, check.name, check.what, check.remedy)
     return 1 if any(check.level == "fail" for check in checks) else 0
 
 
@@ -119,7 +119,7 @@ def _version(name: str) -> str | None:
 def git() -> Iterator[Check]:
     """Check git, which stores the versions."""
     try:
-        done = subprocess.run(["git", "--version"], capture_output=True, text=True, check=True)
+        version = subprocess.run(["git", "--version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         yield Check(
             "warn",
@@ -128,7 +128,7 @@ def git() -> Iterator[Check]:
             "Install git for smaller and faster versions.",
         )
         return
-    yield Check("ok", "git", done.stdout.strip().removeprefix("git version "))
+    yield Check("ok", "git", version.stdout.strip().removeprefix("git version "))
 
 
 def place(folder: Path) -> Iterator[Check]:
@@ -221,12 +221,12 @@ def store(folder: Path) -> Iterator[Check]:
     )
     yield speed(past.machine(measure=True))
     if dead:
-        some = ", ".join(dead[-3:])
+        last_dead = ", ".join(dead[-3:])
         yield Check(
             "warn",
             "runs",
-            f"{plural(len(dead), 'run')} never said how it ended: {some}",
-            f"Its process was killed. `rearview resume {dead[-1]}` goes on with it.",
+            f"{plural(len(dead), 'run')} did not record an end: {last_dead}",
+            f"Its process was killed. `rearview resume {dead[-1]}` continues it.",
         )
 
 
@@ -241,7 +241,7 @@ def speed(machine: Machine) -> Check:
 
 
 def threads() -> Iterator[Check]:
-    """Check what determines the number of threads: results may depend on it."""
+    """Check the settings of the number of threads: results may depend on it."""
     count = cores()
     fixed = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
     text = ", ".join(fixed) or "thread counts follow the number of cores"

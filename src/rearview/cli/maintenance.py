@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="Rebuild what can be, set aside what cannot.")
+@click.option("--repair", is_flag=True, help="Rebuild what can be rebuilt, set the rest aside.")
 @json_option
 def verify(repair: bool, as_json: bool) -> int:
     """Check everything in the store; repair what can be rebuilt.
@@ -42,7 +42,7 @@ def verify(repair: bool, as_json: bool) -> int:
         return 0 if report.ok else 1
     for problem in report.problems:
         _problem(problem)
-    looked = ", ".join(
+    checked = ", ".join(
         (
             plural(report.runs, "run"),
             plural(report.checkpoints, "checkpoint"),
@@ -54,19 +54,21 @@ def verify(repair: bool, as_json: bool) -> int:
     if report.unchecked:
         output.note(
             f"{plural(report.unchecked, 'file')} of older runs were written before there were "
-            "checksums: that they can be read is all that is known of them."
+            "checksums: they can be read, but changed bytes would not be noticed."
         )
     if report.ok:
-        output.out(f"{output.paint('ok', output.GREEN)}: {looked}")
+        output.out(f"{output.paint('ok', output.GREEN)}: {checked}")
         return 0
-    output.out(f"{output.paint('damaged', output.RED)}: {looked}")
+    output.out(f"{output.paint('damaged', output.RED)}: {checked}")
     if not repair:
-        output.note("`rearview verify --repair` rebuilds what can be and sets the rest aside.")
+        output.note(
+            "`rearview verify --repair` rebuilds what can be rebuilt and sets the rest aside."
+        )
     return 1
 
 
 def _open_or_repair(*, repair: bool) -> History:
-    """Return the history; with --repair, a store with an unreadable format file is mended first."""
+    """Return the history; with `repair`, rewrite an unreadable format file first."""
     try:
         return open_history()
     except StoreError as exc:
@@ -90,11 +92,11 @@ def _problem(problem: Problem) -> None:
 
 @click.command()
 def trust() -> None:
-    """Trust a store that was not made here: let replays run what is in it.
+    """Trust a store that was not made here: let replays run its source.
 
-    A replay, a backfill and a resumption run source and unpickle objects that are in the store, so
-    they refuse one that was copied, unpacked, or made by another user or on another machine. Say
-    this once, if you know where it comes from. Stores that you record yourself need it never.
+    A replay, a backfill and a resumed run execute source and unpickle objects of the store, so they
+    refuse a store that was copied, unpacked, or made by another user or on another machine. Use this
+    command once, if you know where the store comes from. Stores that you record yourself are trusted.
     """
     past = open_history(trusting=True)
     before = past.trusted
@@ -108,7 +110,7 @@ def trust() -> None:
 
 @click.command(cls=TakesRuns)
 @click.option(
-    "--budget", type=nbytes, metavar="SIZE", help="Drop checkpoints until this suffices: 10GB."
+    "--budget", type=nbytes, metavar="SIZE", help="Drop checkpoints until they fit: 10GB."
 )
 @click.option(
     "--keep", type=click.IntRange(0), metavar="N", help="The newest N runs stay whole, in any case."
@@ -120,7 +122,7 @@ def trust() -> None:
     type=without_mark,
     multiple=True,
     shell_complete=complete_run,
-    help="So does this one; may be repeated.",
+    help="This run stays whole, too; may be repeated.",
 )
 @click.option("--dry-run", "--dry", "dry_run", is_flag=True, help="Only say what would be freed.")
 @json_option
@@ -129,17 +131,17 @@ def gc(
 ) -> None:
     """Free space by dropping checkpoints.
 
-    Without --budget only what nothing refers to goes. With one (or the setting `budget`),
+    Without --budget, only unreferenced objects are deleted. With it (or with the setting `budget`),
     checkpoints are thinned evenly over each run, so that every run can still be replayed. Records
-    and sources always stay, and so do checkpoints of runs that are going on.
+    and sources always stay, and so do the checkpoints of running runs.
     """
     past = open_history()
-    promised = [past.run(which).id for which in kept]
+    whole = [past.run(which).id for which in kept]
     if keep:
-        promised += [run.id for run in past.runs()[-keep:]]
-    promised += [run.id for run in past.runs() if run.status.value == "running"]
-    with waiting("looking for what can go", quiet=as_json):
-        freed = past.gc(budget=budget, keep=sorted(set(promised)), dry=dry_run)
+        whole += [run.id for run in past.runs()[-keep:]]
+    whole += [run.id for run in past.runs() if run.status.value == "running"]
+    with waiting("looking for unneeded objects", quiet=as_json):
+        freed = past.gc(budget=budget, keep=sorted(set(whole)), dry=dry_run)
     if as_json:
         output.json_document({"dry_run": dry_run, **plain(freed)})
         return
@@ -149,8 +151,8 @@ def gc(
     )
     output.out(f"{would} {size(freed.nbytes)}{dropped}; {size(freed.left)} are left")
     if freed.spared:
-        output.note(f"{size(freed.spared)} may belong to a run that is going on, and stay for now.")
+        output.note(f"{size(freed.spared)} may belong to a running run, and stay for now.")
     if budget is not None and freed.left > budget:
         output.note(
-            f"{size(freed.left - budget)} more than the budget: what is promised does not fit."
+            f"{size(freed.left - budget)} more than the budget: the runs to keep do not fit."
         )
