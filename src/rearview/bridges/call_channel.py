@@ -468,7 +468,7 @@ class CallChannel:
         return answer
 
     def _receive(self, timeout: float) -> bool:
-        """Read what the writer process sent; return False if it is gone and nothing is left."""
+        """Read answers and errors of the writer process; return False if it is gone and none are left."""
         with self.receiving:
             if not select.select([self.inbox], [], [], timeout)[0]:
                 return True

@@ -128,7 +128,7 @@ class ForkServerClient:
                 environment=environment,
                 folder=str(task.folder),
                 log=str(task.log),
-                beside=str(task.beside or task.folder),
+                module_folder=str(task.module_folder or task.folder),
                 cores=tuple(sorted(cores_for(task, slot))),
                 waited=waited,
             )
@@ -141,7 +141,7 @@ class ForkServerClient:
                 environment=task.environment,
                 folder=str(task.folder),
                 log=str(task.log),
-                beside=str(task.beside or task.folder),
+                module_folder=str(task.module_folder or task.folder),
                 setup=stage.start,
             ),
             channel,

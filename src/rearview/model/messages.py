@@ -103,7 +103,7 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     environment: dict[str, str]
     folder: str
     log: str
-    beside: str
+    module_folder: str
     """Folder of the program's own modules (`sys.path[0]`)."""
     cores: tuple[int, ...] = ()
     """Cores that it may use; empty: all."""

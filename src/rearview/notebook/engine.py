@@ -25,14 +25,13 @@ from rearview.execute.start_command import StartCommand
 from rearview.model.messages import VARIABLE
 from rearview.notebook.kernel_client import (
     check,
-    control_of,
     keep,
-    manager_of,
     reuse_failure,
     reuse_is_wanted,
     reuse_lines,
     with_reuse,
 )
+from rearview.notebook.kernel_process import KernelProcess, control_of
 
 
 class RearviewEngine(NBClientEngine):  # type: ignore[misc]
@@ -56,10 +55,10 @@ class RearviewEngine(NBClientEngine):  # type: ignore[misc]
         client_options = {"stdout_file", "stderr_file", "log_output"}
         timeout = options.get("execution_timeout") or options.get("timeout")
         with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
-            manager = manager_of(command, Path(folder))
+            kernel = KernelProcess.start(command, Path(folder))
             client = PapermillNotebookClient(
                 nb_man,
-                km=manager,
+                km=kernel.manager(),
                 kernel_name=kernel_name,
                 timeout=timeout,
                 startup_timeout=options.get("start_timeout", 60),
@@ -67,13 +66,12 @@ class RearviewEngine(NBClientEngine):  # type: ignore[misc]
             )
             client.owns_km = True
             try:
-                executed = client.execute(env=manager.environment, cwd=str(command.folder))
+                executed = client.execute()
             finally:
-                if manager.process is not None and manager.process.poll() is None:
-                    manager.process.send_signal(
-                        signal.SIGTERM
-                    )  # it did not answer the request to end
-                manager.ended()
+                kernel.forward(
+                    signal.SIGTERM
+                )  # it still runs if it did not answer the request to end
+                kernel.ended()
         if command.run_folder is not None:
             keep(command.run_folder, nb_man.nb)
             for line in reuse_lines(command.run_folder):

@@ -236,7 +236,7 @@ def _become(request: SpawnRequest, loaded: _Loaded) -> Control:
     os.chdir(request.folder)
     if request.cores:
         os.sched_setaffinity(0, request.cores)
-    if _is_shadowed(request.beside, loaded.names):
+    if _is_shadowed(request.module_folder, loaded.names):
         if request.setup is not None:
             os._exit(0)  # it shares nothing: its segments start on their own
         _start_fresh(request.environment)

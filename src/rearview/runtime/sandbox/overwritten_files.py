@@ -1,7 +1,7 @@
 """Files as they were before the run wrote them, so that a resumed run can start from them.
 
 A resumed run sets itself up once more. A program that looks for a checkpoint of its own, creates a
-folder or appends to a log must then find what it found the first time. So the previous content of
+folder or appends to a log must then find the same files as the first time. So the previous content of
 each file is recorded before its first write, and put back before the program starts again; the files
 that it had written come back with the checkpoint.
 """
