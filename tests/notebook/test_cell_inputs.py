@@ -8,7 +8,7 @@ import pytest
 from notebooks import rearview as run
 from notebooks import write
 from rearview.model.cell_lineage import same_state
-from rearview.runtime.cells.cell_inputs import Opened
+from rearview.runtime.cells.cell_inputs import Lineage, Opened, ProcessMemory
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import read_cells
 from rearview.store.runs import Runs
@@ -92,3 +92,26 @@ def test_a_file_that_is_written_is_no_input(tmp_path):
     subprocess.run(["sh", "-c", "cat read > written"], cwd=tmp_path, check=True)
     assert opened.drain() == [str(tmp_path / "read")]
     assert opened.drain() == []
+
+
+def test_a_folder_that_is_made_after_its_name_was_is_watched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".rearview").mkdir()
+    lineage = Lineage(tmp_path / ".rearview", f"{tmp_path}/")
+    names = {"out": "made"}
+    lineage.begin("out = 'made'", names)
+    lineage.end(1, "out = 'made'", lambda _: False, names, used={})
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "data").write_text("1")
+    lineage.begin("read(out)", names)
+    subprocess.run(["cat", "made/data"], check=True, capture_output=True)
+    done = lineage.end(2, "read(out)", lambda _: False, names, used={})
+    assert ("file", "made/data") in {event[:2] for event in done.events}
+
+
+def test_the_memory_of_a_process_is_followed_without_adding_it_up_each_time():
+    memory = ProcessMemory()
+    before = memory.size()
+    block = b"x" * (64 << 20)
+    assert 48 << 20 < memory.size() - before < 80 << 20
+    del block

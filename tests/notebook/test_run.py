@@ -65,7 +65,7 @@ def test_a_notebook_runs_as_under_jupyter_and_every_cell_is_a_point(tmp_path):
 def test_a_cell_that_fails_is_named_and_ends_the_notebook(tmp_path):
     write(
         tmp_path / "study.ipynb",
-        "import rearview\nrearview.log('begun', 1)",
+        "import debugpy, rearview\nrearview.log('begun', 1)",  # a kernel for debugging has it already
         "def divide(a):\n    return a / 0\n",
         "divide(3)",
         "rearview.log('never', 1)",

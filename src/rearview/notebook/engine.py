@@ -25,14 +25,13 @@ from rearview.execute.start_command import StartCommand
 from rearview.model.plan import VARIABLE
 from rearview.notebook.kernel_client import (
     check,
-    control_of,
     given_up,
     keep,
-    manager_of,
     reuse_is_wanted,
     reuse_lines,
     reusing,
 )
+from rearview.notebook.kernel_process import KernelProcess, control_of
 
 
 class RearviewEngine(NBClientEngine):  # type: ignore[misc]
@@ -56,10 +55,10 @@ class RearviewEngine(NBClientEngine):  # type: ignore[misc]
         kept = {"stdout_file", "stderr_file", "log_output"}
         timeout = options.get("execution_timeout") or options.get("timeout")
         with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
-            manager = manager_of(begun, Path(folder))
+            kernel = KernelProcess.start(begun, Path(folder))
             client = PapermillNotebookClient(
                 nb_man,
-                km=manager,
+                km=kernel.manager(),
                 kernel_name=kernel_name,
                 timeout=timeout,
                 startup_timeout=options.get("start_timeout", 60),
@@ -67,11 +66,10 @@ class RearviewEngine(NBClientEngine):  # type: ignore[misc]
             )
             client.owns_km = True
             try:
-                done = client.execute(env=manager.environment, cwd=str(begun.folder))
+                done = client.execute()
             finally:
-                if manager.process is not None and manager.process.poll() is None:
-                    manager.process.send_signal(signal.SIGTERM)  # its answer did not come
-                manager.ended()
+                kernel.forward(signal.SIGTERM)  # to one that still runs: its answer did not come
+                kernel.ended()
         if begun.run_folder is not None:
             keep(begun.run_folder, nb_man.nb)
             for line in reuse_lines(begun.run_folder):

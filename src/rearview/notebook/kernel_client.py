@@ -6,23 +6,23 @@ widgets, tags and errors are the same as with `jupyter execute`.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import msgspec
 
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
-from rearview.model.plan import AGAIN, VARIABLE, Control
-from rearview.source.notebooks import Notebook, parse
+from rearview.model.plan import AGAIN, VARIABLE
+from rearview.notebook.kernel_process import KernelProcess, control_of
+from rearview.source.notebooks import outline
 from rearview.store.files import open_file
 
 EXECUTED = "executed.ipynb"
@@ -56,16 +56,16 @@ class Executed:
     """The notebook with its outputs, in nbformat."""
 
 
-def check(data: bytes, path: str) -> Notebook:
-    """Return the notebook if it can be run here; raise with the reason if it cannot."""
-    notebook = parse(data, path)
-    if notebook.language != "python":
+def check(data: bytes, path: str) -> list[int]:
+    """Return the positions of the cells that are executed; raise if the notebook cannot be run here."""
+    language, positions = outline(data, path)
+    if language != "python":
         raise UsageError(
-            f"{path} is a notebook for {notebook.language}; only those for Python are recorded. "
+            f"{path} is a notebook for {language}; only those for Python are recorded. "
             "Choose a Python kernel in Jupyter if it is one after all.",
             slug="notebook-language",
         )
-    return notebook
+    return positions
 
 
 def execute(
@@ -77,23 +77,23 @@ def execute(
     timeout: float | None = None,
 ) -> Executed:
     """Run all cells of the notebook `data` in a kernel that the command `begun` starts."""
-    notebook = check(data, path)
-    try:
-        import nbformat
-        from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-    except ImportError as exc:
-        raise UsageError(
-            f"Notebooks need nbclient and nbformat ({exc}). Install them: "
-            "`pip install 'rearview[notebook]'`.",
-            slug="notebook-extra",
-        ) from exc
-    content = nbformat.reads(data.decode("utf-8"), as_version=4)
+    positions = check(data, path)
+    _check_installed()
     with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
-        manager = manager_of(begun, Path(folder))
-        client = _client(content, manager, show, timeout)
+        kernel = KernelProcess.start(begun, Path(folder))
+        try:
+            # imported while the kernel starts
+            import nbformat
+            from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+            content = nbformat.reads(data.decode("utf-8"), as_version=4)
+            client = _client(content, kernel, show, timeout)
+        except BaseException:
+            kernel.end_unused()
+            raise
         done, died = Executed(0, content=content), False
         try:
-            client.execute(env=manager.environment, cwd=str(begun.folder))
+            client.execute()
         except CellExecutionError as exc:
             done.why = _first_line(f"{exc.ename}: {exc.evalue}")
             done.trace = "\n".join(_error_of(content, client.position).get("traceback", ()))
@@ -101,19 +101,20 @@ def execute(
             done.code = TIMED_OUT
             done.why = f"it took longer than {timeout:g} seconds (--timeout)"
         except (DeadKernelError, RuntimeError) as exc:  # the latter while it starts
-            if manager.process is None or manager.process.poll() is None:
+            if kernel.process.poll() is None:
                 raise
             done.why = str(exc) or "the kernel died"
             died = True
         finally:
-            code = manager.ended()
+            code = kernel.ended()
         retry_file = Path(folder) / AGAIN
         if died and retry_file.is_file():
             env = {**begun.environment, VARIABLE: retry_file.read_text("utf-8")}
             anew = replace(begun, environment=env)
             return execute(anew, data, path=path, show=show, timeout=timeout)
     if done.why:
-        done.cell = _number(notebook, client.position) if client.position_known else 0
+        if client.position in positions:
+            done.cell = 1 + positions.index(client.position)
         done.why = _death(code) if died else done.why
         done.code = done.code or code or 1
     else:
@@ -121,6 +122,17 @@ def execute(
     if begun.run_folder is not None:
         keep(begun.run_folder, content)
     return done
+
+
+def _check_installed() -> None:
+    """Raise if a library that sends cells to a kernel is not installed; imports none of them."""
+    missing = [name for name in ("nbclient", "nbformat") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"Notebooks need nbclient and nbformat (there is no {missing[0]}). Install them: "
+            "`pip install 'rearview[notebook]'`.",
+            slug="notebook-extra",
+        )
 
 
 def reusing(begun: StartCommand, *, reuse: bool) -> StartCommand:
@@ -142,11 +154,6 @@ def given_up(content: Any) -> str:
             if output.get("output_type") == "error" and output.get("ename") == GIVEN_UP:
                 return str(output.get("evalue"))
     return ""
-
-
-def control_of(begun: StartCommand) -> Control:
-    """Return the control message of the process that `begun` starts."""
-    return msgspec.json.decode(begun.environment[VARIABLE], type=Control)
 
 
 def write(content: Any, file: Path) -> None:
@@ -180,11 +187,6 @@ def reuse_lines(folder: Path) -> list[str]:
     return lines + [f"rearview: cell {number} ran: {why}." for number, why in cells if why]
 
 
-def _number(notebook: Notebook, position: int) -> int:
-    """Return the number of the cell at a position in the notebook."""
-    return next((cell.number for cell in notebook.cells if cell.position == position), 0)
-
-
 def _error_of(content: Any, position: int) -> dict[str, Any]:
     outputs = content.cells[position].get("outputs", ())
     return next((output for output in outputs if output.get("output_type") == "error"), {})
@@ -201,67 +203,22 @@ def _death(code: int) -> str:
     return f"the kernel ended with exit code {code}"
 
 
-def manager_of(begun: StartCommand, folder: Path) -> Any:
-    """Return the manager that starts, watches and ends the kernel process."""
-    from jupyter_client.kernelspec import KernelSpec
-    from jupyter_client.manager import AsyncKernelManager
-
-    connection = folder / "kernel.json"
-    control = control_of(begun)
-    message = msgspec.json.encode(msgspec.structs.replace(control, kernel=str(connection))).decode()
-
-    class Manager(AsyncKernelManager):
-        environment = {**begun.environment, VARIABLE: message}  # noqa: RUF012 - never changed
-        process: Any = None
-
-        def format_kernel_cmd(self, extra_arguments: Any = None) -> list[str]:  # noqa: ARG002
-            return list(begun.command)
-
-        async def _async_post_start_kernel(self, **kwargs: Any) -> None:
-            provisioner: Any = self.provisioner
-            self.process = provisioner.process
-            await super()._async_post_start_kernel(**kwargs)
-
-        post_start_kernel = _async_post_start_kernel
-
-        def forward(self, number: int) -> None:
-            """Pass a signal on to the kernel, which runs the program."""
-            if self.process is not None and self.process.poll() is None:
-                self.process.send_signal(number)
-
-        def ended(self) -> int:
-            """Wait for the end of the process and return its exit code."""
-            if self.process is None:
-                return 1
-            code = int(self.process.wait())
-            return 128 - code if code < 0 else code
-
-    manager = Manager(
-        connection_file=str(connection),
-        transport="ipc",
-        ip=f"@rearview-{token_hex(8)}",
-        # a kernel that is asked to end first writes all its records to disk
-        shutdown_wait_time=float(10**6),
-    )
-    manager._kernel_spec = KernelSpec(  # noqa: SLF001 - none is installed, so none is looked up
-        argv=list(begun.command), display_name="Python", language="python"
-    )
-    return manager
-
-
-def _client(content: Any, manager: Any, show: Show, timeout: float | None) -> Any:
+def _client(content: Any, kernel: KernelProcess, show: Show, timeout: float | None) -> Any:
     """Return the client that sends the cells and prints their output."""
+    import asyncio
+
     from nbclient import NotebookClient
 
+    manager = kernel.manager()
+
     class Client(NotebookClient):  # type: ignore[misc]
-        position = 0
-        position_known = False
+        position = -1
 
         async def async_execute_cell(
             self, cell: Any, cell_index: int, *args: Any, **kw: Any
         ) -> Any:
             if cell.cell_type == "code" and cell.source.strip():
-                self.position, self.position_known = cell_index, True
+                self.position = cell_index
             return await super().async_execute_cell(cell, cell_index, *args, **kw)
 
         def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
@@ -276,12 +233,12 @@ def _client(content: Any, manager: Any, show: Show, timeout: float | None) -> An
         async def async_start_new_kernel(self, **kwargs: Any) -> None:
             loop = asyncio.get_running_loop()
             for number in _FORWARDED:  # nbclient's own handlers would end the kernel in the middle
-                loop.add_signal_handler(number, manager.forward, number)
+                loop.add_signal_handler(number, kernel.forward, number)
             await super().async_start_new_kernel(**kwargs)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
         async def _async_handle_timeout(self, *args: Any) -> Any:
-            manager.forward(signal.SIGINT)
+            kernel.forward(signal.SIGINT)
             manager.shutdown_wait_time = _GRACE
             return await super()._async_handle_timeout(*args)
 

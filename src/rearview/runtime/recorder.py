@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import perf_counter, process_time
+from time import perf_counter, process_time, thread_time
 from types import FrameType
 from typing import Any
 
@@ -41,7 +41,7 @@ from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason
 from rearview.runtime.saving.writer import RemoteCopy, Writer
-from rearview.runtime.session import PointEncoder, Session
+from rearview.runtime.session import LoopNest, PointEncoder, Session
 from rearview.state.capture import capture
 from rearview.state.codecs.tensors import memory_of
 from rearview.store.records import RecordFile
@@ -58,7 +58,7 @@ _BRIEF = 0.001
 _CROWDED = 0.5
 """Fraction of a core that a late copy may lack and still be made."""
 _RECONSIDER_AFTER = 0.05
-"""Seconds before an inner boundary is considered again after the policy refused one."""
+"""Seconds before a boundary is considered again after the policy refused one of the same kind."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Recorder(Session):
     failed: bool = False
     """Whether recording has failed; then the program runs on unrecorded."""
     iteration_began: float = 0.0
-    """Time when the iteration of the outermost loop began."""
+    """Time of the last boundary of the outermost loop at which the policy was asked, or of its start."""
     last: float = 0.0
     """Time of the last saved boundary that a replay could start from."""
     finished: bool = False
@@ -118,6 +118,10 @@ class Recorder(Session):
         self.began = perf_counter()
         self.stride = SLICE if self.settings.every else STRIDE
         self.walk_seconds = 0.0
+        self._waited_before = 0.0
+        """Seconds that the program had waited for Rearview when the present iteration began."""
+        self._outer_due = 0.0
+        """Time before which no boundary of the outermost loop is considered."""
         self.timeline = Timeline()
         self._prefixes = PointEncoder()
 
@@ -136,7 +140,7 @@ class Recorder(Session):
         """Take a loop off the stack and add its duration to the timeline."""
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not ended_at_test(entry, frame):
-            self.timeline.begin_iteration(entry.now + 1, self.overhead.waited)
+            self._begin_iteration(entry.now + 1)
         super().leave(entry, frame, ended=ended)
         if self.assigned is not None:
             self._loop_left(entry, frame)
@@ -169,12 +173,20 @@ class Recorder(Session):
             self.fail(exc)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return 1 for the first iterations of an outermost loop, however short they are."""
+        """Return 1 for the first iterations of an outermost loop, as long as there is time for it."""
+        return 1 if self._is_captured_each(entry) else super().slice(entry, size)
+
+    def _is_captured_each(self, entry: LoopEntry) -> bool:
+        """Return True if the variables of a loop are captured after each iteration, however short it is."""
         nest = self.nest
-        if self.assigned is not None and nest is not None and nest.entry is entry:
-            if entry.history.iterations + entry.now < _CAPTURED_EACH and entry.site.assigned:
-                return 1
-        return super().slice(entry, size)
+        return (
+            self.assigned is not None
+            and nest is not None
+            and nest.entry is entry
+            and bool(entry.site.assigned)
+            and entry.history.iterations + entry.now < _CAPTURED_EACH
+            and not self.assigned.allowance.used_up
+        )
 
     @unobserved
     def _loop_left(self, entry: LoopEntry, frame: FrameType | None) -> None:
@@ -206,21 +218,36 @@ class Recorder(Session):
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
+        if self.assigned is None or not index or not self._is_captured_each(entry):
+            self._at_boundary(nest, entry, index, frame)
+            return index
+        # a boundary after each short iteration is there for its variables: it costs of their time
+        allowance, done = self.assigned.allowance, (self.seq, self.walk_seconds)
+        began, spent = thread_time(), allowance.spent
+        self._at_boundary(nest, entry, index, frame)
+        if (self.seq, self.walk_seconds) == done:  # else a save or a walk took the time
+            allowance.add(began, counted=allowance.spent - spent)
+        return index
+
+    def _at_boundary(self, nest: LoopNest, entry: LoopEntry, index: int, frame: FrameType) -> None:
         if self.loops_begin is not None:
             begin, self.loops_begin = self.loops_begin, None
             begin(frame)
         self._iteration_ended(entry, index - 1, frame)
         if self.signals is not None and self.signals.requested is not None:
             self.leave_program(entry, index, frame)
+        due = False
         try:
             if nest.entry is entry:
-                self.timeline.begin_iteration(index, self.overhead.waited)
-                if index:
-                    self.overhead.end_iteration(
-                        entry.site.id + Edge.START, perf_counter() - self.iteration_began
-                    )
-                self.iteration_began = perf_counter()
+                self._begin_iteration(index)
                 self.printing.resume_if_affordable()
+                if self._outer_boundary_is_due(index):
+                    if index:
+                        self.overhead.end_iteration(
+                            entry.site.id + Edge.START, perf_counter() - self.iteration_began
+                        )
+                    self.iteration_began = perf_counter()
+                    due = True
             elif len(self.stack) == 2:
                 self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
@@ -229,13 +256,27 @@ class Recorder(Session):
                     self.walk_seconds += nest.seconds
                     self.overhead.enter_loop(nest.seconds, memory_of(anchors.alive()))
                     self.writer.prepare(self.overhead.nbytes)
-            elif index and (nest.entry is entry or self._inner_boundary_is_due(entry)):
+            elif index and (
+                due or (nest.entry is not entry and self._inner_boundary_is_due(entry))
+            ):
                 self.consider(entry, index, Edge.START, frame)
             if nest.entry is entry:
                 self.overhead.add_wait(self.writer.training_resumes())
         except Exception as exc:
             self.fail(exc)
-        return index
+
+    def _begin_iteration(self, index: int) -> None:
+        """Begin iteration `index` of the outermost loop on the timeline."""
+        waited = self.overhead.total
+        self.timeline.begin_iteration(index, waited - self._waited_before)
+        self._waited_before = waited
+
+    def _outer_boundary_is_due(self, index: int) -> bool:
+        """Return True if the policy should be asked about a boundary of the outermost loop.
+
+        It need not be asked again soon after it refused one: short iterations then cost less.
+        """
+        return not index or self.settings.every or perf_counter() >= self._outer_due
 
     def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
         """Return True if the policy should be asked about an inner boundary, which takes 0.1 ms."""
@@ -312,9 +353,12 @@ class Recorder(Session):
         since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
         if not decision.save and not self._is_affordable_end(entry, edge):
-            self.due[Edge.START if edge is Edge.START else entry.site.id] = (
-                begun + _RECONSIDER_AFTER
-            )
+            if edge is Edge.START and not depth:
+                self._outer_due = begun + _RECONSIDER_AFTER
+            else:
+                self.due[Edge.START if edge is Edge.START else entry.site.id] = (
+                    begun + _RECONSIDER_AFTER
+                )
             self.overhead.add_wait(perf_counter() - begun)
             return
         refusal = None if self.settings.every else self.writer.refusal()

@@ -12,7 +12,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -80,22 +80,41 @@ class Notebook:
 def parse(data: bytes, path: str = "the notebook") -> Notebook:
     """Return a notebook's program; raise if the file is no notebook of format 4."""
     content = _content(data, path)
-    metadata = content.get("metadata") or {}
-    spec, info = metadata.get("kernelspec") or {}, metadata.get("language_info") or {}
-    language = str(info.get("name") or spec.get("language") or "python").lower()
+    language = _language(content)
     cells: list[CodeCell] = []
     lines: list[str] = []
-    for position, cell in enumerate(content["cells"]):
-        source, tags = _source(cell), _tags(cell)
-        if cell.get("cell_type") != "code" or not source.strip() or "skip-execution" in tags:
-            continue
+    for position, source, tags in _executed(content):
         number = len(cells) + 1
         text = python_of(source) if language == "python" else ""
         lines.append(_MARK.format(number))
         cells.append(CodeCell(number, position, source, text, len(lines) + 1, tags))
         lines += text.split("\n")
     text = "".join(f"{line}\n" for line in lines)
+    spec = (content.get("metadata") or {}).get("kernelspec") or {}
     return Notebook(tuple(cells), text, language, str(spec.get("name", "")))
+
+
+def outline(data: bytes, path: str = "the notebook") -> tuple[str, list[int]]:
+    """Return a notebook's language, and the positions of the cells that are executed, first to last.
+
+    Unlike `parse`, this does not turn magics into Python, for which IPython has to be imported.
+    """
+    content = _content(data, path)
+    return _language(content), [position for position, _, _ in _executed(content)]
+
+
+def _language(content: Mapping[str, Any]) -> str:
+    metadata = content.get("metadata") or {}
+    spec, info = metadata.get("kernelspec") or {}, metadata.get("language_info") or {}
+    return str(info.get("name") or spec.get("language") or "python").lower()
+
+
+def _executed(content: Mapping[str, Any]) -> Iterator[tuple[int, str, frozenset[str]]]:
+    """Yield position, source and tags of the code cells that are executed."""
+    for position, cell in enumerate(content["cells"]):
+        source, tags = _source(cell), _tags(cell)
+        if cell.get("cell_type") == "code" and source.strip() and "skip-execution" not in tags:
+            yield position, source, tags
 
 
 def _content(data: bytes, path: str) -> dict[str, Any]:

@@ -72,15 +72,23 @@ class Allowance:
         self.left_out = 0
         """How often something was not captured because the time was used up."""
 
+    @property
+    def used_up(self) -> bool:
+        """Whether there is no time to capture something now."""
+        return perf_counter() < self._resumes
+
     def allows(self) -> bool:
-        """Return True if there is time to capture something now."""
-        if perf_counter() < self._resumes:
+        """Return True if there is time to capture something now; else count that it is left out."""
+        if self.used_up:
             self.left_out += 1
             return False
         return True
 
-    def add(self, began: float) -> None:
-        """Count the CPU time of this thread since `began`, a reading of `thread_time`."""
-        self.spent += thread_time() - began
+    def add(self, began: float, *, counted: float = 0.0) -> None:
+        """Count the CPU time of this thread since `began`, a reading of `thread_time`.
+
+        `counted` seconds of it are counted already.
+        """
+        self.spent += thread_time() - began - counted
         if self.spent > FREE + SHARE * (perf_counter() - self._began):
             self._resumes = self._began + (self.spent - FREE) / SHARE

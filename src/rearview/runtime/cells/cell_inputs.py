@@ -33,6 +33,8 @@ MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
 LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
 """Seconds that fingerprints of variables may take after a cell, and as a share of the cell's seconds."""
+MEASURED_SHARE = 0.002
+"""Share of the time that adding up the memory of the process may take."""
 CHANGES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
     *("os.chdir", "os.fork", "os.chmod", "os.chown", "os.utime"),
@@ -42,6 +44,7 @@ _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ip
 _OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
 _HEADER = struct.Struct("iIII")
 _CHUNK = 1 << 22
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Opened:
@@ -104,6 +107,31 @@ class Opened:
         return sorted(opened - written)
 
 
+class ProcessMemory:
+    """The proportional set size of this process (Pss), known after each cell at little cost.
+
+    The system needs milliseconds to add it up, more with every gigabyte. Where that is more than a small
+    share of the time since it was last read, the change of the resident size since then is added.
+    """
+
+    def __init__(self) -> None:
+        self._read_at = 0.0
+        self._cost = 0.0
+        """Seconds that reading it took the last time."""
+        self._size = self._resident = 0
+
+    def size(self) -> int:
+        """Return the size in bytes; 0 if this system does not tell."""
+        begun = perf_counter()
+        resident = _resident()
+        if self._size and self._cost > MEASURED_SHARE * (begun - self._read_at):
+            return max(1, self._size + resident - self._resident)
+        self._size, self._resident = _proportional_size(), resident
+        self._read_at = perf_counter()
+        self._cost = self._read_at - begun
+        return self._size
+
+
 class Lineage:
     """Notes the inputs of each cell of one run, and writes them to the folder of the run."""
 
@@ -120,7 +148,11 @@ class Lineage:
         self._begun = 0.0
         self._known: set[str] = set()
         self._modules: set[str] = set()
-        self._memory = 0
+        self._memory = ProcessMemory()
+        self._memory_before = 0
+        self._looked_at: set[str] = set()
+        """Texts that may be paths, and whose folder is watched or needs no watching."""
+        self._folder_now = ""
         self._ids: dict[str, int] = {}
         """By variable: the `id` of its object when the last cell ended."""
         self.written: set[str] = set()
@@ -135,12 +167,16 @@ class Lineage:
 
     def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Note that a cell is about to run."""
-        self._memory = self._memory or _memory()
-        paths = [
+        self._memory_before = self._memory_before or self._memory.size()
+        if self._folder_now != (now := os.getcwd()):  # noqa: PTH109 - text
+            self._folder_now = now
+            self._looked_at.clear()  # relative paths now name other files
+        paths = {
             str(value) for value in (namespace or {}).values() if isinstance(value, str | Path)
-        ]
-        for text in (*_texts(source), *paths):
-            self._watch_near(text)
+        }
+        for text in paths.union(_texts(source)) - self._looked_at:
+            if self._watch_near(text):
+                self._looked_at.add(text)
         self._opened.drain()
         self._events = []
         self.written, self.listed, self.barred = set(), set(), ""
@@ -196,7 +232,9 @@ class Lineage:
         self._before = lineage
         left = self._left(source, variables or {}, seconds)
         done = CellLineage(
-            cell, code, kept, lineage, seconds, _memory(), before=self._memory, variables=left
+            *(cell, code, kept, lineage, seconds, self._memory.size()),
+            before=self._memory_before,
+            variables=left,
         )
         if os.getpid() == self._pid:
             append_cell(self._folder, done)
@@ -252,13 +290,21 @@ class Lineage:
                 words = args[1] if event == "subprocess.Popen" else args[:1]
                 self._events.append(("process", *map(str, words)))
 
-    def _watch_near(self, text: str) -> None:
-        if 0 < len(text) < 4096 and "\0" not in text and "\n" not in text:
-            with contextlib.suppress(OSError, ValueError):
-                path = os.path.abspath(text)  # noqa: PTH100 - text
-                folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
-                if os.path.isdir(folder) and folder != os.sep and not self._is_foreign(path):  # noqa: PTH112
-                    self._opened.watch(folder)
+    def _watch_near(self, text: str) -> bool:
+        """Watch the folder of a text that may be a path; return False if it may come to be one later."""
+        if not 0 < len(text) < 4096 or "\0" in text or "\n" in text:
+            return True
+        with contextlib.suppress(OSError, ValueError):
+            path = os.path.abspath(text)  # noqa: PTH100 - text
+            if self._is_foreign(path):
+                return True
+            if os.path.isdir(path):  # noqa: PTH112
+                self._opened.watch(path)
+                return True
+            folder = os.path.dirname(path)  # noqa: PTH120
+            if folder != os.sep and os.path.isdir(folder):  # noqa: PTH112
+                self._opened.watch(folder)
+        return False
 
     def _is_foreign(self, path: str) -> bool:
         return path.startswith(self._ignored) or f"{os.sep}{FOLDER}{os.sep}" in path
@@ -274,7 +320,7 @@ class Lineage:
         """Write the lineage of a cell whose results were given again, without running it."""
         lineage = lineage_of(self._before, cell.code, cell.events)
         self._before = lineage
-        append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory))
+        append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory_before))
 
     def content(self, path: str) -> str:
         """Return the hash of a whole file; one that is as it was is not read again."""
@@ -340,8 +386,15 @@ def _hash_file(path: str) -> str:
     return str(digest.hexdigest())
 
 
-def _memory() -> int:
-    """Return the proportional set size of this process in bytes."""
+def _resident() -> int:
+    """Return the resident set size of this process in bytes."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    return 0
+
+
+def _proportional_size() -> int:
+    """Return the proportional set size of this process in bytes, as the system adds it up now."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rearview.errors import UsageError
 from rearview.model.cell_lineage import CellLineage
 from rearview.model.plan import Control
 from rearview.runtime import importer
-from rearview.runtime.cells.cached_kernel import CachedKernel
 from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.importer import register_module
 from rearview.runtime.loops import LoopHistory
@@ -40,6 +39,9 @@ from rearview.source.instrument import instrument, without_targets
 from rearview.source.loops import loop_ids
 from rearview.source.notebooks import CodeCell, Notebook, parse
 from rearview.source.wrap_probes import shield_tree
+
+if TYPE_CHECKING:
+    from rearview.runtime.cells.cached_kernel import CachedKernel
 
 _TIMED = ("<timed exec>", "<timed eval>")
 """File names that `%%time` gives to the code of a cell."""
@@ -79,16 +81,28 @@ def make_kernel(control: Control) -> Any:
         traits |= {"quiet": False, "capture_fd_output": False}
     launcher = Path(ipykernel.__file__).parent.parent / "ipykernel_launcher.py"
     sys.argv = [str(launcher), "-f", traits["connection_file"]]
-    quiet = "PYDEVD_DISABLE_FILE_VALIDATION"  # otherwise debugpy warns about frozen modules
-    previous = os.environ.get(quiet)
-    os.environ[quiet] = "1"
-    app: Any = IPKernelApp.instance(**traits)
-    app.initialize(["--HistoryManager.hist_file=:memory:"])
-    if previous is None:
-        del os.environ[quiet]
+    with _without_debugger():
+        app: Any = IPKernelApp.instance(**traits)
+        app.initialize(["--HistoryManager.hist_file=:memory:"])
     # kept as long as the kernel lives, and equal in every process that runs this notebook
     sys.argv[2] = f"{control.root}{os.sep}kernel.json"
     return app
+
+
+@contextlib.contextmanager
+def _without_debugger() -> Iterator[None]:
+    """Keep a starting kernel from importing debugpy, which takes a tenth of a second.
+
+    No front end debugs a notebook that runs from top to bottom; the program may still import debugpy.
+    """
+    loaded = sys.modules.get("debugpy")
+    sys.modules["debugpy"] = cast(Any, None)  # an import fails then, as if it were not installed
+    try:
+        yield
+    finally:
+        del sys.modules["debugpy"]
+        if loaded is not None:
+            sys.modules["debugpy"] = loaded
 
 
 def _end_with_parent() -> None:
@@ -103,6 +117,9 @@ def _kernel_class() -> Any:
 
     class Kernel(IPythonKernel):
         cells: Cells | None = None
+
+        async def poll_stopped_queue(self) -> None:
+            """Do nothing: no debugger stops a cell."""
 
         async def do_execute(
             self, code: str, silent: bool, store_history: bool = True, *args: Any, **kwargs: Any
@@ -177,9 +194,15 @@ class Cells:
         if self.reuse is not None:
             self.reuse.begin(cell)
         if self.lineage is not None:
-            self.lineage.begin(cell.text, vars(sys.modules["__main__"]))
+            self.lineage.begin(cell.text, self._variables())
         random.setstate(self.random)
         self._stream_position[:] = self._last_position
+
+    def _variables(self) -> dict[str, object]:
+        """Return the variables of the notebook, without those that belong to the kernel."""
+        hides = self.session.modules.hides
+        space = vars(sys.modules["__main__"])
+        return {name: value for name, value in list(space.items()) if not hides(name)}
 
     @contextlib.contextmanager
     def in_part(self, cell: CodeCell, text: str) -> Iterator[None]:
@@ -205,14 +228,10 @@ class Cells:
             used = {"clock": (self._clock[0] if self._clock else 0) - self._clock_at}
             used["chance"] = int(before != self._last_position)
             try:
-                hides = self.session.modules.hides
-                left = {
-                    name: value
-                    for name, value in vars(sys.modules["__main__"]).items()
-                    if not (name.startswith("_") or hides(name))
-                }
+                variables = self._variables()
+                public = {name: variables[name] for name in variables if not name.startswith("_")}
                 done = self.lineage.end(
-                    *(cell.number, cell.text, self.session.belongs, left),
+                    *(cell.number, cell.text, self.session.belongs, public),
                     as_written=cell.source,
                     used=used,
                 )
@@ -339,6 +358,8 @@ def run_notebook(control: Control, session: Session, app: Any) -> int:
     cells = Cells(session, notebook, f"{name}.py")
     _watch(app, cells)
     if control.reuse_cells and isinstance(session, Recorder) and cells.lineage is not None:
+        from rearview.runtime.cells.cached_kernel import CachedKernel
+
         cells.reuse = CachedKernel.start(app.kernel, cells, session, cells.lineage)
     session.code = 1 if notebook.cells else 0
     if control.kernel is not None:

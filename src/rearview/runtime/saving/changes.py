@@ -302,6 +302,8 @@ class Changes:
 
     def training_resumes(self) -> None:
         """End the short watches: the first write to a watched page costs more than its copy."""
+        if not self._late_copies and len(self._watched) == len(self._long_watched):
+            return
         ended = {key: self._watched.pop(key) for key in self._watched.keys() - self._long_watched}
         copied: list[PageWatch] = []
         for late in self._late_copies:

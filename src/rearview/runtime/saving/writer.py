@@ -149,6 +149,8 @@ class Writer:
         Unless the changes are `certain`, prepare at most a quarter of the memory that the machine
         has left. Checkpoints are skipped until the memory is ready.
         """
+        if not self._staging.is_cold(nbytes):
+            return
         nbytes = nbytes if certain else min(nbytes, free_memory() // 4)
         with self._changed:
             if self._preparing is not None or self._closed or not self._staging.is_cold(nbytes):
