@@ -48,7 +48,8 @@ LIMIT = 300
 """Seconds that a cell may take."""
 KEY = "5e" * 32
 """The first states of random generators that a notebook does not seed follow from it, in all kernels."""
-ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+PLACES = re.compile(r"0x[0-9a-f]{6,}|/tmp/ipykernel_\d+|/tmp/edits-\w+/(?:plain|engine)")
+"""Addresses, and folders that are others in each process."""
 MEASURES = re.compile(r"^\s*(\w+\s*=\s*)?%%?(time|timeit|prun)\b", re.MULTILINE)
 LEFT_BY_CELLS = """
 def _install():
@@ -232,7 +233,7 @@ def shown(cell):
             before["text"] += output["text"]
         else:
             outputs.append(output)
-    return ADDRESS.sub("0x", json.dumps(outputs, sort_keys=True))
+    return PLACES.sub("", json.dumps(outputs, sort_keys=True))
 
 
 def edited(book, draw):
@@ -491,7 +492,7 @@ def main():
             os.chdir("/")
             facts = make_references(file)
             store.write_text(json.dumps(facts))
-        facts = json.loads(store.read_text())
+        facts = json.loads(PLACES.sub("", store.read_text()))
         if facts is None:
             print(f"  {file.name}: too few cells run here", file=sys.stderr, flush=True)
             continue

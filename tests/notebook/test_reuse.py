@@ -102,6 +102,8 @@ def test_cells_whose_inputs_cannot_be_shown_equal_run_again_and_say_why(tmp_path
         "open('result.txt', 'w').write('fixed')",
         "names = sorted(os.listdir('.'))\nprint('extra.txt' in names)",
         "print('steady')",
+        "!echo shell",
+        "%env LATER=1",
     ]
     execute(tmp_path, *cells, STUDY="a")
     _, ran = execute(tmp_path, *cells, STUDY="a")
@@ -112,6 +114,8 @@ def test_cells_whose_inputs_cannot_be_shown_equal_run_again_and_say_why(tmp_path
         8: "starts a process (true)",
         9: "asks the file system (exists)",
         10: "log.txt, which it reads",
+        14: "starts a process (a shell line)",
+        15: "uses the magic %env",
     }
     assert {
         number: text for number, text in reasons.items() if text in ran.get(number, "")
@@ -124,9 +128,9 @@ def test_cells_whose_inputs_cannot_be_shown_equal_run_again_and_say_why(tmp_path
     shown, ran = execute(tmp_path, *cells, STUDY="b")
     assert {2, 3, 4, 11, 12} <= set(ran)
     assert [out[0]["text"] for out in shown if out and "text" in out[0]] == [
-        *(["two"], ["b"], ["2"], ["True"], ["steady"])
+        *(["two"], ["b"], ["2"], ["True"], ["steady"], ["shell"])
     ] or [("".join(out[0]["text"])).strip() for out in shown if out and "text" in out[0]] == [
-        *("two", "b", "2", "True", "steady")
+        *("two", "b", "2", "True", "steady", "shell", "env: LATER=1")
     ]
     assert (tmp_path / "result.txt").read_text() == "fixed"
 

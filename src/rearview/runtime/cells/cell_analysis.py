@@ -20,6 +20,8 @@ from rearview.source.notebooks import python_of
 
 HARMLESS_MAGICS = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "precision")
 """Line magics that only set something up: a cell of them can be run again at any time."""
+SHOWING_MAGICS = frozenset({"html", "HTML", "latex", "markdown", "javascript", "js", "svg", "SVG"})
+"""Cell magics that only show their text."""
 PROFILERS = frozenset({"prun", "lprun", "memit", "mprun"})
 _MEASURED = re.compile(
     r"(?P<indent>\s*)(?:(?P<target>\w+)\s*=\s*)?%%?(?P<magic>timeit|time)\b(?P<rest>.*)\Z",
@@ -168,6 +170,7 @@ def analyse(source: str) -> CellAnalysis:
         refused = "it is profiled"
     elif any(line.startswith("#! ") for line in text.split("\n")):
         refused = "it is not Python"
+    refused = refused or _uncommon_magic(tree)
     top = list(tree.body)
     definitions = tuple(_definition(node) for node in top if _defined_name(node))
     plain = [node for node in top if not _is_preamble(node)]
@@ -216,6 +219,23 @@ def _parses(source: str) -> bool:
 
 def _digest(node: ast.AST) -> str:
     return hashlib.sha256(ast.dump(node).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _uncommon_magic(tree: ast.Module) -> str:
+    """Return why a cell with magics or shell lines must run, because what they do is not known; empty: it has none."""
+    for node in ast.walk(tree):
+        call = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(node, ast.Call) or not isinstance(call, ast.Attribute):
+            continue
+        shell = call.value.func if isinstance(call.value, ast.Call) else None
+        if not isinstance(shell, ast.Name) or shell.id != "get_ipython":
+            continue
+        first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
+        if call.attr in {"system", "getoutput"}:
+            return "it starts a process (a shell line)"
+        if call.attr.startswith("run_") and first not in SHOWING_MAGICS:
+            return f"it uses the magic %{first}"
+    return ""
 
 
 def _timed_statement(timed: re.Match[str]) -> str:

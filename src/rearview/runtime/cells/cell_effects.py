@@ -125,6 +125,8 @@ class CellEffects:
         """Return why the results of a cell cannot be given again; empty if they can."""
         if done is None:
             return "its inputs were not recorded"
+        if analysis.refused and not analysis.only_preamble:
+            return analysis.refused
         if self._lineage.barred:
             return self._lineage.barred
         kinds = {event[0]: event for event in done.events}
@@ -133,8 +135,6 @@ class CellEffects:
                 return f"its inputs are not all known ({kinds[kind][1]})"
         if analysis.only_preamble:
             return ""  # what libraries do while they are imported is no input
-        if analysis.refused:
-            return analysis.refused
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
         )
