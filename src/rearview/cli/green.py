@@ -163,11 +163,11 @@ def run_green(
             gate = Gate(source, rule, account=account, meter=None, sleep=supervisor.sleep)
             if not _may_start(gate, green, say):
                 return EXIT_PAUSED
-            supervisor.exit_if_asked()
+            supervisor.exit_if_requested()
             say(f"{word}: {gate.decision.reason}")
             word = "continuing"
             code = _run_child(supervisor, command, gate, say)
-            if code != EXIT_PAUSED or supervisor.asked or green.leaves:
+            if code != EXIT_PAUSED or supervisor.pause_requested or green.leaves:
                 return code
 
 

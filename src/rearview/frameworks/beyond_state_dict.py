@@ -23,7 +23,7 @@ def generators_of(loaders: Iterable[Any]) -> list[Any]:
             continue
         seen.add(id(source))
         generator = getattr(source, "generator", None)
-        if hasattr(generator, "get_state") and not any(generator is known for known in generators):
+        if hasattr(generator, "get_state") and not any(generator is other for other in generators):
             generators.append(generator)
         todo += [
             getattr(source, name, None) for name in ("batch_sampler", "sampler", "base_dataloader")

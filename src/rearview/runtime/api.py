@@ -132,7 +132,7 @@ def arg(name: str, default: V) -> V:
     `rearview run --arg lr=0.1 train.py`. The value takes the type of the default and is recorded.
     """
     session = current()
-    text = session.given.get(name)
+    text = session.arg_values.get(name)
     if text is None:
         text = given_on(sys.argv[1:], name)
     value = default if text is None else converted(name, text, default)

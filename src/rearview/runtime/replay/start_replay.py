@@ -203,7 +203,7 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
         run.id,
         settings,
         checkpointing=1,
-        given=dict(control.given),
+        arg_values=dict(control.given),
         view=view,
         segment=segment,
         records=RecordFile(folder, run.id, origin=segment.replay, put=checkpoints.objects.put),
