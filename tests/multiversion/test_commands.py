@@ -71,7 +71,7 @@ def test_a_packed_run_of_a_notebook_is_judged_by_what_the_run_showed(folder):
     assert [len(v["cells"]) for v in report["versions"]] == [3, 3]
 
 
-def test_a_difference_is_told_with_its_diff_and_exit_code_1(folder):
+def test_a_difference_is_printed_as_a_diff_with_exit_code_1(folder):
     for n in (1, 2):
         shown = [[], printed("3\n" if n == 1 else "<script>4</script>\n")]
         notebook(folder / f"v{n}.ipynb", ["x = 3", "print(x)"], shown)
@@ -125,7 +125,7 @@ def test_an_empty_notebook_replays_to_nothing(folder):
     assert report["exact"]
 
 
-def test_a_package_of_scripts_is_judged_by_what_the_author_replayed(folder):
+def test_a_package_of_scripts_is_judged_by_the_replay_of_its_author(folder):
     loop = "w = 1\n\nfor i in range({}):\n    print(i)\n\nprint('end', w)\n"
     for n in (2, 4):
         (folder / f"v{n}.py").write_text(loop.format(n))

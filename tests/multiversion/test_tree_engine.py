@@ -64,7 +64,7 @@ def alone(file):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_versions_from_parked_states_print_what_they_print_alone(tmp_path, workers):
+def test_versions_from_parked_states_print_the_same_as_alone(tmp_path, workers):
     files = scripts(tmp_path, **{f"v{n}": SETUP + END.format(n=n) for n in range(4)})
     expected = {file.stem: alone(file) for file in files}
     report = replay(files, measurements=slow(files, Measurements()), workers=workers)
@@ -75,7 +75,7 @@ def test_versions_from_parked_states_print_what_they_print_alone(tmp_path, worke
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"v{n}.py" for n in range(4)]
 
 
-def test_versions_from_stored_namespaces_print_what_they_print_alone(tmp_path):
+def test_versions_from_stored_namespaces_print_the_same_as_alone(tmp_path):
     setup = SETUP.replace('out = open("log.txt", "w")\nout.write("start\\n")', "").rstrip() + "\n"
     end = "\nCOUNT = {n}\nbox.items.append(count())\nprint(box.items, random.random(), type(box))\n"
     files = scripts(tmp_path, **{f"v{n}": setup + end.format(n=n) for n in range(3)})
