@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -80,6 +79,8 @@ class Settings:
         values: dict[str, Any] = {}
         file = folder / "config.toml" if folder else None
         if file is not None and file.is_file():
+            import tomllib  # few projects have settings
+
             try:
                 table = tomllib.loads(file.read_text("utf-8"))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:

@@ -34,7 +34,6 @@ from rearview.runtime.saving.policy import (
 )
 from rearview.store.files import make_folder, publish
 from rearview.store.machine import cores
-from rearview.store.maintenance.gc import usage
 from rearview.store.project import Project
 
 CLEANUP_TARGET = 0.8
@@ -104,6 +103,8 @@ class DiskBudget:
         if not self.most:
             return
         if self.used < 0:
+            from rearview.store.maintenance.gc import usage  # few runs have a budget
+
             self.used = usage(self.project)
         else:
             self.used += costs.stored
