@@ -89,7 +89,7 @@ def test_arguments_that_a_writer_keeps_do_not_change(file):
     writer.close()
 
 
-def test_a_call_larger_than_the_memory_gets_through_and_gives_it_back(file):
+def test_a_call_larger_than_the_memory_is_sent_and_its_memory_is_freed(file):
     writer = rearview.background(Lines, file, background_memory=1 << 20)
     writer.add("before", 1)
     big = np.arange(1_000_000)
@@ -208,7 +208,7 @@ def test_an_exception_surfaces_at_a_next_call_too(file):
     writer.close()
 
 
-def test_an_exception_that_cannot_be_brought_over_is_told_by_its_text(file):
+def test_an_exception_that_cannot_be_pickled_is_reported_by_its_text(file):
     writer = rearview.background(Lines, file)
     writer.fail_oddly()
     with pytest.raises(rearview.errors.RearviewError, match="cannot be pickled") as caught:
@@ -321,7 +321,7 @@ def test_the_end_of_a_program_loses_nothing(file):
     assert len(lines(file)) == 3000
 
 
-def test_an_error_at_the_end_of_a_program_is_told(file):
+def test_an_error_at_the_end_of_a_program_is_reported(file):
     process = run(
         """
         import sys, rearview
@@ -440,7 +440,7 @@ def test_an_existing_logger_of_plain_attributes_is_copied(file):
     assert lines(file) == ["hello"]
 
 
-def test_an_existing_logger_that_is_not_certain_is_refused_with_what_to_write(file):
+def test_an_existing_logger_that_cannot_be_made_again_is_refused_with_the_line_to_write(file):
     logger = Lines(file)
     with pytest.raises(UsageError, match=r"rearview.background\(Lines, ...\)"):
         rearview.background(logger)
@@ -451,7 +451,7 @@ def test_an_existing_logger_that_is_not_certain_is_refused_with_what_to_write(fi
     assert lines(file) == ["by the parent 1 None", "by the copy 2 None"]
 
 
-def test_wrong_options_say_what_is_right(file):
+def test_the_error_about_wrong_options_names_the_right_ones(file):
     with pytest.raises(UsageError, match="'spawn' or 'fork'"):
         rearview.background(Lines, file, background_start="thread")
     with pytest.raises(UsageError, match="and arguments for it"):

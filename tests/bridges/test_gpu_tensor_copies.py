@@ -77,7 +77,7 @@ def test_only_tensors_of_the_device_are_staged_wherever_they_are_in_the_argument
     assert len(device.events) == 1
 
 
-def test_a_call_is_held_until_its_copy_is_done_and_those_behind_it_too(copies, device):
+def test_a_call_and_all_later_calls_are_held_until_its_copy_is_done(copies, device):
     hold(copies, 1, torch.full((2, 2), 1.0))
     hold(copies, 2, "no tensor at all")
     assert list(copies.finished(wait=False)) == []
@@ -162,7 +162,7 @@ def test_a_writer_gets_its_calls_in_order_however_late_the_copies_are(
     writer.close()
 
 
-def test_a_tensor_of_the_meta_device_arrives_as_what_it_is():
+def test_a_tensor_of_the_meta_device_arrives_as_a_meta_tensor():
     payload, buffers = encode(3, (torch.empty(3, 4, device="meta"),), {})
     number, (arrived,), _ = decode(payload, lambda _: list(map(bytearray, buffers)))
     assert number == 3

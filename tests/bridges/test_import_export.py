@@ -95,7 +95,7 @@ def test_event_files_become_runs(tmp_path, project):
     assert past.run("one").status == "finished"
 
 
-def test_importing_again_adds_only_what_is_new(tmp_path, project):
+def test_importing_again_adds_only_new_values(tmp_path, project):
     write_events(tmp_path / "logs", 3)
     first = import_runs(project, read_tensorboard(tmp_path / "logs"))
     again = import_runs(project, read_tensorboard(tmp_path / "logs"))
@@ -132,7 +132,7 @@ def events(folder):
     return found
 
 
-def test_runs_become_event_files_with_what_replays_have_filled(tmp_path, some_runs):
+def test_runs_become_event_files_that_include_values_filled_by_replays(tmp_path, some_runs):
     chosen = list(exported_runs(some_runs))
     done = [write_tensorboard(run, tmp_path / "out") for run in chosen]
     assert [each.left_out for each in done] == [1, 0]  # a table has no place in TensorBoard

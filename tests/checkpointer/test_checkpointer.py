@@ -72,7 +72,7 @@ def test_the_published_parameters_can_be_given_by_position(tmp_path):
     one.close()
 
 
-def test_a_damaged_save_is_reported_and_the_one_before_comes_back(make, tmp_path):
+def test_a_damaged_save_is_reported_and_the_save_before_it_is_restored(make, tmp_path):
     one = make()
     one.step(1)
     one.step(2)
@@ -82,7 +82,7 @@ def test_a_damaged_save_is_reported_and_the_one_before_comes_back(make, tmp_path
         assert make().restore(0) == 1
 
 
-def test_when_every_save_is_damaged_it_does_not_begin_at_zero(make):
+def test_if_every_save_is_damaged_restore_raises_and_does_not_start_from_the_beginning(make):
     one = make()
     one.step(1)
     for save in one._archive.folder.saves():
@@ -106,7 +106,7 @@ def test_checkpoint_without_any_value_is_refused(make):
         make().checkpoint()
 
 
-def test_the_folder_may_change_after_it_was_made(make, tmp_path, monkeypatch):
+def test_the_working_folder_may_change_after_the_checkpointer_was_made(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Checkpointer("rel.pt", write, read, checkpoint_every=1) as one:
         (tmp_path / "elsewhere").mkdir()
@@ -145,7 +145,7 @@ def test_keeping_goes_on_after_a_move_to_another_node(make, tmp_path):
 # in the background
 
 
-def test_in_the_background_the_value_of_the_step_is_saved_not_a_later_one(make):
+def test_a_background_save_holds_the_value_of_its_step_not_a_later_one(make):
     gate = threading.Event()
 
     def slow(path, value):
@@ -205,7 +205,7 @@ def test_a_first_save_that_fails_is_an_error(make):
         one.step(1)
 
 
-def test_a_later_save_that_fails_is_a_warning_and_the_one_before_stays(make):
+def test_a_later_save_that_fails_gives_a_warning_and_the_save_before_it_stays(make):
     one = make()
     one.step(1)
     one.checkpoint_function = full
@@ -228,7 +228,7 @@ def test_the_third_failure_in_a_row_is_an_error(make):
         one.step(4)
 
 
-def test_a_last_save_that_fails_leaves_with_the_one_before(make):
+def test_if_the_last_save_fails_the_process_exits_with_the_save_before_it(make):
     one = make()
     one.step(1)
     one.checkpoint_function = full
@@ -242,7 +242,7 @@ def test_a_last_save_that_fails_leaves_with_the_one_before(make):
 # several, and in threads
 
 
-def test_several_in_one_process_do_not_mix(make):
+def test_several_checkpointers_in_one_process_do_not_mix(make):
     one, two = make("here/one.pt"), make("here/two.pt")
     one.step(1)
     two.step(2)

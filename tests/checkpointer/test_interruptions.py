@@ -209,7 +209,7 @@ def test_a_target_that_never_worked_is_a_failure_not_85(start, tmp_path):
     assert (tmp_path / "here/a b.pt").read_text() == "2"
 
 
-def test_two_in_one_loop_both_save_the_same_round(start):
+def test_two_checkpointers_in_one_loop_save_the_same_iteration(start):
     process = start("""
         one = make()
         two = Checkpointer(Path("here/two.pt"), write, read, checkpoint_every=None)
@@ -231,7 +231,7 @@ def test_two_in_one_loop_both_save_the_same_round(start):
     assert first - second in {0, 1}  # the signal may fall between the two
 
 
-def test_an_idle_second_one_does_not_keep_the_process(start):
+def test_a_second_checkpointer_that_is_idle_does_not_keep_the_process_alive(start):
     process = start("""
         one = make()
         two = Checkpointer(Path("here/two.pt"), write, read, checkpoint_every=None)
@@ -326,7 +326,7 @@ def condor(tmp_path, ad=CONDOR):
     }
 
 
-def test_under_htcondor_it_exits_with_the_jobs_code_now_and_then(start, tmp_path):
+def test_under_htcondor_a_job_exits_from_time_to_time_with_its_checkpoint_code(start, tmp_path):
     process = start(
         """
         one = make(checkpoint_transfer_mode="htcondor", checkpoint_every=1, exit_every="0.1s")
@@ -340,7 +340,9 @@ def test_under_htcondor_it_exits_with_the_jobs_code_now_and_then(start, tmp_path
     assert (tmp_path / "here/a b.pt.saves").is_dir()
 
 
-def test_under_htcondor_a_job_without_any_save_does_not_claim_one(start, tmp_path):
+def test_under_htcondor_a_job_without_a_save_does_not_exit_with_the_checkpoint_code(
+    start, tmp_path
+):
     ad = CONDOR.replace("30", "1")
     process = start(
         """

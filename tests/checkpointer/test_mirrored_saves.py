@@ -64,7 +64,7 @@ def test_a_save_comes_back_on_another_node(make, tmp_path, away):
     assert make(**away).restore(0) == 4
 
 
-def test_a_stale_local_copy_does_not_win_over_a_newer_one_away(make, tmp_path, away):
+def test_a_stale_local_save_does_not_win_over_a_newer_save_at_the_remote(make, tmp_path, away):
     one = make(**away)
     one.step(1)
     shutil.copytree(tmp_path / "here", tmp_path / "kept", symlinks=True)
@@ -77,7 +77,7 @@ def test_a_stale_local_copy_does_not_win_over_a_newer_one_away(make, tmp_path, a
     assert make(**away).restore(0) == 3
 
 
-def test_a_newer_local_save_wins_over_the_one_away(make, tmp_path, away):
+def test_a_newer_local_save_wins_over_the_save_at_the_remote(make, tmp_path, away):
     make(**away).step(1)
     local = make()
     local.step(2)
@@ -103,7 +103,9 @@ def test_without_a_place_away_local_files_stay(make, tmp_path):
     assert (tmp_path / "here/a b.pt").exists()
 
 
-def test_a_damaged_copy_away_is_reported_and_the_one_before_comes_back(make, tmp_path):
+def test_a_damaged_save_at_the_remote_is_reported_and_the_save_before_it_is_restored(
+    make, tmp_path
+):
     options = {"checkpoint_transfer_target": tmp_path / "far" / "x"}
     one = make(**options)
     one.step(1)

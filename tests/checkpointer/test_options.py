@@ -18,7 +18,7 @@ from rearview.errors import UsageError
         (Seconds(3), Seconds(3)),
     ],
 )
-def test_what_the_user_writes_is_what_is_meant(every, meant):
+def test_intervals_are_parsed_as_people_write_them(every, meant):
     assert interval(every) == meant
 
 

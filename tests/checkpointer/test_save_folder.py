@@ -73,7 +73,7 @@ def test_a_function_that_fails_leaves_nothing_and_the_save_before(folder):
     assert [p.name for p in folder.folder.iterdir()] == [first.id]
 
 
-def test_a_function_that_writes_elsewhere_is_told_so(folder):
+def test_a_checkpoint_function_that_writes_to_another_path_raises_an_error(folder):
     with pytest.raises(StoreError, match=r"wrote my model\.pt\.npz"):
         folder.write(
             lambda path: path.with_name(path.name + ".npz").write_text("x"),

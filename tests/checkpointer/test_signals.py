@@ -130,7 +130,7 @@ def test_a_second_interrupt_gets_through():
     assert done.stdout == "first SIGINT\nsecond\n"
 
 
-def test_a_forked_child_dies_of_a_signal_and_its_parent_does_not_hear_of_it():
+def test_a_forked_child_dies_of_a_signal_that_its_parent_does_not_notice():
     done = run("""
         signals = Signals(grace=60, on_deadline=print).start()
         child = os.fork()
@@ -147,7 +147,7 @@ def test_a_forked_child_dies_of_a_signal_and_its_parent_does_not_hear_of_it():
     assert done.stdout == f"{-signal.SIGTERM}\nNone\n"
 
 
-def test_off_the_main_thread_it_says_that_signals_are_not_noticed():
+def test_outside_the_main_thread_a_warning_says_that_signals_are_not_noticed():
     caught = []
 
     def work():
@@ -165,7 +165,7 @@ def test_off_the_main_thread_it_says_that_signals_are_not_noticed():
     assert "main thread" in str(caught[0].message)
 
 
-def test_off_the_main_thread_it_joins_in_with_what_the_main_thread_notices():
+def test_outside_the_main_thread_signals_that_the_main_thread_handles_are_noticed():
     joined = []
     with Signals((signal.SIGUSR1,)):
         thread = threading.Thread(target=lambda: joined.append(Signals((signal.SIGUSR1,)).start()))

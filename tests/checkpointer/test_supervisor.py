@@ -64,7 +64,9 @@ def test_a_program_gets_the_signal_and_85_comes_out(start, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_shell_in_between_that_dies_of_it_does_not_turn_85_into_143(start, tmp_path, number):
+def test_a_shell_that_dies_of_the_signal_does_not_turn_exit_code_85_into_143(
+    start, tmp_path, number
+):
     (tmp_path / "run.sh").write_text(f"echo begin\n{sys.executable} train.py ck\necho after\n")
     process = start("bash", "run.sh")
     process.stdout.readline()
@@ -76,7 +78,7 @@ def test_a_shell_in_between_that_dies_of_it_does_not_turn_85_into_143(start, tmp
     assert "after" not in out
 
 
-def test_a_program_without_a_checkpointer_that_is_killed_shows_it(start):
+def test_the_exit_code_shows_that_a_program_without_a_checkpointer_was_killed(start):
     process = start("sh", "-c", "echo ready; sleep 60")
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)

@@ -85,7 +85,7 @@ def test_a_second_signal_insists():
         signal.raise_signal(TERM)
         with pytest.raises(SystemExit) as left:
             signal.raise_signal(TERM)
-        assert supervisor.asked
+        assert supervisor.pause_requested
     assert left.value.code == EXIT_PAUSED
 
 

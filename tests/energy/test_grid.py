@@ -38,7 +38,7 @@ def test_energy_charts_says_share_and_light_and_who_is_to_be_credited(url, clock
     assert "Fraunhofer ISE" in outlook.attribution
 
 
-def test_a_null_leaves_its_hour_out_and_a_share_above_100_is_one(url, clock):
+def test_a_null_leaves_its_hour_out_and_a_share_above_100_is_valid(url, clock):
     outlook = EnergyCharts(url=url, clock=clock).outlook()
     assert outlook.at(NOW + 2 * HOUR).share == 104.2
     assert outlook.at(NOW + 2 * HOUR).intensity == 12.0
@@ -141,7 +141,9 @@ def test_a_source_is_asked_rarely_and_a_rate_limit_is_respected(url, clock, grid
     assert source.outlook().problem == ""
 
 
-def test_a_cache_file_spares_the_service_and_a_broken_one_is_no_matter(url, clock, grid, tmp_path):
+def test_a_cache_file_spares_the_service_and_a_broken_cache_file_is_ignored(
+    url, clock, grid, tmp_path
+):
     cache = tmp_path / "cache.json"
     first = EnergyCharts(url=url, clock=clock, cache=cache).outlook()
     second = EnergyCharts(url=url, clock=clock, cache=cache).outlook()

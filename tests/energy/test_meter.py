@@ -18,7 +18,7 @@ GRID = Forecast.of(
 )
 
 
-def test_grams_are_those_of_the_hours_it_ran_in():
+def test_grams_are_those_of_the_hours_in_which_the_run_ran():
     ran = [RunInterval(HOUR, 2 * HOUR, 2.0, "RAPL")]
     found = report(ran, GRID, requested=0)
     assert (found.kwh, found.grams, found.grams_at_once, found.saved) == (2.0, 200.0, 800.0, 600.0)
@@ -86,7 +86,7 @@ def test_cards_are_added(tmp_path):
     assert reading.how == "estimate: 10 W per busy core + NVML"
 
 
-def test_on_this_machine_it_reads_something_and_says_how():
+def test_on_this_machine_the_meter_reads_energy_and_says_how():
     meter = Meter()
     sum(n * n for n in range(200_000))
     reading = meter.read()

@@ -22,7 +22,7 @@ def forecast(shares, lights=None):
     )
 
 
-def test_by_the_light_it_starts_at_green_and_goes_on_at_yellow():
+def test_by_the_traffic_light_a_run_starts_at_green_and_continues_at_yellow():
     outlook = forecast([20, 50, 80], [0, 1, 2])
     assert not decide(outlook, 0, Rule(), running=False).run
     assert not decide(outlook, HOUR, Rule(), running=False).run
@@ -36,7 +36,7 @@ def test_a_decision_says_until_when_it_holds():
     assert decide(outlook, 2 * HOUR, Rule(), running=True).until == 3 * HOUR
 
 
-def test_a_share_or_grams_of_ones_own_decide_if_given():
+def test_a_share_or_grams_given_by_the_user_decide():
     outlook = forecast([60], [0])
     assert decide(outlook, 0, Rule(share=55), running=False).run
     assert not decide(outlook, 0, Rule(share=65), running=False).run
@@ -57,7 +57,7 @@ def test_when_nothing_is_known_nothing_is_held_back():
         assert "server on fire" in decision.reason
 
 
-def test_a_pause_too_short_to_be_worth_it_is_not_made():
+def test_a_pause_that_is_too_short_is_not_made():
     outlook = forecast([80, 20, 80], [2, 0, 2])
     assert decide(outlook, 2 * HOUR - 300, Rule(), running=True).run
     assert not decide(outlook, HOUR, Rule(), running=True).run
@@ -73,7 +73,7 @@ def test_the_greenest_hours_before_the_deadline_are_taken():
     assert ran == [2, 4]
 
 
-def test_in_one_piece_the_greenest_stretch_is_taken():
+def test_work_in_one_piece_gets_the_greenest_window():
     outlook = forecast([20, 30, 90, 20, 80, 85])
     rule = Rule(hours=2, deadline=6 * HOUR, pieces=False, margin=0)
     assert decide(outlook, 0, rule, running=False).until == 4 * HOUR
@@ -110,7 +110,7 @@ def test_following_the_decisions_always_meets_the_deadline_and_never_costs_more_
     assert cost <= sum(grams[:hours]) + 1e-9
 
 
-def test_a_deadline_of_unknown_length_is_when_it_begins_at_the_latest():
+def test_a_deadline_without_known_hours_is_the_latest_start():
     outlook = forecast([10] * 8)
     rule = Rule(deadline=3.5 * HOUR)
     waits = decide(outlook, 2 * HOUR, rule, running=False)

@@ -52,7 +52,7 @@ def test_a_malformed_request_for_workers_is_ignored(project):
         assert file.requested_workers() is None
 
 
-def test_none_and_several_are_told_apart(project):
+def test_no_backfill_and_several_backfills_are_told_apart(project):
     past = History(project)
     with pytest.raises(UsageError, match="No backfill is under way") as caught:
         past.set_workers(2)
@@ -74,7 +74,7 @@ def test_the_status_file_of_a_dead_backfill_is_removed(project):
     assert not path.exists()
 
 
-def test_a_store_that_cannot_be_written_does_not_stop_it(project, monkeypatch):
+def test_a_store_that_cannot_be_written_does_not_stop_a_backfill(project, monkeypatch):
     def full(*_args, **_named):
         raise OSError(28, "No space left on device")
 

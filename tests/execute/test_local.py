@@ -46,7 +46,7 @@ while len(os.sched_getaffinity(0)) > {len(slot_resources.cores()[0])} and time.m
 @pytest.mark.skipif(
     len(slot_resources.cores()) < 2, reason="LOUD: one core only, nothing can be pinned apart"
 )
-def test_each_slot_has_cores_of_its_own_if_the_run_was_told_its_threads(tmp_path):
+def test_each_slot_has_cores_of_its_own_if_the_run_set_its_number_of_threads(tmp_path):
     local, found = Local(2), []
     for slot in (0, 1):
         folder = tmp_path / str(slot)
@@ -55,7 +55,7 @@ def test_each_slot_has_cores_of_its_own_if_the_run_was_told_its_threads(tmp_path
     assert found == [str(core) for core in slot_resources.cores()[:2]]
 
 
-def test_a_run_that_was_not_told_may_use_every_core(tmp_path):
+def test_a_run_that_set_no_number_of_threads_may_use_every_core(tmp_path):
     job = Local(2).start(task(tmp_path, CORES), 1)
     assert printed(job) == str(sorted(os.sched_getaffinity(0)))
 

@@ -69,7 +69,9 @@ def test_a_share_of_an_accelerator_bounds_how_many_run_at_once(cluster, tmp_path
     assert {(tmp_path / f"{name}.txt").read_text().strip() for name in "ab"} == {"0"}
 
 
-def test_without_a_share_the_program_sees_what_it_would_see_here(cluster, tmp_path, monkeypatch):
+def test_without_a_share_of_accelerators_the_program_sees_the_same_as_on_this_machine(
+    cluster, tmp_path, monkeypatch
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     code = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
     assert ended(Ray(1).start(task(tmp_path, code), 0)) == 0

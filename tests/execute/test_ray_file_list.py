@@ -59,7 +59,7 @@ def test_a_replay_from_the_start_compares_with_everything_on_its_way():
     assert found == dict.fromkeys((0, 2, 4, 6, 8), "compared")
 
 
-def test_without_a_jump_into_the_outermost_loop_it_runs_from_its_beginning():
+def test_without_a_jump_into_the_outermost_loop_a_replay_runs_from_the_first_iteration():
     assert uses(wanted(5, 7, levels=0), EVERY_SECOND) == dict.fromkeys((0, 2, 4, 6, 8), "compared")
 
 

@@ -146,7 +146,7 @@ def test_fetched_records_get_a_file_name_that_is_free(project):
     assert (project.runs / "run" / f"records-{os.getpid()}-2.jsonl").exists()
 
 
-def test_a_value_that_is_not_what_its_name_says_is_refused(project):
+def test_an_object_whose_content_does_not_match_its_hash_is_refused(project):
     node, found, values, _ = brought(project)
     node.files[values[0][0]] = b"another valu3!"
     with pytest.raises(SiteError, match="damaged"):

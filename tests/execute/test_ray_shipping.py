@@ -186,7 +186,9 @@ def texts(report):
     return {one.run: (one.tree / "out.txt").read_bytes() for one in report.outcomes}
 
 
-def test_a_node_that_does_not_see_the_project_does_what_this_machine_does(cluster, project):
+def test_a_node_that_does_not_see_the_project_gives_the_same_results_as_this_machine(
+    cluster, project
+):
     pristine = project.with_name("pristine")
     shutil.copytree(project / ".rearview", pristine)
     report = history(project).backfill(["w"], at="epoch=2:5", workers=2, on="ray")
@@ -208,7 +210,7 @@ def test_a_node_that_does_not_see_the_project_does_what_this_machine_does(cluste
     assert written == texts(here)
 
 
-def test_only_what_a_stretch_needs_travels_and_in_pieces(cluster, project, monkeypatch):
+def test_only_the_files_that_a_segment_needs_are_sent_and_in_chunks(cluster, project, monkeypatch):
     carried = []
     real = ChunkCache.get
 
@@ -230,7 +232,9 @@ def test_only_what_a_stretch_needs_travels_and_in_pieces(cluster, project, monke
     assert 0 < len(manifests) < len(list(kept.iterdir()))
 
 
-def test_a_difference_is_described_with_what_was_left_behind_at_first(cluster, project):
+def test_after_a_difference_the_remaining_checkpoint_parts_are_sent_to_describe_it(
+    cluster, project
+):
     table = project / "data" / "table.bin"
     table.write_bytes(struct.pack("3d", 0.25, 0.5, 0.875))
     os.utime(table, (0, 0))
@@ -255,7 +259,7 @@ def test_a_backfill_that_is_killed_leaves_nothing_on_the_node(cluster, project, 
     assert not set(replays) & set(cluster.children())
 
 
-def test_a_folder_of_somebody_else_at_that_path_is_left_alone(cluster, project):
+def test_a_folder_of_the_user_at_that_path_is_left_alone(cluster, project):
     theirs = cluster.inside / project.name
     theirs.mkdir()
     (theirs / "train.py").write_text("theirs")

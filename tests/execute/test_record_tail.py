@@ -35,7 +35,7 @@ def test_records_of_others_do_not_count(tmp_path):
     assert watch.rows == 0
 
 
-def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
+def test_a_line_that_is_being_written_is_read_once_it_is_complete(tmp_path):
     file = RecordFile(tmp_path, "r", "r.1")
     log(file, 10)
     path = next(tmp_path.glob("records-*"))

@@ -11,7 +11,7 @@ from rearview.execute.executor import Task
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.execute.run_plan import Claim, Pool
 from rearview.model import Operator, ReplayReport, Run, Segment, Status
-from rearview.model.plan import ReplayFailure
+from rearview.model.messages import ReplayFailure
 
 RUN = Run("r", "v", "train.py", (), 0.0, Status.FINISHED)
 
@@ -121,7 +121,7 @@ GOOD = ReplayReport(states=1, finished=True)
 SHARED = {"imports": ("import numpy",)}
 
 
-def test_segments_are_started_in_their_order_and_outcomes_keep_it(folder):
+def test_segments_are_started_in_order_and_outcomes_have_the_same_order(folder):
     machine = Machine()
     replays = Scripted({"a": [GOOD], "b": [GOOD], "c": [GOOD]})
     outcomes, _ = run(folder, replays, machine, "abc")
@@ -221,7 +221,7 @@ def test_a_segment_killed_after_a_shared_start_starts_on_its_own(folder):
     assert machine.shared == ["a"]
 
 
-def test_progress_is_told_from_start_to_end(folder):
+def test_progress_is_reported_from_start_to_end(folder):
     events = []
     replays = Scripted({"a": [GOOD], "b": [GOOD]})
     run(folder, replays, Machine(), "ab", events.append)
@@ -383,7 +383,7 @@ def test_a_lost_segment_is_claimed_anew_so_that_its_records_count_once(folder):
     assert replays.abandoned == ["a"]
 
 
-def test_progress_tells_what_each_worker_does(folder):
+def test_progress_reports_the_segment_of_each_worker(folder):
     events = []
     replays = Scripted({name: [GOOD] for name in "ab"})
     run(folder, replays, Slow(5, slots=2), "ab", events.append)

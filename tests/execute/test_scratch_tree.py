@@ -78,7 +78,7 @@ def laid_out(project, tmp_path_factory, before=2000.0, **more):
     return tree, made
 
 
-def test_a_large_folder_that_nothing_has_touched_is_one_link(project, photos, tmp_path_factory):
+def test_a_large_unchanged_folder_is_one_link(project, photos, tmp_path_factory):
     tree, made = laid_out(project, tmp_path_factory)
     assert made == ("photos",)
     assert (tree / "photos").readlink() == photos
@@ -86,7 +86,7 @@ def test_a_large_folder_that_nothing_has_touched_is_one_link(project, photos, tm
 
 
 @pytest.mark.parametrize("touched", ["photos", "photos/1", "photos/1/1.png"])
-def test_a_folder_with_something_newer_in_it_is_none(project, photos, tmp_path_factory, touched):
+def test_a_folder_with_a_newer_file_is_not_one_link(project, photos, tmp_path_factory, touched):
     os.utime(project.root / touched, (3000, 3000))
     tree, made = laid_out(project, tmp_path_factory)
     assert made == ()
@@ -94,7 +94,7 @@ def test_a_folder_with_something_newer_in_it_is_none(project, photos, tmp_path_f
     assert len(shown) == (119 if touched.endswith(".png") else 120)
 
 
-def test_a_folder_in_which_the_run_wrote_is_none(project, photos, tmp_path_factory):
+def test_a_folder_in_which_the_run_wrote_is_not_one_link(project, photos, tmp_path_factory):
     tree, made = laid_out(project, tmp_path_factory, written_by_run=(["photos/1/1.png"], []))
     assert made == ()
     assert not (tree / "photos/1/1.png").exists()

@@ -14,7 +14,7 @@ def seed(root, env, **options):
 
 
 @pytest.mark.parametrize("env", [{}, {"PYTHONHASHSEED": "random"}])
-def test_runs_of_a_project_have_one_seed_of_hashes(tmp_path, env):
+def test_all_runs_of_a_project_have_the_same_hash_seed(tmp_path, env):
     (tmp_path / "other").mkdir()
     assert seed(tmp_path, env) == seed(tmp_path, {})
     assert seed(tmp_path, env) != seed(tmp_path / "other", env)

@@ -84,7 +84,9 @@ def test_a_killed_training_ends_bit_for_bit_as_an_uninterrupted_one(whole, kill_
     assert history == whole[1]
 
 
-def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(whole, tmp_path):
+def test_a_training_that_gets_a_signal_saves_and_exits_with_the_code_to_be_continued(
+    whole, tmp_path
+):
     assert run(train, tmp_path, until=4, how=signal.SIGTERM) == PAUSED
     assert run(train, tmp_path) == 0
     weights, history = end(tmp_path)
@@ -93,7 +95,7 @@ def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(who
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_ended_at_random_batches_it_ends_bit_for_bit_the_same(whole, seed, tmp_path):
+def test_a_training_killed_at_random_batches_ends_bit_for_bit_the_same(whole, seed, tmp_path):
     assert run_with_random_kills(train, tmp_path, seed) >= 2
     weights, history = end(tmp_path)
     assert same(weights, whole[0])

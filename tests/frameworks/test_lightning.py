@@ -133,7 +133,9 @@ def test_a_killed_training_ends_bit_for_bit_as_an_uninterrupted_one(whole, kill_
     assert found[1:] == expected[1:]
 
 
-def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(whole, tmp_path):
+def test_a_training_that_gets_a_signal_saves_and_exits_with_the_code_to_be_continued(
+    whole, tmp_path
+):
     accumulate, expected, _ = whole
     assert run(train, tmp_path, until=4, how=signal.SIGTERM, accumulate=accumulate) == PAUSED
     assert run(train, tmp_path, accumulate=accumulate) == 0
@@ -143,7 +145,7 @@ def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(who
 
 
 @pytest.mark.parametrize("seed", [2])
-def test_ended_at_random_steps_it_ends_bit_for_bit_the_same(whole, seed, tmp_path):
+def test_a_training_killed_at_random_steps_ends_bit_for_bit_the_same(whole, seed, tmp_path):
     accumulate, expected, _ = whole
     assert run_with_random_kills(train, tmp_path, seed, accumulate=accumulate) >= 2
     found = end(tmp_path)

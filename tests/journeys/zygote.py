@@ -6,6 +6,7 @@ would, to its normal end, so only the import is shared.
 """
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -73,6 +74,8 @@ if __name__ == "__main__":
 
     import rearview.runtime.run_program as launcher
 
+    # no child searches the libraries' objects for garbage, which takes longer than most programs
+    gc.freeze()
     asked = serve(sys.argv[1])
     if asked is not None:
         become(asked)

@@ -44,7 +44,7 @@ def test_places_are_used_again_so_that_space_is_bounded(far, tmp_path):
     assert len(list(far.iterdir())) <= 3 + 2
 
 
-def test_half_an_index_leaves_the_one_before(far, tmp_path):
+def test_a_half_written_index_leaves_the_index_before_it(far, tmp_path):
     remote = FunctionRemote(shutil.copyfile, far / "ck", retry=quick())
     file = tmp_path / "f"
     for name in "abc":
@@ -60,7 +60,7 @@ def command(source, destination):
     subprocess.run(["cp", source, destination], check=True, capture_output=True)
 
 
-def test_a_command_that_fails_for_what_is_not_there_means_empty(far, tmp_path):
+def test_a_copy_function_that_fails_for_missing_files_means_an_empty_remote(far, tmp_path):
     remote = FunctionRemote(command, far / "ck", retry=quick())
     assert remote.list() == ()
     file = tmp_path / "f"
@@ -75,7 +75,7 @@ def test_a_place_out_of_reach_is_an_error_not_an_empty_remote(tmp_path):
         remote.list()
 
 
-def test_a_function_that_only_sends_is_told_to_copy_both_ways(far, tmp_path):
+def test_the_error_about_a_function_that_only_sends_says_to_copy_both_ways(far, tmp_path):
     def send(source, destination):
         if str(destination).startswith(str(far)):
             shutil.copyfile(source, destination)

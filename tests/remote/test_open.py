@@ -22,7 +22,7 @@ from rearview.remote.xrootd import XrootdRemote
         (print, None, FunctionRemote),
     ],
 )
-def test_the_target_says_which_kind_it_is(target, mode, kind):
+def test_the_target_decides_the_kind_of_remote(target, mode, kind):
     assert isinstance(open_remote(target, mode), kind)
 
 

@@ -30,14 +30,14 @@ def failing(times, error=ConnectionError):
     return action
 
 
-def test_it_returns_as_soon_as_one_attempt_succeeds():
+def test_a_retry_returns_as_soon_as_one_attempt_succeeds():
     clock = Clock()
     retry = Retry(attempts=5, first=1, spread=0, sleep=clock.sleep, clock=clock)
     assert retry.call("x", failing(2)) == 3
     assert clock.slept == [1, 2]
 
 
-def test_it_gives_up_with_what_was_tried_and_why():
+def test_the_error_after_all_attempts_says_what_was_tried_and_why_it_failed():
     clock = Clock()
     retry = Retry(attempts=3, sleep=clock.sleep, clock=clock)
     with pytest.raises(RemoteError, match=r"Sending a did not succeed after 3 attempts.*call 3"):
@@ -57,7 +57,7 @@ def test_what_cannot_get_better_is_not_tried_again():
     assert clock.slept == []
 
 
-def test_an_error_that_already_says_what_to_do_passes_through():
+def test_an_error_of_rearview_passes_through_without_a_retry():
     with pytest.raises(UsageError):
         Retry().call("x", failing(1, UsageError))
 

@@ -147,14 +147,14 @@ class Stopping(FolderRemote):
         super()._send(local, staged)
 
 
-def test_a_put_goes_on_where_it_broke_off(tmp_path, files):
+def test_a_put_continues_an_interrupted_put(tmp_path, files):
     remote = Stopping(tmp_path / "far", 2, retry=Retry(attempts=3, sleep=lambda _: None))
     remote.put(files[1], "a")
     assert remote.read_from == [0, 45_000, 67_500]
     assert (tmp_path / "far/a").read_bytes() == files[1].read_bytes()
 
 
-def test_a_get_goes_on_where_it_broke_off(tmp_path, files):
+def test_a_get_continues_an_interrupted_get(tmp_path, files):
     offsets = []
 
     class Breaking(FolderRemote):

@@ -403,7 +403,9 @@ ACTS = st.lists(
     times=st.integers(1, 3),
     count=st.integers(0, 16),
 )
-def test_any_iterable_is_asked_what_plain_python_asks(how, kind, acts, stride, times, count):
+def test_any_iterable_gets_the_same_calls_as_under_plain_python(
+    how, kind, acts, stride, times, count
+):
     plain = ran(LOOPS[how], None, KINDS[kind], acts, times, count)
     with watching(stride) as session:
         seen = ran(LOOPS[how], session, KINDS[kind], acts, times, count)
@@ -415,7 +417,7 @@ def test_any_iterable_is_asked_what_plain_python_asks(how, kind, acts, stride, t
 @pytest.mark.parametrize("how", LOOPS)
 @pytest.mark.parametrize("stride", [0.0, 60.0], ids=["each", "together"])
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_every_kind_is_asked_what_plain_python_asks(how, kind, stride):
+def test_every_kind_of_iterable_gets_the_same_calls_as_under_plain_python(how, kind, stride):
     acts = ["go on"] * 9 + ["nest", "draw", "go on", "break"]
     plain = ran(LOOPS[how], None, KINDS[kind], acts, 3, 12)
     with watching(stride) as session:
@@ -519,7 +521,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_recorded_script_says_what_it_says_under_plain_python(script, tmp_path):
+def test_a_recorded_script_prints_the_same_as_under_plain_python(script, tmp_path):
     write(tmp_path, train=textwrap.dedent(SCRIPTS[script]))
     expected = plain(tmp_path, "train.py")
     assert expected.code == 0

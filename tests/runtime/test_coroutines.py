@@ -23,7 +23,7 @@ print(asyncio.run(train()))
 """
 
 
-def test_a_loop_in_a_coroutine_is_asked_by_running_it_again(tmp_path):
+def test_a_value_in_a_loop_of_a_coroutine_is_filled_by_running_it_again(tmp_path):
     write(tmp_path, train=TEXT)
     expected = plain(tmp_path, "train.py")
     assert recorded(tmp_path, "train.py").out == expected.out

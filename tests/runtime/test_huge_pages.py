@@ -39,7 +39,7 @@ def _offered():
     return recent and MODE.is_file() and "[madvise]" in MODE.read_text()
 
 
-def test_neither_the_program_nor_its_children_see_what_it_was_started_with(tmp_path):
+def test_neither_the_program_nor_its_children_see_the_variables_lent_to_the_interpreter(tmp_path):
     write(tmp_path, train=SEEN)
     assert recorded(tmp_path, "train.py").out == plain(tmp_path, "train.py").out
 

@@ -44,7 +44,7 @@ def test_memory_read_and_then_compared_is_not_watched_yet(held):
     assert held.holds(data, "b")
 
 
-def test_a_write_by_anybody_ends_it(held):
+def test_any_write_ends_the_knowledge_about_memory(held):
     array = np.ones(MB, np.uint8)
     for _ in range(2):
         held.note(as_bytes(array), "a", KnownFrom.READ)
@@ -55,7 +55,7 @@ def test_a_write_by_anybody_ends_it(held):
     assert held.holds(as_bytes(array), "b")
 
 
-def test_small_memory_is_not_worth_it(held):
+def test_small_memory_is_not_remembered(held):
     small = as_bytes(np.ones(100, np.uint8))
     held.note(small, "a", KnownFrom.READ)
     held.note(small, "a", KnownFrom.READ)

@@ -51,7 +51,7 @@ ANY = st.one_of(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(ANY)
-def test_no_name_raises_and_what_is_kept_can_be_stored(kept, name):
+def test_no_name_raises_and_every_accepted_name_can_be_stored(kept, name):
     kept.items.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

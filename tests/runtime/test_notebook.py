@@ -128,7 +128,7 @@ manager.shutdown_kernel(now=True)
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-def test_a_live_kernel_records_beside_the_notebook_and_shows_what_it_has(tmp_path):
+def test_a_live_kernel_records_into_the_folder_of_the_notebook_and_shows_its_records(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(SRC)}
     done = subprocess.run(
         [sys.executable, "-c", KERNEL_CELLS],

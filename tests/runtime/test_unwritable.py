@@ -59,7 +59,7 @@ def ran(folder, *words, **options):
 
 @pytest.mark.parametrize("words", [("run",), ("run", "--preemptible")], ids=lambda words: words[-1])
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda one: one.__name__)
-def test_at_the_start_it_is_one_warning(tmp_path, broken, words):
+def test_a_store_that_cannot_be_written_at_the_start_gives_one_warning(tmp_path, broken, words):
     (tmp_path / "job.py").write_text(JOB)
     broken(tmp_path)
     done = ran(tmp_path, "-m", "rearview", *words, "-q", "job.py", "--lr", "0.25")
@@ -91,7 +91,7 @@ def test_files_that_may_not_grow_do_not_end_the_training(tmp_path, bound):
     assert "Traceback" not in done.stderr
 
 
-def test_in_the_middle_it_is_one_warning(tmp_path):
+def test_a_store_that_cannot_be_written_in_the_middle_gives_one_warning(tmp_path):
     program = JOB.replace(
         "    for step",
         "    if epoch == 2:\n"

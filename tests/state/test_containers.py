@@ -83,7 +83,7 @@ def test_subclasses_of_containers_keep_items_attributes_and_slots(resumes):
     resumes(setup, step)
 
 
-def test_aliases_and_cycles_stay_what_they_are(resumes):
+def test_aliases_and_cycles_are_preserved(resumes):
     def setup():
         shared = [0]
         loop = {"self": None, "shared": shared}
@@ -229,7 +229,7 @@ def test_a_set_whose_order_cannot_be_had_again_is_reported(program):
     ]
 
 
-def test_weak_containers_hold_what_is_still_alive(resumes):
+def test_weak_containers_hold_the_objects_that_are_alive(resumes):
     class Thing:
         def __init__(self, n):
             self.n = n

@@ -184,7 +184,7 @@ def test_what_the_program_keeps_in_a_display_counts(program, born):
     assert difference(program, held, improve_held, born=born).path == "bar.postfix.best"
 
 
-def test_a_handler_of_the_programs_own_keeps_what_it_keeps(program, resumes):
+def test_attributes_of_the_programs_own_log_handler_are_compared(program, resumes):
     def setup():
         logger = logging.Logger("training")  # noqa: LOG001 - one of its own in each process
         logger.addHandler(Subclassed())

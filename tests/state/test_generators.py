@@ -89,7 +89,7 @@ def chained(a, b):
     resumes(setup, lambda names, i: (next(names["it"]), next(names["both"])), at=4, stop=9)
 
 
-def test_two_yields_are_told_apart(made, resumes):
+def test_two_yields_of_one_generator_are_told_apart(made, resumes):
     module = made(
         """
 def steps():
@@ -140,7 +140,7 @@ def test_a_loader_with_a_generator_of_its_own_goes_on(resumes):
         resumes(setup, step, at=at, stop=at + 6)
 
 
-def test_the_generators_that_feed_a_loop_are_found_behind_what_wraps_them(made):
+def test_the_generators_that_feed_a_loop_are_found_behind_their_wrappers(made):
     module = made(CYCLE)
     source = module.cycle(range(3))
     wrapped = enumerate(zip(source, range(10), strict=False))
@@ -148,7 +148,7 @@ def test_the_generators_that_feed_a_loop_are_found_behind_what_wraps_them(made):
     assert sources_of(wrapped, lambda name: name == "test_theirs") == [source]
 
 
-def test_a_walk_hands_on_what_is_sent_and_closes_only_through_yield_from(made):
+def test_a_loop_iterator_forwards_send_and_close_only_through_yield_from(made):
     module = made(
         """
 def echo():

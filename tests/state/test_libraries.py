@@ -155,7 +155,7 @@ def test_an_xgboost_booster_that_samples_is_reported(program):
     run.names["booster"].update(matrix, 0)
     captured, _ = run.capture()
     assert [str(part) for part in captured.missing] == [
-        "booster: XGBoost leaves the random state of sampling out of what it saves"
+        "booster: XGBoost does not save the random state of sampling"
     ]
 
 
@@ -166,9 +166,7 @@ def test_a_lightgbm_booster_with_its_training_set_is_reported(program):
     run = program(lambda: {"booster": lightgbm.Booster({"verbose": -1}, train)}, None)
     run.names["booster"].update()
     captured, _ = run.capture()
-    assert "booster: LightGBM leaves the training set out of what it saves" in map(
-        str, captured.missing
-    )
+    assert "booster: LightGBM does not save the training set" in map(str, captured.missing)
 
 
 def test_lightgbm_boosters_resume_as_they_predict(program):

@@ -33,7 +33,7 @@ def test_paths_read_as_people_write_them():
     assert paths["config['a'][1]['b']"] == "builtins.list"
 
 
-def test_a_global_of_another_module_is_named_with_it():
+def test_a_global_of_another_module_is_named_with_its_module():
     anchors = Anchors.walk({"global:__main__:a": [], "global:helpers:b": []}, project=nobody)
     assert [anchors.path(0), anchors.path(1)] == ["a", "helpers.b"]
 
@@ -106,7 +106,7 @@ def test_holding_anchors_does_not_forbid_resizing_an_array():
     assert len(anchors) == 1
 
 
-def test_a_container_nobody_else_holds_is_let_go():
+def test_a_container_that_only_the_anchors_hold_is_released():
     names = {"big": [0] * 10}
     anchors = walk(names)
     assert anchors.alive()[0] is names["big"]
@@ -114,7 +114,7 @@ def test_a_container_nobody_else_holds_is_let_go():
     assert anchors.alive() == [None]
 
 
-def test_what_is_let_go_for_a_while_stays_the_anchor_that_it_was():
+def test_an_object_without_weak_references_for_a_while_stays_the_same_anchor():
     tensor, other = torch.zeros(2), torch.ones(2)
     first, second = walk({"tensor": tensor}), walk({"tensor": tensor, "other": other})
     with without_weak_references(tensor, other):
@@ -126,7 +126,7 @@ def test_what_is_let_go_for_a_while_stays_the_anchor_that_it_was():
     assert first.alive() == [None]
 
 
-def test_a_weak_reference_of_the_program_is_left_to_it():
+def test_a_weak_reference_of_the_program_is_left_alone():
     tensor = torch.zeros(2)
     anchors, mine = walk({"tensor": tensor}), weakref.ref(tensor)
     with without_weak_references(tensor):

@@ -344,7 +344,7 @@ def test_methods_and_members_of_enumerations_hold_state(resumes):
     resumes(setup, lambda names, i: (Phase.WARM.count(), Phase(1 + i % 2).count(), list(Phase)))
 
 
-def test_a_read_only_view_leads_to_what_it_shows(resumes):
+def test_the_walk_enters_the_mapping_behind_a_read_only_view(resumes):
     def setup():
         return {"shown": types.MappingProxyType({"one": counting_class()})}
 
@@ -449,7 +449,7 @@ def test_iterators_go_on_where_they_stood(make, resumes):
     resumes(lambda: {"it": make()}, step, stale_differs=stale_differs)
 
 
-def test_an_iterator_over_a_live_list_sees_what_is_appended_later(resumes):
+def test_an_iterator_over_a_live_list_sees_items_appended_later(resumes):
     def setup():
         todo = [1, 2, 3]
         return {"todo": todo, "it": iter(todo)}

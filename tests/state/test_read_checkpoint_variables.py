@@ -104,7 +104,7 @@ def test_an_optimizer_and_a_scheduler_can_be_loaded(state):
     assert variables.value("main.sched")["last_epoch"] == 3
 
 
-def test_plain_values_and_arrays_are_what_they_were(state):
+def test_plain_values_and_arrays_equal_the_recorded_ones(state):
     names, variables = state
     assert variables.value("main.numbers") == names["numbers"]
     assert variables.value("main.nested") == names["nested"]

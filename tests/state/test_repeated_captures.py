@@ -107,7 +107,7 @@ def content(anchors, names):
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.sampled_from(sorted(CHANGES)), max_size=4), min_size=1, max_size=3))
-def test_a_look_sees_what_one_that_never_looked_before_sees(rounds):
+def test_a_later_capture_equals_a_first_capture_of_the_same_state(rounds):
     names = make()
     often = Anchors.walk(rooted(names), project=is_project)
     fresh = [Anchors.walk(rooted(names), project=is_project) for _ in rounds]
@@ -133,7 +133,7 @@ def test_every_change_is_seen(change):
     assert content(anchors, names) != before
 
 
-def test_a_buffer_lives_as_long_as_the_look_that_took_it():
+def test_a_buffer_lives_as_long_as_the_capture_that_took_it():
     names = {"big": torch.arange(4096.0)}
     anchors = Anchors.walk(rooted(names), project=is_project)
     found = capture(anchors, rooted(names))
@@ -145,7 +145,7 @@ def test_a_buffer_lives_as_long_as_the_look_that_took_it():
     del junk
 
 
-def test_no_collection_is_set_off_by_a_look():
+def test_a_capture_starts_no_garbage_collection():
     names = make()
     anchors = Anchors.walk(rooted(names), project=is_project)
     started = []
@@ -169,7 +169,7 @@ def test_no_collection_is_set_off_by_a_look():
 
 
 @pytest.mark.parametrize("collecting", [True, False])
-def test_the_collector_is_left_as_it_was_even_by_a_look_that_fails(collecting):
+def test_a_capture_leaves_the_garbage_collector_as_it_was_even_if_it_fails(collecting):
     anchors = Anchors.walk({}, project=is_project)
     was = gc.isenabled()
     (gc.enable if collecting else gc.disable)()

@@ -78,7 +78,7 @@ def test_a_file_opened_in_the_loop_is_opened_again(mode, program, tmp_path):
     assert path.read_text() == whole
 
 
-def test_a_file_being_read_goes_on_where_it_stood(resumes, tmp_path):
+def test_a_file_being_read_continues_at_its_position(resumes, tmp_path):
     path = tmp_path / "data.txt"
     path.write_text("".join(f"row {i}\n" for i in range(20)))
     opened = []
@@ -103,7 +103,7 @@ def test_a_text_file_that_is_being_iterated_over_is_reported(program, tmp_path):
     assert str(captured.missing[0]).startswith("file: the position in this file is not known")
 
 
-def test_a_position_that_one_side_could_not_tell_is_no_difference(program, tmp_path):
+def test_a_file_position_that_is_unknown_on_one_side_is_no_difference(program, tmp_path):
     path = tmp_path / "data.txt"
     path.write_text("a\nb\n")
     run = program(lambda: {"file": path.open(), "seen": [0]}, None)
@@ -181,7 +181,7 @@ def test_a_generator_born_in_the_loop_is_lost_and_any_use_of_it_refused(program)
         again.names["fresh"].send(None)
 
 
-def test_an_iterator_of_a_loader_goes_on_where_it_was(resumes, monkeypatch):
+def test_the_iterator_of_a_data_loader_continues_at_its_position(resumes, monkeypatch):
     module = torch.utils.data.dataloader
     base = module._BaseDataLoaderIter
     monkeypatch.setattr(base, "_next_index", base._next_index)  # put back after the test

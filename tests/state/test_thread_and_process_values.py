@@ -64,7 +64,7 @@ def test_arrays_shared_between_processes_resume(resumes):
     )
 
 
-def test_a_process_is_reported_while_it_runs_and_no_longer(program):
+def test_a_child_process_is_reported_only_while_it_runs(program):
     stop = multiprocessing.get_context("spawn").Event()
     child = multiprocessing.get_context("spawn").Process(target=stop.wait, name="worker")
     run = program(lambda: {"old": child}, lambda names, i: names.update(new=[child]))

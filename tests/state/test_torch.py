@@ -290,7 +290,7 @@ def test_frozen_weights_keep_their_buffer_key_and_bytes(program):
     assert len(first[frozen[0]]) == 64 * 64 * 4
 
 
-def test_views_go_on_sharing_one_storage(resumes):
+def test_views_still_share_one_storage(resumes):
     def setup():
         base = torch.zeros(3000)
         return {"base": base, "view": base[10:20], "turned": base.view(30, 100).t(), "made": []}

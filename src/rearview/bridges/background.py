@@ -25,7 +25,7 @@ from rearview.errors import UsageError
 STARTS = ("spawn", "fork")
 
 
-def background(writer: Any, *args: Any, **given: Any) -> Any:
+def background(writer: Any, *args: Any, **kwargs: Any) -> Any:
     """Return a stand-in for a logger whose calls return at once; another process makes them.
 
     `writer` is a class or function that makes the logger there, followed by its arguments:
@@ -37,15 +37,15 @@ def background(writer: Any, *args: Any, **given: Any) -> Any:
     is no room), and `background_start`, "spawn" for a new interpreter or "fork" for a copy of this
     process with the logger as it is.
     """
-    memory = given.pop("background_memory", None)
-    start = given.pop("background_start", "spawn")
+    memory = kwargs.pop("background_memory", None)
+    start = kwargs.pop("background_start", "spawn")
     if start not in STARTS:
         raise UsageError(
             f"background_start is {start!r}. It may be 'spawn' or 'fork'.", slug="background-start"
         )
     bound = _settings().background_memory if memory is None else int(memory)
     replay = _is_replay()
-    recipe = recipe_of(writer, args, given, forks=start == "fork" or replay)
+    recipe = recipe_of(writer, args, kwargs, forks=start == "fork" or replay)
     channel = CallChannel(recipe, bound)
     if replay:
         channel.state = REPLAY
@@ -102,8 +102,8 @@ class Background:
         channel = cls._rearview_channel
         if name.startswith("get_"):
 
-            def method(_self: Any, *args: Any, **given: Any) -> Any:
-                return channel.ask("call", path, name, args, **given)[1]
+            def method(_self: Any, *args: Any, **kwargs: Any) -> Any:
+                return channel.ask("call", path, name, args, **kwargs)[1]
         else:
             method = channel.method(path, name)
         type.__setattr__(cls, name, method)
@@ -133,10 +133,10 @@ class Background:
     def __contains__(self, item: Any) -> bool:
         return item in list(iter(self))
 
-    def __call__(self, *args: Any, **given: Any) -> None:
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Call the writer itself."""
         channel = self._rearview_channel
-        channel.send(channel.number_of(self._rearview_path, "__call__"), args, given)
+        channel.send(channel.number_of(self._rearview_path, "__call__"), args, kwargs)
 
     def __enter__(self) -> Any:
         return self

@@ -64,11 +64,11 @@ class WriterError(RearviewError):
     slug = "background-writer"
 
 
-def _close_figure(args: Any, given: Any) -> None:
+def _close_figure(args: Any, kwargs: Any) -> None:
     """Close a figure in the program, as `SummaryWriter.add_figure` closes its copy in the writer process."""
     pyplot = sys.modules.get("matplotlib.pyplot")
-    figures = args[1] if len(args) > 1 else given.get("figure")
-    if pyplot is None or not (args[3] if len(args) > 3 else given.get("close", True)):
+    figures = args[1] if len(args) > 1 else kwargs.get("figure")
+    if pyplot is None or not (args[3] if len(args) > 3 else kwargs.get("close", True)):
         return
     for figure in figures if isinstance(figures, list) else [figures]:
         pyplot.close(figure)
@@ -86,7 +86,7 @@ class CallChannel:
         self.state = CLOSED
         self.lock = threading.Lock()
         self.errors: deque[tuple[str, bytes | None, str]] = deque()
-        self.seen = 0
+        self.errors_read = 0
         self.waited = 0.0
         """Seconds that calls waited for room."""
         self.dropped = 0
@@ -130,7 +130,7 @@ class CallChannel:
     def _blob(self) -> bytes:
         recipe = self.recipe
         try:
-            return bytes(cloudpickle.dumps((recipe.factory, recipe.args, recipe.given)))
+            return bytes(cloudpickle.dumps((recipe.factory, recipe.args, recipe.kwargs)))
         except Exception as exc:
             raise UsageError(
                 f"{recipe.name} or its arguments cannot be sent to the writer process: {exc}. Pass a "
@@ -242,25 +242,25 @@ class CallChannel:
         after, seen = _AFTER.get(name), None if path else self.recipe.recording_hook(name)
         if self.state not in {OPEN, PENDING}:
 
-            def refused(_self: Any, *args: Any, **given: Any) -> None:
-                channel.send(number, args, given)
+            def refused(_self: Any, *args: Any, **kwargs: Any) -> None:
+                channel.send(number, args, kwargs)
 
             return refused
         ring, header, memory = self.ring, self.ring.header, self.ring.memory
 
-        def call(_self: Any, *args: Any, **given: Any) -> None:
+        def call(_self: Any, *args: Any, **kwargs: Any) -> None:
             if (
                 channel.state
                 or not kinds(map(type, args))
-                or (given and not kinds(map(type, given.values())))
+                or (kwargs and not kinds(map(type, kwargs.values())))
             ):
-                channel.send(number, args, given)
+                channel.send(number, args, kwargs)
                 if seen is not None:
-                    seen((None, *args), given)
+                    seen((None, *args), kwargs)
                 if after is not None:
-                    after(args, given)
+                    after(args, kwargs)
                 return
-            data = dumps((number, args, given))
+            data = dumps((number, args, kwargs))
             length = len(data)
             if not take(False):  # another thread, or a call that a signal handler interrupted
                 channel._write(data, [])
@@ -280,7 +280,7 @@ class CallChannel:
                 if not fits:
                     channel._write(data, [])
             if seen is not None:
-                seen((None, *args), given)
+                seen((None, *args), kwargs)
             if header[ATTENTION]:
                 channel.look_at_writer()
 
@@ -302,12 +302,12 @@ class CallChannel:
             self.numbers[key] = index
         return CALL + 8 * index
 
-    def send(self, number: int, args: Any, given: Any) -> None:
+    def send(self, number: int, args: Any, kwargs: Any) -> None:
         """Copy a call with any arguments into the ring; then raise an error of the writer if there is one."""
         if self.state not in {OPEN, PENDING}:
             self._refuse()
             return
-        payload, buffers = self._encoded(number, args, given)
+        payload, buffers = self._encoded(number, args, kwargs)
         if self.state == PENDING or self._is_on_accelerator(buffers):
             self._keep_pending(payload, buffers)
         else:
@@ -315,13 +315,13 @@ class CallChannel:
         if self.state == OPEN:
             self.look_at_writer()
 
-    def _encoded(self, number: int, args: Any, given: Any) -> tuple[bytes, list[Any]]:
+    def _encoded(self, number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
         try:
             if self.accelerator is None:
                 self.accelerator = AcceleratorCopies.when_present()
             if self.accelerator is not None:
-                args, given = self.accelerator.stage((args, given))
-            return encode(number, args, given)
+                args, kwargs = self.accelerator.stage((args, kwargs))
+            return encode(number, args, kwargs)
         except RearviewError:
             raise
         except Exception as exc:
@@ -410,7 +410,7 @@ class CallChannel:
         if header is None:
             return
         self._awaken()
-        if header[ERRORS] != self.seen:
+        if header[ERRORS] != self.errors_read:
             self.raise_error()
         if not header[ASLEEP]:
             header[ATTENTION] = 0
@@ -421,20 +421,20 @@ class CallChannel:
 
     # --- questions and answers
 
-    def ask(self, kind: str, path: tuple[str, ...], name: str, *rest: Any, **given: Any) -> Any:
+    def ask(self, kind: str, path: tuple[str, ...], name: str, *rest: Any, **kwargs: Any) -> Any:
         """Return the writer's answer, after all earlier calls; None if its process is gone."""
         if self.state == REPLAY:
-            return self._answer_here(kind, path, name, *rest, **given)
+            return self._answer_here(kind, path, name, *rest, **kwargs)
         if self.state not in {OPEN, PENDING}:
             self._refuse()
             return ("value", None)
         self._publish_pending(wait=True)
         token = next(self.tokens)
-        self._write(*encode(ASK + 8 * token, (kind, path, name, *rest), given))
+        self._write(*encode(ASK + 8 * token, (kind, path, name, *rest), kwargs))
         return self._wait_for(token)
 
     def _answer_here(
-        self, kind: str, path: tuple[str, ...], name: str, *rest: Any, **given: Any
+        self, kind: str, path: tuple[str, ...], name: str, *rest: Any, **kwargs: Any
     ) -> Any:
         if kind in {"flush", "register"}:
             return ("value", None)
@@ -444,12 +444,12 @@ class CallChannel:
         value = getattr(target, name)
         if kind == "read":
             return ("method", None) if callable(value) else ("value", value)
-        return ("value", value(*rest[0], **given))
+        return ("value", value(*rest[0], **kwargs))
 
     def flush(self) -> None:
         """Wait until all calls so far are made and the writer is flushed; raise the error of a call that failed."""
         self.ask("flush", (), "flush")
-        if self.state == OPEN and self.ring.header[ERRORS] != self.seen:
+        if self.state == OPEN and self.ring.header[ERRORS] != self.errors_read:
             self.raise_error()
 
     def _wait_for(self, token: int) -> Any:
@@ -461,14 +461,14 @@ class CallChannel:
                 self._continue_without_writer()
                 return ("value", None)
         answer = self.answers.pop(token)
-        if self.errors or self.ring.header[ERRORS] != self.seen:
+        if self.errors or self.ring.header[ERRORS] != self.errors_read:
             self.raise_error()
         if answer[0] == "error":
             raise _exception(answer[1])
         return answer
 
     def _receive(self, timeout: float) -> bool:
-        """Read what the writer process sent; return False if it is gone and nothing is left."""
+        """Read answers and errors of the writer process; return False if it is gone and none are left."""
         with self.receiving:
             if not select.select([self.inbox], [], [], timeout)[0]:
                 return True
@@ -497,12 +497,12 @@ class CallChannel:
 
     def _next_error(self) -> BaseException | None:
         count = self.ring.header[ERRORS]
-        if count == self.seen and not self.errors:
+        if count == self.errors_read and not self.errors:
             return None
         while not self.errors and self._receive(1.0):
             pass
-        more = count - self.seen - 1
-        self.seen = count
+        more = count - self.errors_read - 1
+        self.errors_read = count
         if not self.errors:
             return None
         first = self.errors.popleft()

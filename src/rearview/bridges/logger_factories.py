@@ -35,7 +35,7 @@ class Recipe:
     """Its name in error messages."""
     factory: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     type: type | None = None
     """Its class, if known before it is made."""
     instance: Any = None
@@ -55,13 +55,13 @@ class Recipe:
 
     def make(self) -> Any:
         """Return the logger, made in this process."""
-        return self.factory(*self.args, **self.given)
+        return self.factory(*self.args, **self.kwargs)
 
 
 def recipe_of(
-    writer: Any, args: tuple[Any, ...], given: Mapping[str, Any], *, forks: bool
+    writer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, forks: bool
 ) -> Recipe:
-    """Return how to make the logger that `background` was given; raise if that is not certain.
+    """Return how to make the logger that was passed to `background`; raise if that is not certain.
 
     With `forks`, the writer process is a copy of this one and has the logger as it is.
     """
@@ -69,10 +69,10 @@ def recipe_of(
         kind = writer if isinstance(writer, type) else None
         name = str(getattr(writer, "__qualname__", type(writer).__name__))
         closes = ("finish",) if kind is None or hasattr(kind, "finish") else ()
-        return Recipe(name, writer, args, dict(given), type=kind, closes=closes)
-    if args or given:
+        return Recipe(name, writer, args, dict(kwargs), type=kind, closes=closes)
+    if args or kwargs:
         raise UsageError(
-            f"rearview.background was given {type(writer).__name__} object and arguments for it. Give "
+            f"rearview.background got a {type(writer).__name__} object and arguments for it. Give "
             "the class and its arguments, or the object alone.",
             slug="background-instance",
         )

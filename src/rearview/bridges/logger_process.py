@@ -181,10 +181,10 @@ class CallServer:
         length = ring.number_at(tail + 8)
         payload = ring.bytes[tail + 16 : tail + 16 + length]
         args: Any = ()
-        given: Any = {}
+        kwargs: Any = {}
         problem: BaseException | None = None
         try:
-            number, args, given = decode(payload, lambda sizes: self._buffers(tail, length, sizes))
+            number, args, kwargs = decode(payload, lambda sizes: self._buffers(tail, length, sizes))
         except BaseException as exc:  # an argument whose class cannot be loaded here
             problem = exc
             number = _number_of(payload)
@@ -193,7 +193,7 @@ class CallServer:
         ring.give_back(tail, size)
         shared_memory_ring.fence()
         header[TAIL] = tail + size
-        self._do(number, args, given, problem)
+        self._do(number, args, kwargs, problem)
         return True
 
     def _buffers(self, place: int, length: int, sizes: Sequence[int]) -> list[bytearray]:
@@ -205,7 +205,7 @@ class CallServer:
             for at, size in zip(places, sizes, strict=True)
         ]
 
-    def _do(self, number: int, args: Any, given: Any, problem: BaseException | None) -> None:
+    def _do(self, number: int, args: Any, kwargs: Any, problem: BaseException | None) -> None:
         kind, index = number % 8, number // 8
         text = ""
         try:
@@ -215,14 +215,14 @@ class CallServer:
                 path, name = self.methods[index]
                 text = f"{'.'.join((*path, name))}({_first(args)})"
                 self._check(problem)
-                getattr(self._at(path), name)(*args, **given)
+                getattr(self._at(path), name)(*args, **kwargs)
             elif kind == SET:
                 path, name, value = args
                 text = f"{'.'.join((*path, name))} = …"
                 self._check(problem)
                 setattr(self._at(path), name, value)
             elif kind == ASK:
-                self._answer(index, args, given, problem)
+                self._answer(index, args, kwargs, problem)
             else:
                 self._finish(index, args, problem)
         except BaseException as exc:
@@ -256,7 +256,7 @@ class CallServer:
             self.failed = exc
             raise
 
-    def _answer(self, token: int, args: Any, given: Any, problem: BaseException | None) -> None:
+    def _answer(self, token: int, args: Any, kwargs: Any, problem: BaseException | None) -> None:
         """Answer a question of the program, which waits for it."""
         answer: tuple[str, Any]
         kind, path, name, *rest = args if problem is None else ("", (), "")
@@ -279,7 +279,7 @@ class CallServer:
             elif kind == "items":
                 answer = ("value", list(self._at(path)))
             else:
-                answer = ("value", getattr(self._at(path), name)(*rest[0], **given))
+                answer = ("value", getattr(self._at(path), name)(*rest[0], **kwargs))
         except _NotConstructed as exc:
             answer = ("error", _described("", self.failed or exc))
         except BaseException as exc:

@@ -58,9 +58,9 @@ def _explaining(tool: Callable[..., Any]) -> Callable[..., Any]:
     """Return a tool that answers with the message of our errors, because they say what to do."""
 
     @functools.wraps(tool)
-    def answer(*args: Any, **given: Any) -> Any:
+    def answer(*args: Any, **kwargs: Any) -> Any:
         try:
-            return tool(*args, **given)
+            return tool(*args, **kwargs)
         except RearviewError as exc:
             return {"error": str(exc), "slug": exc.slug}
 

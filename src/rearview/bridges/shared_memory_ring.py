@@ -220,13 +220,13 @@ def is_plain(value: Any) -> bool:
     return kind in _CONTAINERS and all(map(is_plain, value))
 
 
-def encode(number: int, args: Any, given: Any) -> tuple[bytes, list[Any]]:
+def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
     """Return the payload of a call and its buffers."""
-    if is_plain(args) and is_plain(given):
-        return marshal.dumps((number, args, given)), []
+    if is_plain(args) and is_plain(kwargs):
+        return marshal.dumps((number, args, kwargs)), []
     buffers: list[Any] = []
     out = io.BytesIO()
-    _Pickler(out, buffers).dump((args, given))
+    _Pickler(out, buffers).dump((args, kwargs))
     raw = [buffer.raw() for buffer in buffers]
     sizes = [view.nbytes for view in raw]
     return marshal.dumps((-1 - number, out.getvalue(), sizes)), raw
@@ -237,8 +237,8 @@ def decode(payload: Any, buffers: Callable[[Sequence[int]], list[Any]]) -> tuple
     number, first, second = marshal.loads(payload)  # noqa: S302 - our own other side wrote it
     if number >= 0:
         return number, first, second
-    args, given = pickle.loads(first, buffers=buffers(second))
-    return -1 - number, args, given
+    args, kwargs = pickle.loads(first, buffers=buffers(second))
+    return -1 - number, args, kwargs
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped

@@ -119,7 +119,7 @@ class SaveFolder:
     def write(
         self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
     ) -> Save:
-        """Call `write(path)` and publish what it wrote as a durable save; return the save."""
+        """Call `write(path)` and publish the written file as a durable save; return the save."""
         save_id = f"{counter:08d}-{self.token}"
         staged = self.folder / f"{HIDDEN}{save_id}"
         shutil.rmtree(staged, ignore_errors=True)

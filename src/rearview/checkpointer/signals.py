@@ -304,7 +304,7 @@ class _Trap:
             signal.signal(number, self.earlier.get(number) or signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if self.absorbing or self.inside:  # inside: an earlier handler that calls what it found, us
+        if self.absorbing or self.inside:  # inside: an earlier handler calls this one again
             return
         listeners = list(self.listeners.get(number, ()))
         insists = (

@@ -103,7 +103,7 @@ class Supervisor:
     def __init__(self, signals: tuple[int, ...]) -> None:
         self.signals = signals
         """Signals that ask the child to pause; the first is the one that `run` sends itself."""
-        self.asked = False
+        self.pause_requested = False
         """Whether another process asked the child to pause."""
         self._received: list[int] = []
         self._running = False
@@ -131,11 +131,11 @@ class Supervisor:
         if not self._received:
             select.select([self._wake_read], [], [], seconds)
         self._drain()
-        self.exit_if_asked()
+        self.exit_if_requested()
 
-    def exit_if_asked(self) -> None:
+    def exit_if_requested(self) -> None:
         """Exit the process if a signal asked for it while no child runs."""
-        if self.asked:
+        if self.pause_requested:
             raise SystemExit(EXIT_PAUSED)
         if self._received:
             raise KeyboardInterrupt
@@ -201,9 +201,9 @@ class Supervisor:
     def _receive(self, number: int, _frame: object) -> None:
         repeated = bool(self._received) and not self._running
         self._received.append(number)
-        self.asked |= number in self.signals
+        self.pause_requested |= number in self.signals
         if repeated:  # the current wait may take long
-            self.exit_if_asked()
+            self.exit_if_requested()
 
     def _forward(self, process: subprocess.Popen[bytes]) -> None:
         """Send the child the signals that came and that it handles."""

@@ -81,7 +81,7 @@ class Account:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known: dict[float, GridSample] = {}
+        self._noted_samples: dict[float, GridSample] = {}
 
     def note_request(self, time: float) -> None:
         """Record when the run was requested; the first time counts."""
@@ -93,8 +93,10 @@ class Account:
 
     def grid(self, outlook: Forecast) -> None:
         """Record the state of the grid for the report, without samples that did not change."""
-        fresh = [sample for sample in outlook.samples if self._known.get(sample.start) != sample]
-        self._known |= {sample.start: sample for sample in fresh}
+        fresh = [
+            sample for sample in outlook.samples if self._noted_samples.get(sample.start) != sample
+        ]
+        self._noted_samples |= {sample.start: sample for sample in fresh}
         if not fresh:
             return
         samples = [(s.start, s.share, s.light, s.grams) for s in fresh]
@@ -127,7 +129,7 @@ class Account:
                 # a later answer is more precise
                 samples |= {values[0]: GridSample(*values) for values in row["grid"]}
                 sources[row["source"]] = row["attribution"]
-        self._known = dict(samples)
+        self._noted_samples = dict(samples)
         if measured is not None and measured.samples:
             first, last = measured.samples[0].start, measured.end
             samples = {t: s for t, s in samples.items() if not first <= t < last}

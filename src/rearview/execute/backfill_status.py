@@ -247,7 +247,7 @@ class RecordTail:
     """Name -> bytes that were read."""
 
     def read(self) -> bool:
-        """Read what is new; return True if there are new records."""
+        """Read the new records; return True if there are any."""
         before = self.rows
         with contextlib.suppress(OSError):
             self._find_files()

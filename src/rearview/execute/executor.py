@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rearview.model.plan import SetupStart
+from rearview.model.messages import SetupStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Task:
     in the process of a task that `shared_setup` returns."""
     shared_setup: Callable[[], Task] | None = None
     """Returns a task with a folder of its own that runs the set-up only, for this task and others."""
-    beside: Path | None = None
+    module_folder: Path | None = None
     """Folder in which the program looks for its own modules; None: the working folder."""
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from rearview.execute.executor import Job, SetupStage, Task
 from rearview.execute.slot_resources import cores_for
-from rearview.model.plan import (
+from rearview.model.messages import (
     UNLIKE,
     VARIABLE,
     Control,
@@ -128,7 +128,7 @@ class ForkServerClient:
                 environment=environment,
                 folder=str(task.folder),
                 log=str(task.log),
-                beside=str(task.beside or task.folder),
+                module_folder=str(task.module_folder or task.folder),
                 cores=tuple(sorted(cores_for(task, slot))),
                 waited=waited,
             )
@@ -141,7 +141,7 @@ class ForkServerClient:
                 environment=task.environment,
                 folder=str(task.folder),
                 log=str(task.log),
-                beside=str(task.beside or task.folder),
+                module_folder=str(task.module_folder or task.folder),
                 setup=stage.start,
             ),
             channel,

@@ -287,7 +287,7 @@ class SegmentWorker:
         return code
 
     def list_results(self, folders: list[str], store: str, run: str, replay: str) -> dict[str, Any]:
-        """Return what the replay wrote (files, links, records), what it deleted, and all objects here."""
+        """Return the files, links and records that the replay wrote, the files that it deleted, and all objects here."""
         now = _stamps(folders)
         changed = [path for path, stamp in now.items() if self._before.get(path) != stamp]
         return {

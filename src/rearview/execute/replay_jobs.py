@@ -38,7 +38,7 @@ from rearview.model import (
     Verdict,
     proof_of,
 )
-from rearview.model.plan import VARIABLE, ReplayFailure
+from rearview.model.messages import VARIABLE, ReplayFailure
 from rearview.store.files import caused_by_full_disk, make_folder, publish
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import environment_of
@@ -189,7 +189,9 @@ class ReplayJobs:
             threads=_threads_to_pin(run, segment),
             accelerators=visible_accelerators(run.facts.hardware),
             imports=imports,
-            beside=command.folder if control.module else (tree / script_of(run, home)).parent,
+            module_folder=command.folder
+            if control.module
+            else (tree / script_of(run, home)).parent,
         )
         if not stages:
             return task
@@ -231,7 +233,7 @@ class ReplayJobs:
             environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
             log=folder / "output.txt",
             report=folder / "report.json",
-            beside=task.beside and _moved(task.beside, old / "tree", tree),
+            module_folder=task.module_folder and _moved(task.module_folder, old / "tree", tree),
         )
 
     def _make_tree(self, run: Run, version: str, tree: Path) -> tuple[str, ...]:
@@ -291,7 +293,7 @@ class ReplayJobs:
             shutil.rmtree(self.project.replays / task.id / part, ignore_errors=True)
 
     def interrupt(self, run: Run, task: Task) -> None:
-        """Store that a task was stopped by the user; what it logged so far stays."""
+        """Store that a task was stopped by the user; the values that it has logged stay."""
         report = msgspec.to_builtins(ReplayReport(written=self._count_records(run, task)))
         self.runs.end_replay(run.id, task.id, proved=False, facts={"report": report})
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rearview.model.plan import TEXTS
+from rearview.model.messages import TEXTS
 from rearview.store.files import close_to_others, make_folder
 from rearview.store.project import FOLDER
 from rearview.store.versions.versions import Versions
@@ -71,7 +71,7 @@ class _Folder:
     prefix: str
     """Relative to the project: empty, or with a separator at its end."""
     whole: bool = True
-    """Whether a link to it would show just what it held when the run started."""
+    """Whether a link to it would show exactly its content when the run started."""
     count: int = 0
     """Files in it and below."""
     files: list[tuple[str, os.DirEntry[str]]] = field(default_factory=list)
@@ -103,7 +103,7 @@ class _Layout:
         self.changing |= self.written
 
     def read(self, path: str, prefix: str = "") -> _Folder | None:
-        """Return the inputs in a folder and below it; None if it holds none by what it is."""
+        """Return the inputs in a folder and below it; None for a folder that cannot be read or is an environment."""
         try:
             entries = list(os.scandir(path))
         except OSError:
@@ -221,7 +221,7 @@ def _is_older(entry: os.DirEntry[str], before: float) -> bool:
 
 
 def _link_target(entry: os.DirEntry[str], home: str, tree: Path) -> str:
-    """Return what to link to: a link between folders of the project leads to the tree's own folder."""
+    """Return the target of the link to an entry; a link between folders of the project leads to the tree's own folder."""
     if entry.is_symlink() and entry.is_dir():
         target = os.path.realpath(entry.path)
         if target.startswith(home + os.sep):

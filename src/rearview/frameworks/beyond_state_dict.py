@@ -23,7 +23,7 @@ def generators_of(loaders: Iterable[Any]) -> list[Any]:
             continue
         seen.add(id(source))
         generator = getattr(source, "generator", None)
-        if hasattr(generator, "get_state") and not any(generator is known for known in generators):
+        if hasattr(generator, "get_state") and not any(generator is other for other in generators):
             generators.append(generator)
         todo += [
             getattr(source, name, None) for name in ("batch_sampler", "sampler", "base_dataloader")
@@ -36,7 +36,7 @@ _COUNTED = ("_update_count", "_computed", "_forward_cache")
 
 
 def read_module(module: Any) -> dict[str, Any]:
-    """Return what `state_dict` leaves out: other buffers, gradients, modes, unfinished metrics."""
+    """Return the parts that `state_dict` leaves out: other buffers, gradients, modes, unfinished metrics."""
     return {
         "buffers": dict(module.named_buffers()),
         "gradients": {n: p.grad for n, p in module.named_parameters() if p.grad is not None},

@@ -56,7 +56,7 @@ def lightning_logger(name: str = "rearview") -> Any:
             rearview.log(plain)
 
         @only_on_rank_zero  # type: ignore[untyped-decorator]
-        def log_hyperparams(self, params: Any, *args: Any, **given: Any) -> None:
+        def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
             plain = vars(params) if isinstance(params, argparse.Namespace) else dict(params)
             rearview.params(flat_parameters(plain))
 
@@ -124,7 +124,7 @@ def report_to_rearview() -> None:
     class RearviewCallback(TrainerCallback):
         """Logs what the Trainer logs, under names that begin with `train/` or `eval/`."""
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
                 rearview.params(flat_parameters(args.to_sanitized_dict()))
 

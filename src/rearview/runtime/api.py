@@ -132,7 +132,7 @@ def arg(name: str, default: V) -> V:
     `rearview run --arg lr=0.1 train.py`. The value takes the type of the default and is recorded.
     """
     session = current()
-    text = session.given.get(name)
+    text = session.arg_values.get(name)
     if text is None:
         text = given_on(sys.argv[1:], name)
     value = default if text is None else converted(name, text, default)
@@ -198,8 +198,8 @@ def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
 def block(name: str) -> Iterable[None]:
     """Return a loop of one iteration, called `name`: `for _ in rearview.block("prepare"): …`.
 
-    Recording runs the body and saves what it changed, if that is cheaper than running it again. A
-    replay or resumed run skips the body and restores that, unless the segment asks for a value inside it.
+    Recording runs the body and saves the changes that it made, if that is cheaper than running it again. A
+    replay or resumed run skips the body and restores these changes, unless the segment asks for a value inside it.
     """
     return loop(name, (None,))
 

@@ -17,14 +17,14 @@ from rearview.model import RunEnd
 from rearview.model.wording import plural, printable
 from rearview.store.printed_lines import printed
 
-NAMED = 6
+MOST_NAMED = 6
 """Columns that are named; more are counted."""
-_LOOKED_AT = 300
+_MOST_LINES = 300
 """Printed lines that are read for their names."""
-_USAGE = 2
+_USAGE_ERROR = 2
 """Exit code of a program that refuses its arguments: argparse, click and others use it."""
 _ARGUMENTS = (
-    "the script refused its arguments; they stand behind its name: `rearview run SCRIPT ARGUMENTS`"
+    "the script refused its arguments; they come after its name: `rearview run SCRIPT ARGUMENTS`"
 )
 
 
@@ -54,16 +54,16 @@ def closing_lines(
     code: int = 0,
     hint: str = "",
 ) -> Iterator[str]:
-    """Yield what to say of a run that has ended, from what it measured and logged.
+    """Yield the lines about a run that has ended: from its measurements and the names that it logged.
 
-    `code` is the exit code of the program; `hint` says what to do about its failure, where that is known.
+    `code` is the exit code of the program; `hint` is advice about its failure, empty if there is none.
     """
     captured = [name for name in summary.captured.get("names", {}) if name != "step"]
     names = list(dict.fromkeys([*sorted(logged), *captured, *_printed_names(folder)]))
     loops = summary.main
     iterations = sum(count for count, _ in loops.iterations)
     if code and not iterations:
-        yield f"next: {hint or (_ARGUMENTS if code == _USAGE else _after_failure(0))}"
+        yield f"next: {hint or (_ARGUMENTS if code == _USAGE_ERROR else _after_failure(0))}"
         return
     parts = [f"{iterations} x {printable(loops.name, line=True)}"] if iterations else []
     parts += [_columns(names), plural(args, "parameter")]
@@ -86,7 +86,7 @@ def closing_lines(
 
 
 def _after_failure(saved: int) -> str:
-    """Return what to type after a program was interrupted or failed."""
+    """Return advice about what to type after a program was interrupted or failed."""
     if not saved:
         return "no checkpoint was saved, so the same command starts it again from the beginning"
     return (
@@ -98,8 +98,8 @@ def _after_failure(saved: int) -> str:
 def _columns(names: list[str]) -> str:
     if not names:
         return "no columns"
-    shown = ", ".join(printable(name, line=True) for name in names[:NAMED])
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    shown = ", ".join(printable(name, line=True) for name in names[:MOST_NAMED])
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"columns {shown}{more}"
 
 
@@ -109,7 +109,7 @@ def _printed_names(folder: Path) -> list[str]:
 
     names: dict[str, None] = {}
     with suppress(OSError):
-        for line in islice(printed(folder), _LOOKED_AT):
+        for line in islice(printed(folder), _MOST_LINES):
             names |= dict.fromkeys(numbers_in(line.text))
     return list(names)
 

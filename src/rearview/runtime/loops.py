@@ -27,7 +27,7 @@ STRIDE = 0.02
 """The same if the policy decides which are saved: after a training step our code is no longer in the
 processor's cache, and a boundary takes 30 microseconds."""
 _LARGEST = 1 << 20
-_HELD = 1000
+_MOST_VALUES = 1000
 """Values of a loop target that are remembered at most, so that iterations can be named by them."""
 _OVER_ITEMS: tuple[type, ...] = (type(iter([])), type(iter(())))
 _OVER_NUMBERS = (type(iter(range(0))), type(iter(range(1 << 100))))
@@ -53,7 +53,7 @@ class LoopHistory:
     """Whether another loop that is watched ran inside it."""
 
     def facts(self) -> LoopTotals:
-        """Return what the run stores about it."""
+        """Return the totals that the run stores."""
         return LoopTotals(
             entries=self.entries,
             iterations=self.iterations,
@@ -115,10 +115,10 @@ class LoopEntry:
 
         Loops that run while the item is produced are counted apart from those of the body.
         """
-        making = self.received is not None and length_hint(self.received) > length_hint(
+        producing = self.received is not None and length_hint(self.received) > length_hint(
             self.counter
         )
-        if self.counted != (here := (self.now, making)):
+        if self.counted != (here := (self.now, producing)):
             self.counted, self.ordinals = here, {}
         return self.ordinals
 
@@ -132,8 +132,8 @@ class LoopEntry:
             value = self.value
         return None if value == index else value
 
-    def look(self, source: Any, *, remember: bool) -> None:
-        """Find out how the target counts, or which values it takes; else record them as they come."""
+    def note_target(self, source: Any, *, remember: bool) -> None:
+        """Note how the loop target counts, or which values it takes; if neither is known yet, note each value later."""
         self.span = _span(source)
         if not remember or self.span is not None:
             return
@@ -151,7 +151,7 @@ class LoopEntry:
 
     def note(self, index: int) -> None:
         """Add the value of the target in iteration `index`; give up if it is not plain."""
-        if self.held is None or self.value is None or not len(self.held) == index < _HELD:
+        if self.held is None or self.value is None or not len(self.held) == index < _MOST_VALUES:
             self.held, self.noting = None, False
         else:
             self.held.append(self.value)
@@ -179,7 +179,7 @@ class LoopEntry:
 
 
 class LoopSession(Protocol):
-    """What a loop calls between its iterations: the session that records or replays."""
+    """The session, recording or replaying, that a loop calls between its iterations."""
 
     stack: list[LoopEntry]
     """Loops being executed, outermost first."""
@@ -218,7 +218,7 @@ def iterate(
     """
     sequence = entry.sequence = items if type(items) is range else None
     simple = sequence is not None or items is None
-    entry.look(items, remember=not simple and len(session.stack) < 2)
+    entry.note_target(items, remember=not simple and len(session.stack) < 2)
     source: Iterator[Any] = iter(()) if simple else items
     entry.source = source
     size = 1
@@ -356,7 +356,7 @@ def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | Non
     >>> _held([0.1, 0.01]), _held((("a", 1), ("b", 2))), _held([object()]), _held([1, 2, 3], 1)
     ([0.1, 0.01], ['a', 'b'], None, [2, 3])
     """
-    if type(items) not in (list, tuple) or not begun < len(items) <= _HELD:
+    if type(items) not in (list, tuple) or not begun < len(items) <= _MOST_VALUES:
         return None
     if _scalar(items[begun]) is None:
         return None
@@ -364,7 +364,7 @@ def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | Non
     return None if None in values else values
 
 
-def untried(entry: LoopEntry, frame: FrameType | None) -> bool:
+def ended_at_test(entry: LoopEntry, frame: FrameType | None) -> bool:
     """Return True if a `while` loop ended at its test, so that the body did not run."""
     if frame is None or id(frame) != entry.frame:
         return False

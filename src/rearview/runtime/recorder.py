@@ -30,7 +30,7 @@ from rearview.runtime.capture.assigned_scalars import AssignedScalars
 from rearview.runtime.capture.captured_record_files import CapturedRecords
 from rearview.runtime.cells.script_lineage import ScriptCells
 from rearview.runtime.final_message import closing_lines, print_closing_lines
-from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
+from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, ended_at_test
 from rearview.runtime.measurements import Timeline, surroundings
 from rearview.runtime.program_frames import position, qualified, unobserved
 from rearview.runtime.sandbox.clock import Clock
@@ -139,7 +139,7 @@ class Recorder(Session):
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
         """Take a loop off the stack and add its duration to the timeline."""
         outermost = self.nest is not None and self.nest.entry is entry
-        if outermost and not ended and not untried(entry, frame):
+        if outermost and not ended and not ended_at_test(entry, frame):
             self._begin_iteration(entry.now + 1)
         super().leave(entry, frame, ended=ended)
         if self.assigned is not None:
@@ -326,7 +326,7 @@ class Recorder(Session):
 
     def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that was left by `break`."""
-        if not entry.site.loose and not untried(entry, frame):
+        if not entry.site.loose and not ended_at_test(entry, frame):
             self._iteration_ended(entry, entry.now, frame)
         if position(frame) in entry.site.breaks:
             self.after_loop(entry, entry.now, frame)

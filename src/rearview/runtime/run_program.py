@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from rearview.errors import RearviewError, StoreError, UsageError
-from rearview.model.plan import VARIABLE, Control
+from rearview.model.messages import VARIABLE, Control
 from rearview.model.run import is_notebook
 from rearview.model.wording import printable
 from rearview.runtime.importer import register_module, retire
@@ -75,7 +75,7 @@ def main(plain: frozenset[str] | None = None) -> None:
         for name in ("fork", "forkpty"):
             _warn_of_own_threads_only(name)
     if kernel is not None:
-        sys.exit(_run_notebook(control, session, kernel))
+        _leave(control, _run_notebook(control, session, kernel))
     program_runner: Callable[..., Any] = run_at_bottom
     if shared is not None and shared.setup is not None:
         from rearview.runtime.replay.setup_process import SharedSetup, watch
@@ -84,7 +84,23 @@ def main(plain: frozenset[str] | None = None) -> None:
         program_runner = SharedSetup(shared.setup, shared.channel, shared, session).run
     code = run(control, session, plain, program_runner)
     if code is not _KILLED:
+        _leave(control, code)
+
+
+def _leave(control: Control, code: Any) -> NoReturn:
+    """End the process as `sys.exit(code)` does.
+
+    A replay only waits for threads and calls exit handlers, in which probes may stand. Python would then take
+    all modules apart, which takes half a second for a large library, and nothing observes the program any more.
+    """
+    if control.segment is None:
         sys.exit(code)
+    from rearview.checkpointer.signals import leave_at_once
+
+    status = _print_exit_message(SystemExit(code))
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    leave_at_once(status)
 
 
 def _remove_lent_variables(control: Control) -> None:
@@ -229,7 +245,7 @@ def _die_interrupted() -> None:
     vars(sys).update(last)
 
 
-def _leave(exc: SystemExit) -> int:
+def _print_exit_message(exc: SystemExit) -> int:
     if exc.code is not None and not isinstance(exc.code, int):
         sys.stderr.write(f"{exc.code}\n")
     return exit_code(exc)
@@ -372,7 +388,7 @@ def show(exc: BaseException, code: int = 1) -> int:
     try:
         hook(*exception_info)
     except SystemExit as exit_request:
-        return _leave(exit_request)
+        return _print_exit_message(exit_request)
     except BaseException as hook_error:
         _strip_all(hook_error)
         sys.stderr.write("Error in sys.excepthook:\n")

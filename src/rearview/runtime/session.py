@@ -113,7 +113,7 @@ class Session:
     nest: LoopNest | None = None
     ordinals: dict[str, int] = field(default_factory=dict)
     """Number of entries so far of each outermost loop."""
-    given: dict[str, str] = field(default_factory=dict)
+    arg_values: dict[str, str] = field(default_factory=dict)
     """Values for `arg` from `rearview run --arg`."""
     compiler: Any = None
     view: FileView | None = None

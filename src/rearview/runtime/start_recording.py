@@ -165,7 +165,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         run,
         settings,
         checkpointing=int(watched),
-        given=dict(control.given),
+        arg_values=dict(control.given),
         runs=runs,
         script="" if control.module else _program_of(control.target),
         joins=joins,
@@ -230,7 +230,7 @@ def _resume(control: Control) -> Resumer:
         run.id,
         settings,
         checkpointing=1,
-        given=dict(control.given),
+        arg_values=dict(control.given),
         runs=runs,
         records=RecordFile(folder, run.id, put=put, attempt=attempt, since=since),
         writer=Writer(checkpoints, settings, warn=_warn_of_save, on_end=overhead.end_save),
@@ -476,13 +476,13 @@ class Unrecorded(Session):
         """Do nothing."""
 
 
-def go_unrecorded(root: Path, given: Mapping[str, str], why: Exception) -> Unrecorded:
+def go_unrecorded(root: Path, arg_values: Mapping[str, str], why: Exception) -> Unrecorded:
     """Print why nothing is recorded; return a session with which the program runs anyway."""
     slug = why.slug if isinstance(why, RearviewError) else "store-unwritable"
     sys.stderr.write(
         f"rearview: this run is not recorded: {printable(str(why))} Your program runs anyway "
         f"(docs/errors.md#{slug})\n"
     )
-    session = Unrecorded(Project(root), "", Settings(), given=dict(given))
+    session = Unrecorded(Project(root), "", Settings(), arg_values=dict(arg_values))
     use_session(session)
     return session

@@ -70,7 +70,7 @@ class Anchors:
         """Order of the elements of each set at the walk, by the `id` of the set."""
         self.classes: list[int] = []
         """Numbers of anchors that are classes."""
-        self._wanted: dict[int, tuple[int, Any]] | None = None
+        self._searched: dict[int, tuple[int, Any]] | None = None
         self._collected: list[Any] = []
         self._graphs: dict[int, int] = {}
         self._steps: list[tuple[int, str, object]] = []
@@ -205,8 +205,8 @@ class Anchors:
             self.set_orders[id(obj)] = list(obj)
         if kind.name == "array" and owns_memory(obj):
             self.by_address[id(obj)] = (number, form_of(obj))
-            if self._wanted is not None and id(obj) in self._wanted:
-                self._collected[self._wanted[id(obj)][0]] = obj
+            if self._searched is not None and id(obj) in self._searched:
+                self._collected[self._searched[id(obj)][0]] = obj
             self._refs.append(None)
         else:
             self._hold(obj)
@@ -261,7 +261,7 @@ class Anchors:
 
     def _find_by_address(self, roots: Mapping[str, object], live: list[Any]) -> None:
         second_walk = Anchors(self.rules.project, self.rules.loop_modules)
-        second_walk._wanted, second_walk._collected = self.by_address, live
+        second_walk._searched, second_walk._collected = self.by_address, live
         second_walk._walk(roots, self.signature)
 
     def same_graph(self, tensor: Any) -> bool:

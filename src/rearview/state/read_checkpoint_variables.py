@@ -158,7 +158,7 @@ class Variables:
         self._signature = signature
         self._buffers = buffers
         self._memory: dict[int, Any] = {}
-        self._made: dict[Any, Any] = {}
+        self._built: dict[Any, Any] = {}
         self._kept: list[Any] = []
         self.roots: dict[str, str] = {}
         """The name of each variable's root in the checkpoint, by its name for people."""
@@ -219,15 +219,15 @@ class Variables:
 
     def _once(self, key: Any, held: Any, make: Callable[[Any, Any], Any]) -> Any:
         """Return the value of an object, built once: the same object is always the same value."""
-        if key not in self._made:
+        if key not in self._built:
             self._kept.append(held)  # so that its id stays its own
-            self._made[key] = NotGiven("an object that contains itself")
-            self._made[key] = make(held, key)
-        return self._made[key]
+            self._built[key] = NotGiven("an object that contains itself")
+            self._built[key] = make(held, key)
+        return self._built[key]
 
     def _begin(self, key: Any, value: Any) -> Any:
         """Register a container before its items are built: they may refer back to it."""
-        self._made[key] = value
+        self._built[key] = value
         return value
 
     def _compound(self, held: Any, key: Any) -> Any:

@@ -147,11 +147,11 @@ def _by_name(obj: Any, capturing: Capturing) -> Any:
 def _booster(obj: Any, capturing: Capturing) -> Any:
     """Reduce a booster by its own pickling, and report the state that this leaves out."""
     if getattr(obj, "train_set", None) is not None:
-        capturing.miss(obj, "LightGBM leaves the training set out of what it saves")
+        capturing.miss(obj, "LightGBM does not save the training set")
     config = obj.save_config() if hasattr(obj, "save_config") else ""
     sampling = re.findall(r'"(subsample|colsample_by\w+)"\s*:\s*"([^"]*)"', config)
     if any(float(share) != 1.0 for _, share in sampling):
-        capturing.miss(obj, "XGBoost leaves the random state of sampling out of what it saves")
+        capturing.miss(obj, "XGBoost does not save the random state of sampling")
     return _own_pickling(obj, capturing)
 
 

@@ -130,9 +130,9 @@ def _as_owned(obj: Any) -> Any:
 def _owned_array(data: Any, dtype: Any, shape: Any, order: str, writeable: bool) -> Any:
     import numpy as np
 
-    made = np.frombuffer(data, np.uint8).copy().view(dtype)
+    values = np.frombuffer(data, np.uint8).copy().view(dtype)
     owned = np.empty(shape, dtype, order="C" if order == "C" else "F")
-    owned.reshape(-1, order=order)[:] = made
+    owned.reshape(-1, order=order)[:] = values
     owned.flags.writeable = writeable
     return owned
 

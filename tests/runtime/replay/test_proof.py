@@ -57,7 +57,7 @@ def test_a_stretch_after_the_last_checkpoint_is_not(tmp_path):
     assert rows.rows() == [{"origin": "unproved"}]
 
 
-def test_values_that_come_out_again_prove_it_too(tmp_path):
+def test_logged_values_that_are_repeated_prove_a_replay_too(tmp_path):
     logged = PROBED.replace("'w', weight", "'seen', weight")
     write(tmp_path, train=logged)
     assert recorded(tmp_path, "train.py").code == 0
@@ -67,7 +67,7 @@ def test_values_that_come_out_again_prove_it_too(tmp_path):
     assert report.proved, report.proof
 
 
-def test_a_loop_is_skipped_wherever_it_can_be_and_what_follows_is_compared(tmp_path):
+def test_a_loop_is_skipped_wherever_possible_and_the_code_after_it_is_compared(tmp_path):
     script = SCRIPT.replace("range(8)", "range(60)")
     write(tmp_path, train=script)
     assert recorded(tmp_path, "train.py").code == 0

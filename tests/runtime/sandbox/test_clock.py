@@ -80,7 +80,7 @@ for epoch in range(4):
 """
 
 
-def test_dates_are_told_again_too(tmp_path):
+def test_dates_are_repeated_too(tmp_path):
     write(tmp_path, train=DATES)
     recorded(tmp_path, "train.py")
     report = history(tmp_path).replay()
@@ -122,7 +122,7 @@ assert pickle.loads(pickle.dumps(dt.datetime.now))() == now
 """
 
 
-def test_the_type_of_dates_stays_what_it_is():
+def test_the_type_of_dates_stays_the_same():
     source = Path(__file__).parents[3] / "src"
     done = subprocess.run(
         [sys.executable, "-c", LIKE],

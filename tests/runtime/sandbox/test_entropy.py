@@ -58,7 +58,7 @@ def test_a_library_that_draws_when_it_is_loaded_may_be_loaded_earlier(tmp_path):
     assert report.outcomes[0].report.written == 3
 
 
-def test_restoring_imports_nothing_that_would_draw_as_it_is_imported(tmp_path):
+def test_restoring_imports_no_module_that_draws_random_numbers_at_import(tmp_path):
     """A probe is shielded between `import torch` and the first optimizer, which imports a lot."""
     text = """
     import sys
@@ -99,7 +99,7 @@ print(a, b, c, secrets.token_hex(4))
 """
 
 
-def test_the_short_way_of_numpy_draws_what_the_long_one_draws(tmp_path, monkeypatch):
+def test_the_fast_patch_of_numpy_draws_the_same_numbers_as_os_urandom(tmp_path, monkeypatch):
     monkeypatch.setenv("REARVIEW_ENTROPY", "07" * 32)
     said = []
     for slowly in (True, False):

@@ -165,7 +165,7 @@ def test_links_of_the_project_that_lead_outside_are_not_written_through(tmp_path
     assert left(tmp_path) == AS_IT_WAS
 
 
-def test_a_replay_that_works_in_a_folder_outside_writes_beside_it(tmp_path):
+def test_a_replay_in_a_folder_outside_the_project_writes_to_a_copy(tmp_path):
     said = replayed(
         tmp_path,
         """
@@ -209,7 +209,7 @@ def test_another_way_to_the_users_files_is_refused(tmp_path):
     assert left(tmp_path) == AS_IT_WAS
 
 
-def test_exchanged_functions_are_kept_as_the_builtin_ones_they_stand_for(tmp_path):
+def test_patched_functions_are_pickled_as_the_builtin_functions_that_they_replace(tmp_path):
     said = replayed(
         tmp_path,
         """

@@ -66,7 +66,9 @@ def resumed(folder):
 
 
 @pytest.mark.parametrize("held", ["None", "__import__('sqlite3').connect(':memory:')"])
-def test_a_program_that_looks_for_its_own_files_goes_on_as_it_began(tmp_path, monkeypatch, held):
+def test_a_resumed_program_that_looks_for_its_own_files_ends_like_an_uninterrupted_one(
+    tmp_path, monkeypatch, held
+):
     """From its last checkpoint, or from the start where it holds what cannot be saved."""
     text = TEXT.replace("__HELD__", held)
     truth, folder = tmp_path / "truth", tmp_path / "folder"
@@ -102,7 +104,7 @@ def test_a_file_too_large_to_be_kept_comes_back_from_aside(tmp_path):
     assert not again.aside.exists()
 
 
-def test_a_second_try_keeps_what_the_first_had_set_aside(tmp_path):
+def test_a_second_attempt_keeps_the_files_that_the_first_had_set_aside(tmp_path):
     run = tmp_path / ".rearview"
     run.mkdir()
     traces = OverwrittenFiles.of(run, f"{tmp_path}{os.sep}", lambda: True)
@@ -115,7 +117,7 @@ def test_a_second_try_keeps_what_the_first_had_set_aside(tmp_path):
     assert (tmp_path / "log.txt").read_text() == "all of it"
 
 
-def test_data_that_the_program_made_stays_unless_it_starts_over(tmp_path):
+def test_data_that_the_program_made_stays_unless_the_run_starts_over(tmp_path):
     run = tmp_path / ".rearview"
     run.mkdir()
     traces = OverwrittenFiles.of(run, f"{tmp_path}{os.sep}", lambda: False)

@@ -145,7 +145,7 @@ def test_a_replay_of_a_program_that_works_outside_the_project_is_exact_and_chang
     assert _contents(beside) == then
 
 
-def test_a_run_that_goes_on_sets_back_what_it_made_outside_and_leaves_what_is_shared(
+def test_a_resumed_run_resets_its_own_files_outside_the_project_and_leaves_shared_ones(
     beside, monkeypatch
 ):
     monkeypatch.setenv("REARVIEW_DIES", "4")

@@ -16,7 +16,7 @@ from rearview.runtime.saving.staging import Staging
 from runtime.saving.writers import MB, ONE, arrays, equal, stalled, submit
 
 
-def test_a_busy_disk_makes_it_skip_not_wait(make, checkpoints):
+def test_on_a_busy_disk_the_writer_skips_a_checkpoint_and_does_not_wait(make, checkpoints):
     go, writer = stalled(checkpoints), make(staging=ONE)
     state = arrays()
     assert submit(writer, 0, state)
@@ -109,7 +109,9 @@ def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, 
     equal(checkpoints, 1, state)
 
 
-def test_where_memory_cannot_be_made_ready_the_copy_pays_for_it(make, checkpoints, monkeypatch):
+def test_if_memory_cannot_be_prepared_the_checkpoint_is_saved_all_the_same(
+    make, checkpoints, monkeypatch
+):
     monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
 
     def no_memory(self, nbytes):
@@ -225,7 +227,7 @@ def test_memory_that_only_the_first_checkpoint_needed_is_given_back(writer):
 
 
 @pytest.mark.parametrize("landed", [False, True], ids=["in flight", "durable"])
-def test_a_buffer_submitted_again_soon_is_copied_only_where_it_was_written(
+def test_a_buffer_submitted_again_soon_is_copied_only_if_it_was_written(
     make, checkpoints, monkeypatch, landed
 ):
     go, writer = stalled(checkpoints), make(staging=ONE)

@@ -62,7 +62,7 @@ def cuda():
     return Cuda()
 
 
-def test_the_copy_stands_between_what_was_and_what_will_be_computed(cuda):
+def test_the_copy_comes_after_earlier_and_before_later_work_of_the_device(cuda):
     fetch = Device(cuda, pin=False).fetch({"w": torch.ones(3)})
     assert cuda.log == [
         "side waits for training",
@@ -104,7 +104,7 @@ def test_pinned_memory_and_streams_are_used_again(cuda):
     device.close()
 
 
-def test_tensors_of_a_device_are_saved_beside_those_of_the_host(cuda, checkpoints):
+def test_tensors_of_a_device_are_saved_together_with_those_of_the_host(cuda, checkpoints):
     writer = Writer(checkpoints, Settings())
     writer._device = Device(cuda, pin=False)
     weights = torch.arange(400_000.0)

@@ -50,7 +50,9 @@ def test_writes_by_c_code_and_by_the_kernel_are_seen(pages, watched, buffer):
     assert not pages.unwritten(watch, view)
 
 
-def test_memory_elsewhere_or_of_another_size_is_not_the_watched_one(pages, watched, buffer):
+def test_memory_at_another_address_or_of_another_size_is_not_the_watched_memory(
+    pages, watched, buffer
+):
     watch, view = watched
     assert not pages.unwritten(watch, view[:-1])
     assert not pages.unwritten(watch, memoryview(buffer.copy()).cast("B"))
@@ -124,7 +126,7 @@ def test_watches_are_few_enough_to_leave_mappings_for_the_program(pages, watched
     assert pages.watch(other) is not None
 
 
-def test_one_of_many_that_is_written_is_told_from_its_neighbours(pages, watched, buffer):
+def test_a_written_buffer_is_told_apart_from_its_unwritten_neighbours(pages, watched, buffer):
     _, view = watched
     sizes = range(0, len(view) - TRACK_FROM, TRACK_FROM + 100)
     parts = [view[at : at + TRACK_FROM] for at in sizes]
@@ -138,7 +140,7 @@ def test_one_of_many_that_is_written_is_told_from_its_neighbours(pages, watched,
     assert pages.unwritten(watches[2], parts[2])
 
 
-def test_watching_neighbours_does_not_hide_what_was_written_between_them(pages, watched):
+def test_watching_neighbours_does_not_hide_writes_between_them(pages, watched):
     _, view = watched
     size = TRACK_FROM + PAGE
     first, middle, last = (view[at : at + size] for at in (0, size, 2 * size))

@@ -77,7 +77,7 @@ def test_other_runs_that_go_on_keep_everything(project, monkeypatch):
     assert len(checkpoints.of(mine)) == 1
 
 
-def test_a_run_that_outgrows_the_budget_is_thinned_beside_it(project):
+def test_a_run_that_outgrows_the_disk_budget_is_thinned_by_another_process(project):
     run = begun(project, ended=True)
     checkpoints = fill(project, run, 6)
     budget = DiskBudget(project, run, 8 * MB)

@@ -184,7 +184,7 @@ def test_pages_are_watched_no_longer_than_the_copy_takes(here):
     assert not here._pages._watched
 
 
-def test_pages_that_somebody_will_ask_about_stay_watched(here):
+def test_pages_that_the_next_capture_asks_about_stay_watched(here):
     state = weights()
     views = {key: memoryview(value).cast("B") for key, value in state.items()}
     into = mmap.mmap(-1, staging_size(views))

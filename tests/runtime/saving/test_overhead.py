@@ -44,7 +44,7 @@ def save(costs, clock, seq, **spent):
     costs.end_save(seq, Costs(saved=1, **spent))
 
 
-def test_the_overhead_is_what_was_waited_and_what_was_lost(costs, clock):
+def test_the_overhead_is_the_time_waited_plus_the_time_lost(costs, clock):
     for seq in range(4):
         clock.compute(10.0, cores=2)
         costs.end_iteration("epoch", 10.0)
@@ -61,7 +61,7 @@ def test_the_overhead_is_what_was_waited_and_what_was_lost(costs, clock):
     assert told["overhead"] < 0.0667
 
 
-def test_iterations_are_counted_without_what_we_made_them_wait(costs, clock):
+def test_iterations_are_counted_without_the_time_that_they_waited_for_rearview(costs, clock):
     clock.compute(10.0)
     costs.end_iteration("epoch", 10.0)
     save(costs, clock, 0, blocking=5.0, background=1.0, cpu=1.0)

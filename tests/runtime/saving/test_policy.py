@@ -47,7 +47,7 @@ def test_the_budget_holds_after_every_save_once_the_cost_is_known(
     assert policy.paid == pytest.approx(len(saved) * ratio * compute)
 
 
-def test_equation_four_is_what_decides():
+def test_equation_four_of_the_paper_decides():
     """M/C < n/(k+1) * min(1/(1+c), epsilon), on both sides of the bound."""
     epsilon, cost, n = 0.0667, 1.0, 10
     for compute, expected in (
@@ -155,7 +155,7 @@ def test_a_part_of_the_budget_is_kept_back_where_no_core_is_free():
     assert not policy.decide("epoch", BoundaryFacts(since=1000.0, crowded=1.0)).save
 
 
-def test_the_cost_counts_what_training_loses_to_the_background():
+def test_the_cost_includes_the_time_that_training_loses_to_background_threads():
     policy = Policy(0.5)
     for _ in range(20):
         policy = policy.observe("epoch", Iteration(1.0))
@@ -197,7 +197,7 @@ def test_restores_refine_the_scale():
     assert policy.observe("epoch", Restored(5.0)).restore("epoch") == 5.0
 
 
-def test_an_unknown_site_costs_what_its_neighbours_cost():
+def test_an_unmeasured_site_is_assumed_to_cost_as_much_as_its_neighbours():
     policy = Policy(0.0667).observe("epoch", Saved(blocking=1.0))
     assert policy.cost("step") == 1.0
     assert Policy(0.0667).cost("step", nbytes=4 * 10**9) == pytest.approx(1.0, rel=1e-3)

@@ -13,7 +13,7 @@ def told(meter, steps, seconds, *, over=0.0, waited=0.0):
         meter.begin_step("batch", index, index * seconds, before + index * over, index * waited)
 
 
-def test_steps_beside_a_save_are_compared_with_steps_alone():
+def test_steps_during_a_save_are_compared_with_steps_without_a_save():
     meter = SlowdownMeter()
     told(meter, 20, 0.010)
     assert meter.slowdown() == (0.0, 0)
@@ -24,7 +24,7 @@ def test_steps_beside_a_save_are_compared_with_steps_alone():
     assert sure == pytest.approx(19 / 22 * 0.95)
 
 
-def test_writing_beside_something_else_makes_what_steps_tell_less_sure():
+def test_writing_outside_of_steps_lowers_the_confidence_in_the_slowdown_of_steps():
     meter = SlowdownMeter()
     told(meter, 20, 0.010)
     told(meter, 20, 0.010, over=0.010)
@@ -58,7 +58,7 @@ def test_the_first_step_of_a_loop_and_the_longest_tenth_do_not_count():
     assert meter.slowdown()[0] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_loop_of_short_steps_is_told_per_step_of_a_slice():
+def test_a_loop_of_short_steps_is_measured_per_step_of_a_slice():
     meter = SlowdownMeter()
     for seconds, over in ((0.002, 0.0), (0.004, 0.004)):
         for part in range(1, 12):

@@ -38,7 +38,7 @@ def test_the_content_of_a_lease_survives_another_lease():
     assert bytes(second.view) == b"b" * 2 * PAGE
 
 
-def test_without_a_bound_one_checkpoint_is_the_bound():
+def test_without_a_bound_staging_memory_holds_one_checkpoint():
     staging = Staging()
     lease = staging.take(SMALL + PAGE)
     assert staging.take(PAGE) is None
@@ -85,7 +85,7 @@ def test_warming_makes_memory_present_and_keeps_the_bound():
     lease.view[:] = b"x" * 3 * PAGE
 
 
-def test_trimming_gives_back_what_is_no_longer_needed():
+def test_trimming_frees_memory_that_is_no_longer_needed():
     staging = Staging(100 * PAGE)
     staging.release(staging.take(100 * PAGE))
     staging.trim(60 * PAGE)

@@ -67,7 +67,7 @@ def test_frozen_buffers_are_neither_copied_nor_stored_again(writer, checkpoints)
 
 
 @pytest.mark.parametrize("where", [0, 1, 1000, -1])
-def test_a_frozen_buffer_that_changes_in_one_place_is_saved_anew(writer, checkpoints, where):
+def test_a_frozen_buffer_that_changes_in_one_place_is_saved_again(writer, checkpoints, where):
     state = arrays()
     for seq in range(8):
         if seq in {3, 5, 6}:
@@ -151,7 +151,7 @@ def test_small_parts_lean_on_few_old_packs(writer, checkpoints):
     equal(checkpoints, 39, state)
 
 
-def test_a_full_disk_becomes_one_warning_and_training_goes_on(
+def test_a_full_disk_becomes_one_warning_and_training_continues(
     make, warned, checkpoints, monkeypatch
 ):
     writer = make()
@@ -261,7 +261,7 @@ def test_a_closed_writer_says_so(make):
     assert writer.close()
 
 
-def test_saved_checkpoints_are_told_with_their_cost(checkpoints):
+def test_saved_checkpoints_are_reported_with_their_cost(checkpoints):
     told = []
     writer = Writer(checkpoints, Settings(), on_end=lambda *facts: told.append(facts))
     writer.prepare(4 * MB)

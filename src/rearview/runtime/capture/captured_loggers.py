@@ -9,6 +9,7 @@ only. A message is formatted only if its arguments are plain values, so that no 
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 from collections.abc import Mapping
@@ -178,6 +179,7 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
     def watch_init(module: ModuleType) -> None:
         real = module.init
 
+        @functools.wraps(real)
         def init(*args: Any, **kwargs: Any) -> Any:
             run = real(*args, **kwargs)
             try:
@@ -186,7 +188,6 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
                 parameters.failed(Origin.WANDB.value, exc)
             return run
 
-        init.__doc__, init.__wrapped__ = real.__doc__, real  # type: ignore[attr-defined]
         vars(module)["init"] = init
 
     after_import(

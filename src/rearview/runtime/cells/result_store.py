@@ -6,10 +6,12 @@ set of inputs with which a cell was run, and `contents/<digest>`, the pickles an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from rearview.store.files import make_folder
 FORMAT = 1
 MOST_ENTRIES = 8
 """Sets of inputs that are kept for the code of one cell."""
+DRAFT_SECONDS = 3600.0
+"""Seconds after which an unfinished file counts as left by a process that was killed."""
 MOST_BYTES = 4 << 30
 """Bytes that all results may take; the ones that were not used for longest are removed first."""
 
@@ -97,8 +101,7 @@ class ResultStore:
         folder = self._entries / code
         make_folder(folder)
         _publish(folder / f"{entry.key}.json", lambda file: file.write(msgspec.json.encode(entry)))
-        files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)
-        for file in files[:-MOST_ENTRIES]:
+        for _, file in _oldest_first(folder.glob("*.json"))[:-MOST_ENTRIES]:
             file.unlink(missing_ok=True)
 
     def has(self, digest: str) -> bool:
@@ -121,10 +124,10 @@ class ResultStore:
 
     def _write(self, digest: str, parts: Iterable[Any]) -> None:
         file = self._contents / digest
-        if file.is_file():
+        try:
             os.utime(file)
-            return
-        _publish(file, lambda out: [out.write(part) for part in parts])
+        except FileNotFoundError:
+            _publish(file, lambda out: [out.write(part) for part in parts])
 
     def get_bytes(self, digest: str) -> bytes:
         """Return stored bytes; raise ValueError if they are damaged."""
@@ -132,7 +135,7 @@ class ResultStore:
         data = file.read_bytes()
         if xxhash.xxh3_128(data).hexdigest() != digest:
             raise ValueError(f"{file} is damaged")
-        os.utime(file)
+        _mark_used(file)
         return data
 
     def get(self, digest: str, find: Callable[[str], Any]) -> dict[str, Any]:
@@ -152,7 +155,7 @@ class ResultStore:
             at += length
         if check.hexdigest() != digest:
             raise ValueError(f"{file} is damaged")
-        os.utime(file)
+        _mark_used(file)
 
         class ContentUnpickler(pickle.Unpickler):
             def persistent_load(self, name: str) -> Any:
@@ -163,11 +166,16 @@ class ResultStore:
         return dict(ContentUnpickler(io.BytesIO(bytes(pickled)), buffers=buffers).load())
 
     def prune(self, most: int = MOST_BYTES) -> None:
-        """Remove contents that were not used for longest, until the rest fits."""
-        files = sorted(
-            ((file.stat(), file) for file in self._contents.iterdir()),
-            key=lambda each: each[0].st_mtime,
-        )
+        """Remove contents that were not used for longest, until the rest fits.
+
+        Other processes may add and remove contents at the same time.
+        """
+        files = _oldest_first(self._contents.iterdir())
+        oldest_draft = time.time() - DRAFT_SECONDS
+        for about, file in files:
+            if _is_draft(file) and about.st_mtime < oldest_draft:
+                file.unlink(missing_ok=True)  # left by a process that was killed
+        files = [(about, file) for about, file in files if not _is_draft(file)]
         total = sum(about.st_size for about, _ in files)
         for about, file in files:
             if total <= most:
@@ -178,6 +186,25 @@ class ResultStore:
     def clear(self) -> None:
         """Remove everything."""
         shutil.rmtree(self._entries.parent, ignore_errors=True)
+
+
+def _oldest_first(files: Iterable[Path]) -> list[tuple[os.stat_result, Path]]:
+    """Return files with their status, the least recently used first; without those removed meanwhile."""
+    existing = []
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            existing.append((file.stat(), file))
+    return sorted(existing, key=lambda each: each[0].st_mtime)
+
+
+def _is_draft(file: Path) -> bool:
+    return file.name.startswith(".")
+
+
+def _mark_used(file: Path) -> None:
+    """Note that a content was used now; another process may have removed its file since it was read."""
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(file)
 
 
 def _publish(file: Path, fill: Callable[[Any], object]) -> None:

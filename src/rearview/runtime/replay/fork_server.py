@@ -23,7 +23,7 @@ import msgspec
 
 import rearview.runtime.replay.start_replay  # noqa: F401 - what a fresh segment has before the libraries
 from rearview.model import Control
-from rearview.model.plan import (
+from rearview.model.messages import (
     LAUNCHER,
     VARIABLE,
     ForkServerReady,
@@ -236,7 +236,7 @@ def _become(request: SpawnRequest, loaded: _Loaded) -> Control:
     os.chdir(request.folder)
     if request.cores:
         os.sched_setaffinity(0, request.cores)
-    if _is_shadowed(request.beside, loaded.names):
+    if _is_shadowed(request.module_folder, loaded.names):
         if request.setup is not None:
             os._exit(0)  # it shares nothing: its segments start on their own
         _start_fresh(request.environment)

@@ -18,7 +18,7 @@ import msgspec
 from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, EarlyEnd, Edge, LoopStep, Point, ReplayReport, SegmentFile
-from rearview.model.plan import ReplayFailure, may_hold
+from rearview.model.messages import ReplayFailure, may_hold
 from rearview.model.run import name_of
 from rearview.model.wording import plural
 from rearview.runtime.checkpoint_index import CheckpointIndex
@@ -66,7 +66,7 @@ class Replayer(Session):
     """Files that the run created."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
     report: ReplayReport = field(default_factory=ReplayReport)
-    seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    occurrences: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     moved: bool = False
     """Whether code was executed since the last restore or comparison."""
     worked: bool = False
@@ -393,10 +393,10 @@ class Replayer(Session):
         if self.pid != os.getpid():
             return
         if self.shared_setup is not None:
-            known = not self.probing and all(
+            repeated = not self.probing and all(
                 (*self.where(), name) in self.recorded for name in items
             )
-            self.shared_setup.on_log(fresh=not known)
+            self.shared_setup.on_log(fresh=not repeated)
         self.mark_logging()
         point = self.point()
         where = (point.loops, point.indices)
@@ -409,14 +409,14 @@ class Replayer(Session):
             if before is None:
                 fresh.append((name, value))
                 continue
-            occurrence = self.seen[key]
+            occurrence = self.occurrences[key]
             encoded = msgspec.json.encode(convert(value, self.put))
             if self.report.skipped or self.checkpoint_index.restored:
                 # loops of one name share their points, and skipped ones logged first
                 occurrence = next(
                     (k for k in range(occurrence, len(before)) if before[k] == encoded), occurrence
                 )
-            self.seen[key] = occurrence + 1
+            self.occurrences[key] = occurrence + 1
             if occurrence < len(before) and before[occurrence] == encoded:
                 self.report.repeated += 1
             elif name not in self.report.differing:
@@ -428,10 +428,10 @@ class Replayer(Session):
     def check_kinds(self, items: Mapping[str, Any]) -> None:
         """Raise if a probe logs a value of another kind than the same name has in other versions."""
         for name, value in items.items():
-            known = self.segment.kinds.get(name)
-            kind = family(convert(value, self.put)) if known else ""
-            if known and kind and kind != known:
-                raise WrongKindError(f"{name} is {kind} here and {known} in other versions")
+            expected = self.segment.kinds.get(name)
+            kind = family(convert(value, self.put)) if expected else ""
+            if expected and kind and kind != expected:
+                raise WrongKindError(f"{name} is {kind} here and {expected} in other versions")
 
     def writes_at(self, point: Point) -> bool:
         """Return True if this segment records values at a point.
@@ -449,10 +449,10 @@ class Replayer(Session):
         path = trace.tb_frame.f_code.co_filename if trace is not None else ""
         file = Path(path).name
         self.misplaced = isinstance(exc, WrongKindError) or _is_unknown_name(exc, trace)
-        known = [
+        files = [
             probed for probed in self.segment.probes if Path(path).as_posix().endswith(f"/{probed}")
         ]
-        self.report.probe = (max(known, key=len), line) if known else None
+        self.report.probe = (max(files, key=len), line) if files else None
         self.report.raised = f"{type(exc).__name__}: {exc}"
         where = f" at {point}" if (point := self.point()).steps else ""
         self.probe_error = (

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from rearview.model import Control
-from rearview.model.plan import UNLIKE, VARIABLE, ForkServerReady, SetupStart, SpawnRequest
+from rearview.model.messages import UNLIKE, VARIABLE, ForkServerReady, SetupStart, SpawnRequest
 from rearview.runtime.checkpoint_index import CheckpointIndex, KnownMemory
 from rearview.runtime.program_frames import run_at_bottom
 from rearview.runtime.replay import start_replay
@@ -111,7 +111,7 @@ class SharedSetup:
         """Line of the statement that runs."""
         view = self._hooks.view
         view.used_paths = set(before._used_paths) if before is not None else set()
-        self._view = (set(view.gone), set(view.made), view.changes)
+        self._view = (set(view.gone), set(view.made_files), view.changes)
         self._open = open_files()
         self._drawn = self._randomness.stream.drawn
         self._loaded = set(self._randomness.loaded)
@@ -303,7 +303,7 @@ class SharedSetup:
         if left:
             return f"it leaves open {_shown(min(left), self._session)}"
         view = self._hooks.view
-        if (view.gone, view.made) != self._view[:2] or Path(view.elsewhere).exists():
+        if (view.gone, view.made_files) != self._view[:2] or Path(view.elsewhere).exists():
             return "it changes files outside the project"
         return self._note_written() if view.changes != self._view[2] else ""
 
@@ -415,7 +415,7 @@ class SharedSetup:
     def _difference(self, fresh: Replayer, script: SetupScript) -> str:
         """Return how the tree of another segment differs in files that the set-up used; empty if it does not."""
         session = self._session
-        for attribute in ("root", "settings", "given"):
+        for attribute in ("root", "settings", "arg_values"):
             if getattr(fresh, attribute) != getattr(session, attribute):
                 return f"{attribute} differs"
         own_view = fresh.view

@@ -8,10 +8,11 @@ folder `tensorboard/<run>/<replay>`. The folder gets that name when the replay e
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -121,13 +122,27 @@ def _silence_writer(module: ModuleType) -> None:
 
 def _silence_mlflow(module: ModuleType) -> None:
     for name in ("set_tracking_uri", "set_registry_uri"):
-        vars(module)[name] = _nothing
+        vars(module)[name] = _silenced(vars(module)[name])
+
+
+def _silenced(real: Callable[..., Any]) -> Callable[..., None]:
+    """Return a function that does nothing and has the name of `real`.
+
+    A program may refer to it (`from mlflow import set_tracking_uri`), and its state must look as recorded.
+    """
+
+    @functools.wraps(real)
+    def nothing(*_args: Any, **_kwargs: Any) -> None:
+        """Do nothing."""
+
+    return nothing
 
 
 def _silence_wandb(module: ModuleType, folder: Path) -> None:
     """Keep a run of W&B offline, in `folder`; a disabled one stays disabled."""
     real = module.init
 
+    @functools.wraps(real)
     def init(*args: Any, **kwargs: Any) -> Any:
         mode = kwargs.get("mode") or os.environ.get("WANDB_MODE")
         if mode != "disabled":
@@ -135,7 +150,7 @@ def _silence_wandb(module: ModuleType, folder: Path) -> None:
         return real(*args, **kwargs)
 
     vars(module)["init"] = init
-    vars(module)["login"] = _nothing
+    vars(module)["login"] = _silenced(module.login)
 
 
 class EventFiles:

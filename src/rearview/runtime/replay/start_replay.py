@@ -22,7 +22,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.model import Control, SegmentFile
-from rearview.model.plan import TEXTS, SetupStart
+from rearview.model.messages import TEXTS, SetupStart
 from rearview.runtime import importer
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.replay import probe_guard
@@ -203,7 +203,7 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
         run.id,
         settings,
         checkpointing=1,
-        given=dict(control.given),
+        arg_values=dict(control.given),
         view=view,
         segment=segment,
         records=RecordFile(folder, run.id, origin=segment.replay, put=checkpoints.objects.put),

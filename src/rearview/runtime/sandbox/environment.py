@@ -62,7 +62,7 @@ def _patch_lookups() -> None:
 
 def names_read() -> set[str]:
     """Return the variables that this process has read so far."""
-    return set(_reading[0]._known) if _reading else set()
+    return set(_reading[0]._noted) if _reading else set()
 
 
 def patch_as_recorded(folder: Path) -> None:
@@ -79,7 +79,7 @@ class EnvironmentReads:
         self._start = dict(os.environ)
         """The environment that the program was started with."""
         recorded = read_environment(folder)
-        self._known = {*recorded.values, *recorded.secrets} if recorded is not None else set()
+        self._noted = {*recorded.values, *recorded.secrets} if recorded is not None else set()
         self._whole = recorded is not None and recorded.whole
         if recorded is None:
             self._write([name for name in self._start if is_read_by_libraries(name)], always=True)
@@ -112,9 +112,9 @@ class EnvironmentReads:
 
     def note(self, name: str, frame: FrameType) -> None:
         """Record that a frame looks up a variable."""
-        if name not in self._known and not _called_by_rearview(frame):
+        if name not in self._noted and not _called_by_rearview(frame):
             if is_of_session(name):
-                self._known.add(name)
+                self._noted.add(name)
             else:
                 self._write([name])
 
@@ -123,13 +123,13 @@ class EnvironmentReads:
         secrets: dict[str, bool] = {}
         for name in names:
             value = self._start.get(name)
-            if name in self._known or is_of_session(name) or self._is_implied(name, value):
+            if name in self._noted or is_of_session(name) or self._is_implied(name, value):
                 continue
             if class_of(name, value) is VariableClass.SECRET:
                 secrets[name] = value is not None
             else:
                 values[name] = value
-        self._known.update(names)
+        self._noted.update(names)
         if not (values or secrets or always):
             return
         with contextlib.suppress(OSError):  # the store was removed; the recorder reports that

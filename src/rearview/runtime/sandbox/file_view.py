@@ -71,7 +71,7 @@ class FileView:
     """By path in the scratch tree: the path of the recorded text of a probed file."""
     gone: set[str] = field(default_factory=set)
     """Files and folders outside that are hidden from the program: they did not exist in the run."""
-    made: set[str] = field(default_factory=set)
+    made_files: set[str] = field(default_factory=set)
     """Temporary files and folders that the replay made."""
     folded: set[str] = field(default_factory=set)
     """Folders of the scratch tree that are links to folders of the user; they look like folders, and become
@@ -286,10 +286,10 @@ class FileView:
 
     def _is_free(self, plain: str, use: PathUse) -> bool:
         """Return True if a temporary file may have the name that it had in the run."""
-        if use is PathUse.MAKE and plain in self.drafts and plain not in self.made:
+        if use is PathUse.MAKE and plain in self.drafts and plain not in self.made_files:
             if _mode(plain) is not None:
                 self.gone.add(plain)
-            self.made.add(plain)
+            self.made_files.add(plain)
         return not self.is_hidden(plain) and _mode(self.elsewhere + plain) is None
 
     def _outside(self, plain: str, use: PathUse) -> str:

@@ -1,7 +1,7 @@
 """Files as they were before the run wrote them, so that a resumed run can start from them.
 
 A resumed run sets itself up once more. A program that looks for a checkpoint of its own, creates a
-folder or appends to a log must then find what it found the first time. So the previous content of
+folder or appends to a log must then find the same files as the first time. So the previous content of
 each file is recorded before its first write, and put back before the program starts again; the files
 that it had written come back with the checkpoint.
 """
@@ -64,17 +64,17 @@ class OverwrittenFiles:
         """Folder for files of the run while a resumed run repeats its set-up."""
         return self.folder / "aside"
 
-    def made(self, name: str) -> bool:
+    def was_created(self, name: str) -> bool:
         """Return True if the run created this file."""
         return bool(self.files.get(name, {}).get("was") == ABSENT)
 
     def owns(self, name: str) -> bool:
         """Return True if only the run has written this file."""
-        return self.made(name) or bool(self.files.get(name, {}).get("emptied"))
+        return self.was_created(name) or bool(self.files.get(name, {}).get("emptied"))
 
     def absent(self) -> list[str]:
         """Return the full paths of files and folders that did not exist before the run."""
-        names = [*self.folders, *(name for name in self.files if self.made(name))]
+        names = [*self.folders, *(name for name in self.files if self.was_created(name))]
         return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
 
     def _home(self, name: str) -> Path:

@@ -123,7 +123,7 @@ class Outputs:
         self.busy = False
         """Whether our own code is using the files."""
         self.written: dict[str, None] = {}
-        self.known: dict[str, tuple[tuple[int, ...], bytes]] = {}
+        self.contents: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
     def install(self) -> None:
         """Record every file that is opened for writing or renamed from now on."""
@@ -242,10 +242,10 @@ class Outputs:
                 if total + status.st_size > LIMIT:
                     large.append(relative)
                     continue
-                saved = self.known.get(relative)
+                saved = self.contents.get(relative)
                 if saved is None or saved[0] != mark:
                     saved = (mark, path.read_bytes())
-                    self.known[relative] = saved
+                    self.contents[relative] = saved
             except (OSError, ValueError):
                 gone.append(relative)
                 if relative[0] == os.sep:

@@ -175,7 +175,7 @@ def _batches(copies: Mapping[str, WatchedCopy]) -> Iterator[dict[str, WatchedCop
 
 
 def around(whole: CopyRange, late: WatchedCopy | None) -> Iterator[CopyRange]:
-    """Yield what training waits for: the whole range, or the ends that the late copy leaves out."""
+    """Yield the ranges that training waits for: the whole range, or the ends that the late copy leaves out."""
     if late is None:
         yield whole
         return

@@ -164,7 +164,9 @@ class StepTimes:
     """Seconds per step of one loop, with and without a save being written."""
 
     alone: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    beside: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    during_save: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=RECENT_STEPS)
+    )
     """Steps during a save: their seconds, and the seconds of writing in them."""
     written: float = 0.0
     """Seconds of writing in all steps so far."""
@@ -172,12 +174,14 @@ class StepTimes:
     @property
     def pairs(self) -> int:
         """Number of steps of either kind that can be compared."""
-        return min(len(self.alone), len(self.beside))
+        return min(len(self.alone), len(self.during_save))
 
     def lost(self) -> tuple[float, float]:
         """Return the seconds lost in steps during a save, and the seconds of writing in them."""
         usual = _trimmed_mean(self.alone)
-        return sum(took - usual for took, _ in self.beside), sum(over for _, over in self.beside)
+        return sum(took - usual for took, _ in self.during_save), sum(
+            over for _, over in self.during_save
+        )
 
 
 @dataclass(slots=True)
@@ -204,7 +208,7 @@ class SlowdownMeter:
         count, writing = index - before[1], written - before[3]
         steps.written += writing
         if writing > 0:
-            steps.beside.append(((lasted - waiting) / count, writing / count))
+            steps.during_save.append(((lasted - waiting) / count, writing / count))
         else:
             steps.alone.append((lasted - waiting) / count)
 
@@ -262,9 +266,9 @@ class Overhead:
     _began: float = field(default_factory=perf_counter)
     _unpaid: float = 0.0
     """Seconds spent on last checkpoints of a loop that the budget did not cover."""
-    _beside: float = 0.0
+    _writing: float = 0.0
     """Seconds of writing in the present iteration."""
-    _total_at_turn: float = 0.0
+    _total_at_iteration: float = 0.0
     """`total` when the present iteration began."""
     _used: float = field(default_factory=process_time)
     """Processor seconds up to `now`."""
@@ -295,9 +299,9 @@ class Overhead:
         Its depth is given as 1: the run's own time is counted once, by the clock.
         """
         self._count()
-        alone = max(0.0, seconds - (self.total - self._total_at_turn))
-        beside, self._beside, self._total_at_turn = self._beside, 0.0, self.total
-        event = Iteration(alone, depth=1, overlap=min(beside, alone))
+        alone = max(0.0, seconds - (self.total - self._total_at_iteration))
+        writing, self._writing, self._total_at_iteration = self._writing, 0.0, self.total
+        event = Iteration(alone, depth=1, overlap=min(writing, alone))
         self.policy = self.policy.observe(site, event)
 
     def begin_step(self, loop: str, index: int, written: float) -> None:
@@ -310,11 +314,11 @@ class Overhead:
         seconds = max(0.0, now - self.now - self.waited)
         self.now, self.waited = now, 0.0
         self._measure_rate(seconds)
-        beside = 0.0
+        writing = 0.0
         while self.done:
-            beside += self._count_save(*self.done.popleft())
-        self._beside += beside
-        computing = Iteration(seconds, depth=0, overlap=min(beside, seconds))
+            writing += self._count_save(*self.done.popleft())
+        self._writing += writing
+        computing = Iteration(seconds, depth=0, overlap=min(writing, seconds))
         self.policy = self.policy.observe(RUNNING, computing)
 
     def _measure_rate(self, seconds: float) -> None:

@@ -65,7 +65,7 @@ class Reason(StrEnum):
     FOR_OUTER_LOOP = "the budget is kept for the outer loop"
     NO_GAIN = "computing again is no slower than saving and restoring"
     LITTLE_OF_RUN = "it would save too little of the run"
-    LITTLE_FOR_COST = "it would save too little for what it costs"
+    LITTLE_FOR_COST = "it would save too little for its cost"
     INNER_INTERVAL = "inner boundaries are saved at long intervals only"
     PREPARING = "memory for the copy is still being made ready"
     OVER_STAGING = "the changed bytes exceed the bound on staging memory"

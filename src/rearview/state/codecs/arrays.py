@@ -19,7 +19,7 @@ def owns_memory(array: Any) -> bool:
 
 
 def form_of(array: Any) -> Any:
-    """Return what two arrays must have in common for one to be copied into the other."""
+    """Return a value that is equal for two arrays if one can be copied into the other."""
     return array.dtype.str, array.shape, array.strides
 
 

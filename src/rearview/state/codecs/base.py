@@ -89,8 +89,8 @@ class WalkRules:
     def all_values(self, items: Collection[object], levels: int | None = None) -> bool:
         """Return True if all items are immutable values; fast: no Python call per item.
 
-        With `levels`, tuples nested deeper than that count as mutable. A caller that goes on to look
-        inside each tuple then looks at no item more than `levels` times.
+        With `levels`, tuples nested deeper than that count as mutable. A caller that then looks
+        inside each tuple looks at no item more than `levels` times.
         """
         types = set(map(type, items))
         if tuple in types:
