@@ -366,10 +366,12 @@ class Overhead:
         """Return True if a last checkpoint may be saved that the policy refuses.
 
         Otherwise a short program would leave nothing to compare a replay with. The cost of all such
-        checkpoints is bounded: a tenth of a second, or a twentieth of the time so far.
+        checkpoints is bounded: a tenth of a second, or a twentieth of the time so far, or
+        epsilon if that is less.
         """
         cost = self.policy.cost(site)
-        allowed = max(0.1, 0.05 * (perf_counter() - self._began)) - self._unpaid
+        share = min(0.05, self.policy.epsilon)
+        allowed = max(0.1, share * (perf_counter() - self._began)) - self._unpaid
         if not self.policy.epsilon or cost > allowed:
             return False
         self._unpaid += cost
