@@ -23,7 +23,6 @@ from rearview.runtime.capture.assigned_scalars import number
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.capture.watch_loggers import LoggerCalls
 from rearview.runtime.sandbox.entropy import after_import
-from rearview.source.numbers_in_output import numbers_in
 
 _SUMMARY_WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _MEDIA = ("add_histogram", "add_histogram_raw", "add_image", "add_images", "add_figure")
@@ -345,6 +344,8 @@ def capture_logging(calls: LoggerCalls, parameters: Parameters) -> None:
     def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         record = args[1] if len(args) > 1 else kwargs["record"]
         if parameters.is_project_file(record.pathname):
+            from rearview.source.numbers_in_output import numbers_in  # few programs use logging
+
             calls.keep(Origin.LOGGING, numbers_in(_message(record)))
 
     calls.watch(logging.Logger, "handle", Origin.LOGGING, handled)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import errno
 import os
 import struct
 import sys
@@ -42,6 +43,8 @@ CHANGES = (
 """Audit events that change files in another way than by replacing the whole content."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
+_CREATE, _MOVED_TO, _MOVE_SELF, _IGNORED = 0x100, 0x80, 0x800, 0x8000
+_REPORTED = _OPEN | _MODIFY | _CLOSE_WRITE | _CREATE | _MOVED_TO | _MOVE_SELF
 _HEADER = struct.Struct("iIII")
 _CHUNK = 1 << 22
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -55,8 +58,12 @@ class Opened:
         """Why an opened file may be missing; empty if none is."""
         self.written: set[str] = set()
         """Files that were written between the last two times that `drain` was called."""
+        self.dropped = False
+        """Whether a watched folder was removed or moved since this was last set to False."""
         self._folders: dict[int, str] = {}
         self._watched: set[str] = set()
+        self._root = ""
+        """New folders below it are watched, too."""
         libc = ctypes.CDLL(None, use_errno=True)
         self._add: Any = getattr(libc, "inotify_add_watch", None)
         start: Any = getattr(libc, "inotify_init1", None)
@@ -71,15 +78,22 @@ class Opened:
         if len(self._watched) >= MOST_FOLDERS:
             self.lost = f"more than {MOST_FOLDERS} folders hold files"
             return
-        self._watched.add(folder)
-        number = self._add(self._fd, os.fsencode(folder), _OPEN | _MODIFY | _CLOSE_WRITE)
+        number = self._add(self._fd, os.fsencode(folder), _REPORTED)
         if number >= 0:
+            self._watched.add(folder)
             self._folders[number] = folder
+        elif ctypes.get_errno() == errno.ENOSPC:
+            self.lost = "this system watches no more folders"
 
-    def watch_below(self, root: str) -> None:
+    def watch_project(self, root: str) -> None:
+        """Watch a folder and all folders below it, also those that are made later."""
+        self._root = root
+        self._watch_below(root)
+
+    def _watch_below(self, top: str) -> None:
         """Watch a folder and all folders below it, except caches and environments."""
-        for folder, names, _ in os.walk(root):
-            names[:] = [name for name in names if name not in _SKIPPED and not name.startswith(".")]
+        for folder, names, _ in os.walk(top):
+            names[:] = [name for name in names if _may_hold_inputs(name)]
             self.watch(folder)
             if self.lost:
                 return
@@ -88,6 +102,7 @@ class Opened:
         """Return the files that were opened and not written since the last time, sorted."""
         opened: set[str] = set()
         written: set[str] = set()
+        made: list[str] = []
         while self._fd >= 0:
             try:
                 data = os.read(self._fd, 1 << 20)
@@ -96,15 +111,51 @@ class Opened:
             at = 0
             while at < len(data):
                 number, mask, _, size = _HEADER.unpack_from(data, at)
-                name = data[at + _HEADER.size : at + _HEADER.size + size].rstrip(b"\0")
+                name = os.fsdecode(data[at + _HEADER.size : at + _HEADER.size + size].rstrip(b"\0"))
                 at += _HEADER.size + size
                 if mask & _OVERFLOW:
                     self.lost = "more files were opened than the system remembers"
-                elif name and not mask & _IS_DIR and number in self._folders:
-                    path = f"{self._folders[number]}{os.sep}{os.fsdecode(name)}"
-                    (opened if mask & _OPEN else written).add(path)
+                    continue
+                folder = self._folders.get(number)
+                if folder is None:
+                    continue
+                path = f"{folder}{os.sep}{name}"
+                if mask & (_IGNORED | _MOVE_SELF):
+                    self._drop(number)
+                    made.append(folder)  # a folder of that name may have been made again
+                elif mask & _IS_DIR:
+                    if mask & (_CREATE | _MOVED_TO) and self._follows(folder, name):
+                        made.append(path)
+                elif mask & _OPEN:
+                    opened.add(path)
+                elif not mask & (_CREATE | _MOVED_TO):
+                    written.add(path)
+        for folder in made:
+            if os.path.isdir(folder):  # noqa: PTH112 - text
+                self._watch_below(folder)
         self.written = written
         return sorted(opened - written)
+
+    def _drop(self, number: int) -> None:
+        """Forget a folder that was removed or moved, and those below it."""
+        gone = self._folders[number]
+        self._folders = {
+            each: folder
+            for each, folder in self._folders.items()
+            if folder != gone and not folder.startswith(f"{gone}{os.sep}")
+        }
+        self._watched = set(self._folders.values())
+        self.dropped = True
+
+    def _follows(self, folder: str, name: str) -> bool:
+        """Return True if a new folder is in the project and may hold inputs."""
+        inside = folder == self._root or folder.startswith(f"{self._root}{os.sep}")
+        return bool(self._root) and inside and _may_hold_inputs(name)
+
+
+def _may_hold_inputs(name: str) -> bool:
+    """Return False for the names of caches, environments and hidden folders."""
+    return name not in _SKIPPED and not name.startswith(".")
 
 
 class ProcessMemory:
@@ -140,7 +191,7 @@ class Lineage:
         self.root = root
         self._ignored = unrecorded_prefixes()
         self._opened = Opened()
-        self._opened.watch_below(root.rstrip(os.sep))
+        self._opened.watch_project(root.rstrip(os.sep))
         self._events: list[Event] = []
         self._hashes: dict[tuple[int, int, int, int], str] = {}
         self._active = False
@@ -168,16 +219,17 @@ class Lineage:
     def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Note that a cell is about to run."""
         self._memory_before = self._memory_before or self._memory.size()
-        if self._folder_now != (now := os.getcwd()):  # noqa: PTH109 - text
-            self._folder_now = now
-            self._looked_at.clear()  # relative paths now name other files
+        self._opened.drain()
+        now = os.getcwd()  # noqa: PTH109 - text
+        if self._opened.dropped or self._folder_now != now:
+            self._folder_now, self._opened.dropped = now, False
+            self._looked_at.clear()  # paths now name other folders
         paths = {
             str(value) for value in (namespace or {}).values() if isinstance(value, str | Path)
         }
         for text in paths.union(_texts(source)) - self._looked_at:
             if self._watch_near(text):
                 self._looked_at.add(text)
-        self._opened.drain()
         self._events = []
         self.written, self.listed, self.barred = set(), set(), ""
         self._known = set(names_read())

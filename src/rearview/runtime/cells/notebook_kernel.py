@@ -11,6 +11,7 @@ import ast
 import asyncio
 import contextlib
 import ctypes
+import functools
 import os
 import random
 import re
@@ -334,6 +335,7 @@ def _hidden(own: set[str], notebook: Notebook) -> Callable[[str], bool]:
     """
     named = {node.id for node in ast.walk(ast.parse(notebook.text)) if isinstance(node, ast.Name)}
 
+    @functools.cache  # asked about every name at every cell
     def hides(name: str) -> bool:
         if _OUTPUTS.match(name):
             return name not in named
