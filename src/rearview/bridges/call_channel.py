@@ -161,7 +161,7 @@ class CallChannel:
         )
         env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         env.setdefault("MPLBACKEND", "Agg")
-        process = subprocess.Popen(  # the interpreter that runs us
+        process = subprocess.Popen(  # the interpreter of this program
             [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
             pass_fds=(self.ring.fd, self.wake, answers),

@@ -483,7 +483,7 @@ class Recorder(Session):
     def fail(self, exc: BaseException) -> None:
         """Warn once that recording has failed; the program continues unrecorded."""
         if _raised_by_handler(exc):
-            raise exc  # raised by a signal handler of the program while our code ran
+            raise exc  # raised by a signal handler of the program while Rearview's code ran
         if not self.failed and not self.store_is_gone():
             self.failed = True
             if os.environ.get("REARVIEW_DEBUG"):

@@ -146,7 +146,7 @@ class Lineage:
         self._active = False
         self._before = ""
         self._begun = 0.0
-        self._known: set[str] = set()
+        self._variables_read_before: set[str] = set()
         self._modules: set[str] = set()
         self._memory = ProcessMemory()
         self._memory_before = 0
@@ -180,7 +180,7 @@ class Lineage:
         self._opened.drain()
         self._events = []
         self.written, self.listed, self.barred = set(), set(), ""
-        self._known = set(names_read())
+        self._variables_read_before = set(names_read())
         self._modules = set(sys.modules)
         self._active, self._begun = True, perf_counter()
 
@@ -219,7 +219,7 @@ class Lineage:
             events.append(("unseen", self._opened.lost))
         events += [
             ("environment", name, _hash(os.environ.get(name, "").encode()))
-            for name in sorted(set(names_read()) - self._known)
+            for name in sorted(set(names_read()) - self._variables_read_before)
         ]
         for name in sorted(set(sys.modules) - self._modules):
             file = getattr(sys.modules.get(name), "__file__", None)

@@ -1,4 +1,4 @@
-"""Record the lineage of a script that is cut into cells: what each cell took in, and what it cost."""
+"""Record the lineage of a script that is cut into cells: inputs and cost of each cell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rearview.runtime.session import Session
 
 
 class ScriptCells:
-    """The cells of one script, from one to the next."""
+    """Records the cells of one script while they run, one after the other."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ScriptCells:
         self._clock_at, self._drawn = 0, list(self._chance)
 
     def enter(self, number: int) -> None:
-        """Take in that the script has come to a cell: the one before it has ended."""
+        """End the cell before, and begin cell `number`: the script has reached it."""
         self.end()
         if self._lineage is None or not 0 < number <= len(self._texts):
             return
