@@ -162,7 +162,7 @@ def test_what_is_there_and_cannot_be_proved_is_said_and_runs_only_when_asked(com
     past.unproved = [Unproved("r1", ("g",))]
     code, _, err = command("backfill", "g")
     assert code == 1
-    assert "not proved: g of r1 is there" in err
+    assert "not proved: g of r1 has values" in err
     assert "`--again` runs it again" in err
     command("backfill", "g", "--again")
     assert [question.again for _, question, _ in past.asked] == [False, True]

@@ -7,7 +7,7 @@ import pytest
 
 from rearview.execute import fork_server_client, local
 from rearview.execute.executor import Task
-from rearview.model.plan import VARIABLE
+from rearview.model.messages import VARIABLE
 
 TASK = Task("t", ("python",), {}, Path(), Path(), Path(), imports=("import torch",))
 

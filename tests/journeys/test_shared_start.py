@@ -16,7 +16,7 @@ from plainly import SOURCE
 from rearview._history import history
 from rearview.backfill import obstacles
 from rearview.execute import fork_server_client
-from rearview.model.plan import LAUNCHER
+from rearview.model.messages import LAUNCHER
 
 pytestmark = pytest.mark.skipif(
     not fork_server_client.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"

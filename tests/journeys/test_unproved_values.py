@@ -172,7 +172,7 @@ def test_unproved_values_are_named_in_data_frames_and_sql(doubtful):
 
 def test_show_says_that_a_replay_without_a_comparison_is_unproved(doubtful):
     out = ask(doubtful, "show")[1]
-    assert "w: unproved: what it computed last left nothing behind to compare with" in out
+    assert "w: unproved: nothing was recorded after the last part that it computed" in out
     assert "exact        unproved: " in out
 
 

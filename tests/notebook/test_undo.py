@@ -46,7 +46,7 @@ def test_undo_takes_back_rebinding_changes_in_place_and_new_names(shell):
     assert (space["a"], space["c"], "d" in space, "change" in space) == ([1], "text", False, False)
 
 
-def test_what_a_cell_cannot_reach_stays_the_object_it_is(shell):
+def test_a_variable_that_a_cell_cannot_reach_stays_the_same_object(shell):
     run(shell, "import numpy as np\nbig = np.zeros(1000)\nview = big[:10]\nsmall = [1]")
     big = shell.user_ns["big"]
     run(shell, "small.append(2)")
@@ -64,7 +64,7 @@ def test_what_a_cell_cannot_reach_stays_the_object_it_is(shell):
     assert shell.user_ns["x"] == first
 
 
-def test_what_cannot_be_copied_is_named_and_nothing_is_changed(shell, capsys):
+def test_a_variable_without_a_copy_is_named_and_nothing_is_changed(shell, capsys):
     run(shell, "numbers = iter_ = (x for x in range(9))\ny = 1")
     run(shell, "next(numbers)\ny = 2")
     shell.run_cell("%rv undo")
@@ -72,6 +72,34 @@ def test_what_cannot_be_copied_is_named_and_nothing_is_changed(shell, capsys):
     assert shell.user_ns["y"] == 2
     shell.run_cell("%rv checkout 99")
     assert "Nothing is kept of cell 99" in capsys.readouterr().err
+
+
+class Fickle:
+    """An object that can be copied, and loaded only while `loadable` is set."""
+
+    loadable = True
+
+    def __init__(self):
+        self.number = 0
+
+    def __setstate__(self, state):
+        if not self.loadable:
+            raise RuntimeError("not now")
+        self.__dict__.update(state)
+
+
+def test_a_copy_that_cannot_be_loaded_is_named_and_all_copies_stay(shell, capsys, monkeypatch):
+    shell.user_ns["Fickle"] = Fickle
+    run(shell, "numbers, fickle = [1], Fickle()")
+    run(shell, "numbers.append(2)\nfickle.number = 1")
+    monkeypatch.setattr(Fickle, "loadable", False)
+    shell.run_cell("%rv undo")
+    assert "fickle cannot be brought back to cell 1: RuntimeError" in capsys.readouterr().err
+    assert shell.user_ns["numbers"] == [1, 2]
+    monkeypatch.setattr(Fickle, "loadable", True)
+    run(shell, "%rv undo")
+    assert shell.user_ns["numbers"] == [1]
+    assert shell.user_ns["fickle"].number == 0
 
 
 def test_history_is_shown_as_a_table(shell):
@@ -124,7 +152,7 @@ def test_undo_brings_back_a_model_its_optimizer_and_tensors_that_share_memory(sh
     assert space["again"] == expected  # optimizer state and gradients are those of that time
 
 
-def test_a_tensor_comes_back_without_its_graph_and_that_is_said(shell):
+def test_a_tensor_comes_back_without_its_graph_and_undo_says_so(shell):
     pytest.importorskip("torch")
     run(shell, "import torch\nx = torch.ones(3, requires_grad=True)\nloss = (x * 2).sum()")
     run(shell, "loss = loss * 3")

@@ -1,8 +1,7 @@
-"""Ask about the past: the one room that knows every other. It returns values and never prints.
+"""The history of a project: `History` offers all questions about runs, and backfills. Nothing here prints.
 
-The public face, the command line and the web page import from here only: the facade `History`, and the
-values that it takes and returns. Names are loaded on first use, because starting a run needs a small part
-of what asking about it does.
+`import rearview`, the command line and the web page import the history, and the values that it takes and
+returns, from here. Names are loaded on first use, because starting a run needs few of them.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import msgspec
 from rearview.errors import UsageError
 from rearview.model import Checkpoint, Run
 from rearview.model.run import CELL, columns_of
+from rearview.model.wording import number_or_text
 
 if TYPE_CHECKING:
     from rearview.state.read_checkpoint_variables import Variables
@@ -27,9 +28,9 @@ LoopValues = Mapping[str, Any]
 class PastState(Mapping[str, Any]):
     """The variables of a run at a checkpoint: `state["main.model"]`, or `state["model"]` if that is unique.
 
-    A torch module is returned as a mapping like its `state_dict()`, an optimizer or scheduler as what its
-    `state_dict()` returns, and any other object as a mapping of its attributes. A variable is read on first
-    access. `missing` names the variables that cannot be read, and why.
+    A torch module is returned as a mapping like its `state_dict()`, an optimizer or scheduler as its
+    `state_dict()`, and any other object as a mapping of its attributes. A variable is read on first access.
+    `missing` names the variables that cannot be read, and why.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class PastState(Mapping[str, Any]):
 
     @cached_property
     def _variables(self) -> Variables:
-        # the one part of the runtime that reads a state as data; see docs/decisions/state-as-data.md
+        # it reads the state as data and runs nothing; see docs/decisions/state-as-data.md
         from rearview.state.read_checkpoint_variables import Variables
 
         anchors = msgspec.json.decode(self._loaded["anchors"])
@@ -151,17 +152,9 @@ def parse_point(point: str, loops: Mapping[str, Any]) -> dict[str, Any]:
                 f"{point!r} is no point. Write the value of each loop: epoch=3 or epoch=3/step=20.",
                 slug="no-point",
             )
-        out[loop] = _number(text)
+        value = number_or_text(text)
+        out[loop] = value.strip("'\"") if isinstance(value, str) else value
     return {**out, **loops}
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip("'\"")
 
 
 def nearest(

@@ -1,4 +1,4 @@
-"""`History`, the facade of everything Rearview knows about one project: runs, values, states, backfills.
+"""`History`, the facade of one project: its runs, values, states and backfills.
 
 Each method parses its arguments, calls the room that does the work, and returns values.
 """
@@ -91,7 +91,7 @@ def repair_format(start: Path) -> Path:
 
 
 class History:
-    """Everything that was recorded in one project; and backfills, which add what was not."""
+    """The runs of one project, with their values and states; and backfills, which add values."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -125,7 +125,7 @@ class History:
     def run(self, which: str = "latest") -> PastRun:
         """Return one run: by id, by name, by the beginning or end of its id, `latest`, or -1, -2, ….
 
-        `.at(epoch=3)` of the result is its state there, `.value("w", epoch=3)` what it logged there.
+        `.at(epoch=3)` of the result is its state there, `.value("w", epoch=3)` the value that it logged there.
         """
         return with_history(self._runs.find(which), self.at, self.value)
 
@@ -148,10 +148,10 @@ class History:
     def value(
         self, which: str, name: str, point: str = "", /, *, unproved: bool = False, **loops: Any
     ) -> Any:
-        """Return what a run logged under `name` at a point: `value(run, "w", epoch=3)`.
+        """Return the value that a run logged under `name` at a point: `value(run, "w", epoch=3)`.
 
-        Tensors, arrays, images and histograms come back as such. A point gives the value of each loop around
-        the log call; without a point, the name must have been logged once.
+        Tensors, arrays, images and histograms are loaded. A point gives the value of each loop around the log
+        call; without a point, the name must have been logged once.
         """
         run = self._runs.find(which)
         point_values = parse_point(point, loops)
@@ -178,7 +178,7 @@ class History:
                 or "the whole run"
             )
             raise UsageError(
-                f"Run {run.id} has {len(rows) or 'no'} {'value' if len(rows) == 1 else 'values'} of "
+                f"Run {run.id} has {len(rows) or 'no'} values of "
                 f"{name} at {where}, not one. Name the loops to say which; "
                 f"`rearview table {name}` shows all.",
                 slug="no-single-value",
@@ -215,12 +215,12 @@ class History:
     def untag(self, which: str, *tags: str) -> Run:
         """Remove tags from a run; raise if it does not have them."""
         run, checked = self._runs.find_id(which), _some_tags(tags)
-        have = self._runs.labels(run).tags
-        missing = [tag for tag in checked if tag not in have]
+        present = self._runs.labels(run).tags
+        missing = [tag for tag in checked if tag not in present]
         if missing:
             raise UsageError(
                 f"Run {run} has no tag {missing[0]!r}. "
-                + (f"It has {', '.join(have)}." if have else "It has none."),
+                + (f"It has {', '.join(present)}." if present else "It has none."),
                 slug="no-tag",
             )
         return self._labelled(run, labels.UNTAG, {"tags": checked})
@@ -314,7 +314,7 @@ class History:
         """Return the result of one SQL query over the tables of docs/schema.md.
 
         With `unproved`, the pivoted views also contain values of replays that were not exact. Arrays, tensors
-        and images come back as such; `.arrow()` keeps them as text.
+        and images are values of their own type; `.arrow()` keeps them as text.
         """
         self._tables.refresh()
         return self._tables.sql(query, unproved=unproved, values=True)
@@ -343,9 +343,9 @@ class History:
         return self._versions.files(self._version(which))
 
     def statement_diff(self, a: str, b: str = WORKTREE) -> list[StatementChange]:
-        """Return what happened to each statement from run `a` to run `b` or to the work tree.
+        """Return how each statement changed from run `a` to run `b` or to the work tree.
 
-        Statements are matched as propagation does it. Files are named as in `b`.
+        Statements are matched in the same way as for propagation. Files are named as in `b`.
         """
         probing = self._probing(self.runs())
         old, new = probing.text(self._version(a)), probing.text(self._version(b))
@@ -367,8 +367,8 @@ class History:
         run = self.run(which)
         written = [file.path for file in self.files(run.id)]
         if path not in written:
-            some = f"It wrote {', '.join(written[:6])}." if written else "It wrote none."
-            raise UsageError(f"Run {run.id} did not write {path!r}. {some}", slug="no-file")
+            files = f"It wrote {', '.join(written[:6])}." if written else "It wrote none."
+            raise UsageError(f"Run {run.id} did not write {path!r}. {files}", slug="no-file")
         return content_of(run, path, self.project.root, self._checkpoints, at)
 
     def compare(self, a: str, b: str = "latest") -> Comparison:
@@ -386,7 +386,7 @@ class History:
         return version
 
     def show(self, which: str = "latest", *, names: bool = True) -> RunReport:
-        """Return a report on one run; without `names`, no record of any run is read for it."""
+        """Return a report on one run; without `names`, its records are not read."""
         run = self.run(which)
         checkpoints = self._checkpoints.of(run.id)
         withheld = ", ".join(map(quoted, sorted({*WITHHELD, *CAPTURED})))
@@ -450,15 +450,17 @@ class History:
     ) -> list[Propagated]:
         """Return where the statements that log `names` belong in each version that lacks them.
 
-        They are those of the work tree or, if that does not log the names, of the newest version that
-        does. Places less certain than `sure` are refused; None: as the setting `propagation` says.
+        The statements are those of the work tree or, if it does not log the names, of the newest version
+        that does. Places less certain than `sure` are refused; None takes the setting `propagation`.
         """
         statements = self._backfiller.statements(self.runs(), sure)
         past = statements.past(names)
         if past is not None:
             return _of_runs(past.propagated(), self, to)
         probing = statements.probing.carrying(names)
-        unknown = [n for n in names if not any(n in probe.names for probe in probing.added)]
+        unknown = [
+            name for name in names if not any(name in probe.names for probe in probing.added)
+        ]
         if unknown:
             from rearview.backfill.obstacles import logged_outside_project
 
@@ -484,8 +486,8 @@ class History:
         """Store by hand where the statements that log `names` belong in the version of a run.
 
         They go before `line` of `path`, or after the statement on that line. `renames` gives the names that
-        variables of the statement have there; for the others Rearview looks itself. `statement` (file and line
-        of the work tree) picks one if several statements log a name.
+        variables of the statement have there; Rearview finds the others. `statement` (file and line of the
+        work tree) picks one if several statements log a name.
         """
         from rearview.source.propagate.versions import HandPlace
 
@@ -499,8 +501,8 @@ class History:
 
     def corrections(self, names: Sequence[str] = ()) -> list[Correction]:
         """Return the places that were given by hand, for all statements or for those that log `names`."""
-        kept = self._backfiller.corrections.all
-        return [correction for correction in kept if not names or correction.concerns(names)]
+        stored = self._backfiller.corrections.all
+        return [correction for correction in stored if not names or correction.concerns(names)]
 
     @property
     def correction_note(self) -> str:
@@ -518,7 +520,7 @@ class History:
         return removed
 
     def plan(self, names: Sequence[str] | Question, **choices: Unpack[Choices]) -> PlanReport:
-        """Return what must run again to fill `names`, and what it costs; nothing runs.
+        """Return the segments that must run again to fill `names`, and their cost; nothing runs.
 
         The keyword arguments are those of `Question`: `runs`, `where`, `at`, `workers`, `budget`,
         `again`, `on` and `gpus`.
@@ -587,10 +589,12 @@ class History:
 
         `of` is a part of its id, needed if several are running.
         """
-        running = [each for each in self.running_backfills() if of is None or of in each.id]
+        running = [
+            backfill for backfill in self.running_backfills() if of is None or of in backfill.id
+        ]
         if len(running) != 1:
             count_text = "No backfill is" if not running else f"{len(running)} backfills are"
-            which = ", ".join(each.id for each in running)
+            which = ", ".join(backfill.id for backfill in running)
             raise UsageError(
                 f"{count_text} under way in {self.project.root}"
                 f"{f' that {of!r} means' if of else ''}{f': {which}' if which else ''}. "
@@ -601,7 +605,7 @@ class History:
         return running[0]
 
     def machine(self, *, measure: bool = False) -> Machine:
-        """Return how fast this machine is; with `measure`, measure it if that was long ago."""
+        """Return the measured speed of this machine; with `measure`, measure it again if that was long ago."""
         machines = self._backfiller.machines
         return machines.measure() if measure and machines.due() else machines.here()
 
@@ -613,7 +617,7 @@ class History:
     ) -> StartCommand:
         """Return the command that continues a stopped run in the folder where it ran.
 
-        With `preemption`, it can be stopped again, and is copied to the remote that this names.
+        With `preemption`, the run can be stopped again, and is copied to `preemption.remote`.
         `source` is "run" for the source that the run had, or "worktree" for the work tree, which may
         differ only in code that runs after the last checkpoint.
         """
@@ -625,7 +629,7 @@ class History:
         return resumer.command(self.run(which), preemption, from_worktree=source == WORKTREE)
 
     def notebook(self, which: str = "latest") -> bytes:
-        """Return the notebook that a run executed, as its version has it."""
+        """Return the notebook that a run executed, from the version of the run."""
         run = self.run(which)
         name = os.path.relpath(os.path.join(run.cwd, run.script), run.home(run.cwd))  # noqa: PTH118
         return self._versions.files(run.source)[name]
@@ -697,11 +701,11 @@ def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
 
 
 def _of_runs(
-    carried: list[Propagated], past: History, which: Sequence[str] | None
+    versions: list[Propagated], past: History, which: Sequence[str] | None
 ) -> list[Propagated]:
-    """Return the versions of some runs; None: all."""
-    runs = {past.run(each).id for each in which} if which else None
-    return [each for each in carried if runs is None or runs & set(each.runs)]
+    """Return the versions of the runs `which`; all versions if it is None."""
+    runs = {past.run(run).id for run in which} if which else None
+    return [version for version in versions if runs is None or runs & set(version.runs)]
 
 
 def _some_tags(tags: Sequence[str]) -> list[str]:
@@ -729,8 +733,8 @@ def _trust(replays: Sequence[Replay]) -> tuple[Verdict | None, str]:
     if decisive.verdict is Verdict.EXACT:
         return decisive.verdict, f"exact: {_count(len(counted))}, {compared(reports)}"
     same_verdict = sum(replay.proof.verdict is decisive.verdict for replay in counted)
-    some = f" ({same_verdict} of {_count(len(counted))})" if len(counted) > 1 else ""
-    return decisive.verdict, f"{decisive.verdict}{some}: {decisive.why}"
+    share = f" ({same_verdict} of {_count(len(counted))})" if len(counted) > 1 else ""
+    return decisive.verdict, f"{decisive.verdict}{share}: {decisive.why}"
 
 
 def _equal(value: Any, requested: Any) -> bool:

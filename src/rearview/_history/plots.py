@@ -59,7 +59,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def _fraction(value: float, low: float, high: float) -> float:
-    """Return where a value lies between two others, from 0 to 1; works for differences that overflow."""
+    """Return the position of a value between `low` and `high`, from 0 to 1, even if `high - low` overflows."""
     if math.isfinite(high - low):
         return (value - low) / (high - low)
     return (value / 2 - low / 2) / (high / 2 - low / 2)
@@ -252,9 +252,9 @@ def plot_of(
     label_of_run = {run.id: run.name or run.id for run in all_runs}
     if by is not None:
         if not any(by in run.args for run in all_runs):
-            some = sorted({name for run in all_runs for name in run.args})
+            arguments = sorted({name for run in all_runs for name in run.args})
             raise UsageError(
-                f"No run has an argument {by!r}. There are {', '.join(some) or 'none'}.",
+                f"No run has an argument {by!r}. There are {', '.join(arguments) or 'none'}.",
                 slug="unknown-name",
             )
         label_of_run = {run.id: f"{by}={run.args.get(by)}" for run in all_runs}
@@ -284,7 +284,7 @@ def plot_of(
     if frame_of(out) is None:
         raise UsageError(
             f"There is nothing to plot: {', '.join(names)} has no numbers in these runs. "
-            f"`rearview table {names[0] if names else ''}` shows what there is.",
+            f"`rearview table {names[0] if names else ''}` shows their values.",
             slug="nothing-to-plot",
         )
     return Plot(tuple(names), tuple(out), ", ".join(labels))

@@ -1,4 +1,4 @@
-"""Resume a stopped run: from its last checkpoint, with its own source or with that of the work tree."""
+"""Resume a stopped run from its last checkpoint, with its own source or with that of the work tree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Start recording a run from the current folder, or resume one that was stopped.
+"""The command that records a run from the current folder, or resumes a run that was stopped.
 
-Nothing is started here: `start_run` returns the command, and the command line starts it. `rearview run`
-imports this module and little else, so it stays free of the rest of `_history`.
+`start_run` returns the command, and the command line runs it. `rearview run` imports this module and little
+else, so this module must not import the rest of `_history`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.start_command import StartCommand, start_command
 from rearview.model import Run, Status
-from rearview.model.plan import Control
+from rearview.model.messages import Control
 from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
 from rearview.model.wording import plural

@@ -1,4 +1,4 @@
-"""What `History` returns about one run, about two runs side by side, and about runs that it removes."""
+"""The reports of `History` on one run, on two runs side by side, and on removed runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rearview.store.versions.versions import Versions
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """All that is known of one run."""
+    """The facts, logged names, checkpoints and replays of one run."""
 
     run: Run
     names: dict[str, int]
@@ -32,18 +32,18 @@ class RunReport:
     exact: str
     """How far its replays can be trusted, in words."""
     verdict: Verdict | None = None
-    """The same as a value; None if the run was not replayed."""
+    """The worst verdict of its replays; None if the run was not replayed."""
     environment: Environment | None = None
-    """The environment variables that it read; None: it was recorded without them."""
+    """The environment variables that it read; None if they were not recorded."""
     environment_differences: list[str] = field(default_factory=list)
     """A phrase for each variable that differs now and that a replay does not restore."""
     captured: dict[str, str] = field(default_factory=dict)
-    """Names that it did not log with Rearview, and what their values were taken from."""
+    """Names that it did not log with Rearview, and the origin of their values."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What was removed with some runs, or would be."""
+    """The runs, files and bytes that a removal freed, or would free."""
 
     runs: tuple[str, ...]
     """The runs, including those whose removal was interrupted earlier."""
@@ -53,8 +53,8 @@ class Removal:
 
     @property
     def nbytes(self) -> int:
-        """All bytes that it freed, or would free."""
-        return self.freed.nbytes + sum(each.nbytes for each in self.removed)
+        """All bytes that the removal freed, or would free."""
+        return self.freed.nbytes + sum(removal.nbytes for removal in self.removed)
 
 
 class Row(NamedTuple):
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether the two runs differ in it; two NaNs count as equal."""
+        """Whether the two runs differ in this fact; two NaNs count as equal."""
         both_nan = self.a != self.a and self.b != self.b
         return not both_nan and bool(self.a != self.b)
 

@@ -1,4 +1,4 @@
-"""Read a script and the project files that it imports, and return what Rearview sees in them."""
+"""Read a script and the project files that it imports, and inspect their loops and logged names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_FILES = 500
 
 
 def inspect_script(script: Path, root: Path | None = None) -> Inspection:
-    """Return what Rearview sees in `script` and in the files below `root` that it imports."""
+    """Inspect `script` and the files below `root` that it imports; see `source.inspection`."""
     if not script.is_file():
         raise UsageError(
             f"There is no file {script}. Name the script as you would for `python`.",
@@ -35,7 +35,7 @@ def inspect_script(script: Path, root: Path | None = None) -> Inspection:
             continue
         files[name] = decode(file.read_bytes())
         remaining.extend(
-            each for each in _imported(files[name], file, folders) if _below(each, root)
+            imported for imported in _imported(files[name], file, folders) if _below(imported, root)
         )
     return inspect(script.relative_to(root).as_posix(), files)
 
@@ -58,7 +58,7 @@ def _imported(text: str, file: Path, folders: tuple[Path, ...]) -> Iterator[Path
             names = [module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)]
             bases = folders
             if node.level:
-                bases = (file.parents[node.level - 1],)
+                bases = tuple(file.parents[node.level - 1 : node.level])
         else:
             continue
         for parts in (name.split(".") for name in names if name):
@@ -66,4 +66,4 @@ def _imported(text: str, file: Path, folders: tuple[Path, ...]) -> Iterator[Path
                 for depth in range(1, len(parts) + 1):  # a package is imported before its modules
                     target = base.joinpath(*parts[:depth])
                     candidates = (target.with_name(f"{target.name}.py"), target / "__init__.py")
-                    yield from (each for each in candidates if each.is_file())
+                    yield from (candidate for candidate in candidates if candidate.is_file())

@@ -25,7 +25,7 @@ from rearview.backfill.shared_imports import Lead
 from rearview.execute.executor import SetupStage
 from rearview.execute.replay_jobs import script_of
 from rearview.model import Run, Segment
-from rearview.model.plan import SetupStart
+from rearview.model.messages import SetupStart
 from rearview.model.wording import plural
 from rearview.source.cells import code_hash, imported_modules, only_defines
 from rearview.source.loops import MODULE, loop_ids

@@ -47,9 +47,7 @@ FEW_RUNS = 3
 """Up to this many runs are named; more are counted."""
 MAX_SEGMENTS = 60
 """Segments that are listed; more are counted."""
-_INTERRUPTED = (
-    "Interrupted. What was filled is kept: the same command fills the rest, and runs nothing twice."
-)
+_INTERRUPTED = "Interrupted. All filled values are kept: the same command fills the rest, and runs nothing twice."
 _REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replays the run again."
 
 
@@ -72,7 +70,7 @@ _REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replay
     help="With --on ray: accelerators each segment gets, 0.5 for half of one.",
 )
 @click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
-@click.option("--again", is_flag=True, help="Also run what is there and could not be proved.")
+@click.option("--again", is_flag=True, help="Also run again what could not be proved before.")
 @sure_option
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
@@ -97,12 +95,12 @@ def backfill(
 ) -> int:
     """Fill columns for past runs from log statements added since.
 
-    Write the log statement into the newest source, then name what it logs. A name that only a past
-    version logs is filled too, from the newest statement that logged it. Only what must run
-    again does, from checkpoints, and each replay is proved against what was recorded. With --json
-    each event is a line (docs/backfill.md). `rearview workers` adds and takes away workers while
-    it runs. Exit code 0: filled and proved (or nothing was missing); 1: something was refused or
-    is unproved, also of what was there before.
+    Write the log statement into the newest source, then give the names that it logs. A name that only a
+    past version logs is filled, too, from the newest statement that logged it. Rearview runs only the
+    necessary parts again, from checkpoints, and compares each replay with the recording. With --json
+    each event is a line (docs/backfill.md). `rearview workers` changes the number of workers of a
+    running backfill. Exit code 0: filled and proved (or nothing was missing); 1: something was refused
+    or is unproved, including values of earlier backfills.
     """
     from rearview._history import BackfillReport, Question
 
@@ -220,7 +218,8 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
         "exact": report.proved,
         "verdict": report.verdict,
         "redone": [
-            {"run": each.run, "replay": each.replay, "why": each.redone} for each in report.redone
+            {"run": outcome.run, "replay": outcome.replay, "why": outcome.redone}
+            for outcome in report.redone
         ],
         "written": report.written,
         "seconds": report.seconds,
@@ -293,16 +292,16 @@ def _doubts(outcomes: Sequence[ReplayOutcome], redone: Sequence[ReplayOutcome]) 
             key = (f"{outcome.proof.verdict}:", output.RED, outcome.proof.why)
             lines.setdefault(key, []).append(outcome)
     shown_reasons = {
-        (outcome.run, why) for (_, _, why), those in lines.items() for outcome in those
+        (outcome.run, why) for (_, _, why), doubtful in lines.items() for outcome in doubtful
     }
     for outcome in redone:
         if (outcome.run, outcome.redone) not in shown_reasons:
-            why = f"the try from a checkpoint did not do: {outcome.redone}"
+            why = f"the replay from a checkpoint failed: {outcome.redone}"
             lines.setdefault(("redone from the start:", output.YELLOW, why), []).append(outcome)
     return [
-        f"{output.paint(label, color)} {_runs_in_words([outcome.run for outcome in those])}: {why}"
-        + (f"; its output is in {those[-1].log}" if color == output.RED else "")
-        for (label, color, why), those in lines.items()
+        f"{output.paint(label, color)} {_runs_in_words([outcome.run for outcome in doubtful])}: {why}"
+        + (f"; its output is in {doubtful[-1].log}" if color == output.RED else "")
+        for (label, color, why), doubtful in lines.items()
     ]
 
 
@@ -354,7 +353,7 @@ def summary(plan: PlanReport) -> dict[str, Any]:
 def show_plan_briefly(plan: PlanReport) -> None:
     """Print on stderr what will run."""
     if _remarks(plan, output.note):
-        output.note(_sum(plan))
+        output.note(_cost_line(plan))
 
 
 def show_plan(plan: PlanReport) -> None:
@@ -376,7 +375,7 @@ def show_plan(plan: PlanReport) -> None:
     for operator in dict.fromkeys(segment.operator for segment in segments):
         output.out(output.paint(operator.in_words, output.DIM))
     output.out()
-    output.out(_sum(plan))
+    output.out(_cost_line(plan))
     explained = plan.explained
     if explained is None:
         return
@@ -404,10 +403,10 @@ def show_plan(plan: PlanReport) -> None:
 
 
 def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
-    """Print what the user should know first; return True if there is anything to run."""
+    """Print warnings and refusals with `say`; return True if the plan has segments to run."""
     if changed := plan.changed_inputs:
         more = f" (and {plural(len(changed) - 1, 'more file')})" if len(changed) > 1 else ""
-        say(f"changed since: {changed[0]}{more}; the replay reads what is there now")
+        say(f"changed since: {changed[0]}{more}; the replay reads the present content")
     for text in environment_lines(plan.environment_differences):
         say(text)
     for remark in plan.notes:
@@ -431,11 +430,11 @@ def environment_lines(differences: Sequence[str]) -> list[str]:
 def _unproved(unproved: Sequence[Unproved]) -> list[str]:
     """Return a line for each set of names whose values cannot be proved."""
     runs: dict[tuple[str, ...], list[str]] = {}
-    for each in unproved:
-        runs.setdefault(each.names, []).append(each.run)
+    for values in unproved:
+        runs.setdefault(values.names, []).append(values.run)
     return [
-        f"not proved: {', '.join(names)} of {_runs_in_words(run_ids)} is there, but was computed where the run "
-        "recorded nothing to compare with; `--again` runs it again"
+        f"not proved: {', '.join(names)} of {_runs_in_words(run_ids)} has values, but they were computed where "
+        "the run recorded nothing to compare with; `--again` runs it again"
         for names, run_ids in runs.items()
     ]
 
@@ -457,7 +456,7 @@ def _refusals_as_json(refusals: Sequence[Refusal]) -> list[dict[str, str]]:
     return [{"run": refusal.run, "reason": refusal.reason} for refusal in refusals]
 
 
-def _sum(plan: PlanReport) -> str:
+def _cost_line(plan: PlanReport) -> str:
     segments = plan.plan.segments
     runs = len({segment.run for segment in segments})
     low, high = (sum(getattr(s, side) for s in segments) for side in ("low", "high"))
@@ -483,12 +482,12 @@ def _iterations(segment: Segment) -> str:
     if segment.loop is None:
         return ""
     last = "" if segment.last is None else segment.last
-    some = f" ({len(segment.only)} of them)" if segment.only is not None else ""
+    share = f" ({len(segment.only)} of them)" if segment.only is not None else ""
     inner = "".join(
         f"/{name_of(loop)}={first}:{'' if end is None else end}"
         for loop, first, end in segment.inner
     )
-    return f"{name_of(segment.loop)}={segment.first}:{last}{some}{inner}"
+    return f"{name_of(segment.loop)}={segment.first}:{last}{share}{inner}"
 
 
 def by_name(plan: Plan) -> Plan:
@@ -515,8 +514,8 @@ def by_name(plan: Plan) -> Plan:
 def workers(count: int | None, which: str | None, as_json: bool) -> int:
     """Show backfills under way and their workers, or give them N workers from now on.
 
-    More start at once. Fewer: a segment that is nearly done may end; one that would take long is
-    handed back, and another worker does it. Exit code 1: no backfill is under way.
+    New workers start at once. A worker that is taken away ends its segment if that is nearly done;
+    otherwise another worker runs the segment. Exit code 1: no backfill is under way.
     """
     past = open_history()
     if count is not None:
@@ -525,13 +524,13 @@ def workers(count: int | None, which: str | None, as_json: bool) -> int:
             names = ", ".join(changed.names)
             output.out(f"{changed.id} ({names}): {plural(count, 'worker')} from now on")
             return 0
-    running = [each for each in past.running_backfills() if which is None or which in each.id]
+    running = [status for status in past.running_backfills() if which is None or which in status.id]
     if as_json:
-        output.json_document([_status_as_json(each) for each in running])
+        output.json_document([_status_as_json(status) for status in running])
     elif running:
         output.table(
             ["backfill", "fills", "started", "workers", "busy", "segments", "left"],
-            [_status_row(each) for each in running],
+            [_status_row(status) for status in running],
             right=[False, False, False, True, True, True, True],
         )
     else:

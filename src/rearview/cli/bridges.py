@@ -15,7 +15,7 @@ from rearview.cli.options import (
     some_names,
     some_runs,
 )
-from rearview.cli.query import tell_damage
+from rearview.cli.query import print_damage
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plural
 from rearview.cli.terminal.progress import waiting
@@ -41,14 +41,14 @@ def import_(tracker: str, path: str) -> int:
     from rearview.bridges.import_export import import_runs, project_at
 
     project = project_at(Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()))
-    done = import_runs(project, _tracked(tracker, path))
-    for each in done:
-        outcome = "imported" if each.is_new else "added" if each.records else "up to date"
-        output.out(f"{each.run}  {outcome}  {plural(each.records, 'record')}  {each.source}")
-    new = sum(each.is_new for each in done)
+    imported = import_runs(project, _tracked(tracker, path))
+    for run in imported:
+        outcome = "imported" if run.is_new else "added" if run.records else "up to date"
+        output.out(f"{run.run}  {outcome}  {plural(run.records, 'record')}  {run.source}")
+    new = sum(run.is_new for run in imported)
     output.out(
-        f"{plural(new, 'new run')} of {len(done)}, "
-        f"{plural(sum(each.records for each in done), 'new record')}"
+        f"{plural(new, 'new run')} of {len(imported)}, "
+        f"{plural(sum(run.records for run in imported), 'new record')}"
     )
     return 0
 
@@ -95,12 +95,13 @@ def export_runs(
             slug="no-name",
         )
     runs = exported_runs(past, names, where=where, runs=list(which) or None, unproved=unproved)
-    done = [_write_run(tracker, run, place, past.project.root.resolve().name) for run in runs]
-    for each in done:
-        outcome = plural(each.values, "value") if each.values else "up to date"
-        left_out = f", {each.left_out} that {tracker} does not take" if each.left_out else ""
-        output.out(f"{each.run}  {outcome}{left_out}  {each.place}")
-    output.out(f"{plural(len(done), 'run')}, {plural(sum(e.values for e in done), 'new value')}")
+    exported = [_write_run(tracker, run, place, past.project.root.resolve().name) for run in runs]
+    for run in exported:
+        outcome = plural(run.values, "value") if run.values else "up to date"
+        left_out = f", {run.left_out} that {tracker} does not take" if run.left_out else ""
+        output.out(f"{run.run}  {outcome}{left_out}  {run.place}")
+    new_values = sum(run.values for run in exported)
+    output.out(f"{plural(len(exported), 'run')}, {plural(new_values, 'new value')}")
 
 
 def _write_run(tracker: str, run: ExportedRun, place: str, project: str) -> Exported:
@@ -201,7 +202,7 @@ def export(
         finally:
             aside.unlink(missing_ok=True)
     output.out(f"wrote {plural(table.count(), 'row')} to {file}")
-    tell_damage(past)
+    print_damage(past)
 
 
 def _write_table(table: Table, file: Path, lines: Lines, end: str) -> None:

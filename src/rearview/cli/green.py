@@ -1,7 +1,7 @@
 """Green power: `rearview run --green`, and the commands energy now and energy report.
 
-A green run starts, pauses and resumes with the power in the grid. It pauses by saving and leaving with
-exit code 85; `run_green` waits for green power and starts it again.
+A green run starts, pauses and resumes with the power in the grid. It pauses by saving and exiting with
+code 85; `run_green` waits for green power and starts it again.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def green_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--green",
             is_flag=True,
-            help="Run while power is green: wait, pause and go on by the grid. Implies "
+            help="Run while power is green: wait, pause and continue with the grid. Implies "
             "--preemptible.",
         ),
         click.option(
             "--by",
             metavar="TIME",
-            help="With --green: when it must be done: 18:00, 2026-05-01T08:00, or 12h from now. "
-            "The greenest hours before that are taken.",
+            help="With --green: the time by which it must end: 18:00, 2026-05-01T08:00, or 12h from "
+            "now. It runs in the greenest hours before that.",
         ),
         click.option(
             "--hours",
@@ -92,8 +92,7 @@ def green_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--exit-when-paused",
             is_flag=True,
-            help="With --green: leave with exit code 85 instead of waiting, for cron and batch "
-            "systems.",
+            help="With --green: exit with code 85 instead of waiting, for cron and batch systems.",
         ),
     )
     for option in reversed(options):
@@ -166,7 +165,7 @@ def run_green(
                 return EXIT_PAUSED
             supervisor.exit_if_requested()
             say(f"{word}: {gate.decision.reason}")
-            word = "going on"
+            word = "continuing"
             code = _run_child(supervisor, command, gate, say)
             if code != EXIT_PAUSED or supervisor.pause_requested or green.leaves:
                 return code
@@ -218,12 +217,12 @@ def _run_child(
         raise not_started(command, exc) from exc
 
 
-def last_time(kept: Path) -> float | None:
-    """Return how many hours the run of that folder took, if that was measured."""
+def last_time(run_folder: Path) -> float | None:
+    """Return how many hours the run in `run_folder` took, if that was measured."""
     from rearview._history import ACCOUNT
     from rearview.energy import Account
 
-    seconds = Account(kept / ACCOUNT).report().seconds
+    seconds = Account(run_folder / ACCOUNT).report().seconds
     return seconds / 3600 if seconds else None
 
 
@@ -246,14 +245,14 @@ def grid_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--grid",
         metavar="SOURCE",
-        help="Who is asked, and for which place (default: the setting `grid`): energy-charts:de, "
+        help="The grid service and its region (default: the setting `grid`): energy-charts:de, "
         "electricity-maps:FR, watttime:CAISO_NORTH; another address after an @.",
     )(command)
 
 
 @click.group()
 def energy() -> None:
-    """Show the power in the grid, and what a run used of it."""
+    """Show the power in the grid, and the energy that a run used."""
 
 
 @energy.command()
@@ -273,7 +272,7 @@ def now(grid: str | None, share: float | None, grams: float | None, as_json: boo
     if as_json:
         output.json_document(_facts(outlook, decision))
     else:
-        _tell(outlook, decision)
+        _print_outlook(outlook, decision)
     return 0 if decision.run else 1
 
 
@@ -295,7 +294,7 @@ def _facts(outlook: Forecast, decision: GridDecision) -> dict[str, Any]:
     }
 
 
-def _tell(outlook: Forecast, decision: GridDecision) -> None:
+def _print_outlook(outlook: Forecast, decision: GridDecision) -> None:
     sample = outlook.at(time.time())
     lines = []
     if sample is not None and sample.share is not None:
@@ -319,13 +318,13 @@ def _tell(outlook: Forecast, decision: GridDecision) -> None:
 @energy.command(cls=TakesRuns)
 @one_run
 @grid_option
-@click.option("--offline", is_flag=True, help="Ask nobody; use what the run noted of the grid.")
+@click.option("--offline", is_flag=True, help="Use only the grid data that the run stored.")
 @json_option
 def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
     """Show when a run was on, the energy it used, and the CO2 that waiting saved.
 
-    Energy is measured (RAPL, NVML) where the machine lets us, else a stated estimate. CO2 is that
-    of the hours it ran in, against as many hours from when it was asked for.
+    Energy is measured (RAPL, NVML) if the machine allows it, or else estimated, and the report says which. The
+    CO2 of the hours in which the run was on is compared with that of as many hours from its request on.
     """
     from rearview._history import ACCOUNT
     from rearview.energy import Account
@@ -344,9 +343,9 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
     energy_report = account.report(measured)
     problem = "" if measured is None or measured.samples else measured.problem
     if as_json:
-        output.json_document(_reported(run.id, energy_report, problem))
+        output.json_document(_report_as_json(run.id, energy_report, problem))
         return
-    _print(run.id, energy_report, problem)
+    _print_report(run.id, energy_report, problem)
 
 
 def _measured(grid: str, noted: EnergyReport) -> Forecast:
@@ -357,7 +356,7 @@ def _measured(grid: str, noted: EnergyReport) -> Forecast:
     return open_source(grid).measured(begin - _MARGIN, min(end + _MARGIN, time.time()))
 
 
-def _reported(run: str, energy_report: EnergyReport, problem: str) -> dict[str, Any]:
+def _report_as_json(run: str, energy_report: EnergyReport, problem: str) -> dict[str, Any]:
     return {
         "run": run,
         "asked": energy_report.requested,
@@ -373,7 +372,7 @@ def _reported(run: str, energy_report: EnergyReport, problem: str) -> dict[str, 
     }
 
 
-def _print(run: str, energy_report: EnergyReport, problem: str) -> None:
+def _print_report(run: str, energy_report: EnergyReport, problem: str) -> None:
     lines = [("run", run)]
     first = energy_report.joined_intervals[0].begin
     if energy_report.requested is not None and first - energy_report.requested > 1:

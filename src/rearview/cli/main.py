@@ -79,7 +79,7 @@ COMMANDS = {
         "Trust a store that was not made here: let replays run what is in it.",
     ),
     "gc": ("maintenance", "Free space by dropping checkpoints."),
-    "doctor": ("maintenance", "Check this machine and this project, and say what to do."),
+    "doctor": ("doctor", "Check this machine and this project, and say what to do."),
     "mcp": ("bridges", "Serve the runs of this project to coding agents."),
     "demo": ("demo", "See it happen: record, edit, backfill, in under a minute."),
     "completion": ("main", "Print the completion script of a shell."),

@@ -31,9 +31,9 @@ SCREEN = 200
 CAPTURED = 8
 """Captured columns of one origin that are named below a table."""
 SIGN = "*"
-"""Behind a value that could not be proved."""
+"""Follows a value that could not be proved."""
 FILLED_SIGN = "~"
-"""Behind a value that was interpolated."""
+"""Follows a value that was interpolated."""
 LEGENDS = {
     SIGN: f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end",
     FILLED_SIGN: f"{FILLED_SIGN} interpolated: never logged, computed from the values before and after it",
@@ -93,7 +93,7 @@ def table(
     Values of replays that were not exact are left out. Those that could not be proved carry a `*`;
     in csv and json the column `unproved` names them.
 
-    --order-by takes columns separated by commas, each with desc behind it if large values come first:
+    --order-by takes columns separated by commas, each followed by desc if large values come first:
     `--order-by "acc desc, epoch"`. Names, loops, arguments and facts of runs will do, also those that
     are not shown. Rows without a value come last; with --limit, the first rows of that order are shown.
 
@@ -114,14 +114,14 @@ def table(
             interpolate=interpolate,
         )
     emit(answer, form)
-    tell_damage(past)
+    print_damage(past)
     if form == "table":
-        _tell_captured(past, answer.columns, every=not names)
+        _print_captured(past, answer.columns, every=not names)
         for name in past.empty(names):
-            _tell_missing(past, name, where, chosen)
+            _print_missing(past, name, where, chosen)
 
 
-def _tell_captured(past: History, columns: list[str], *, every: bool) -> None:
+def _print_captured(past: History, columns: list[str], *, every: bool) -> None:
     """Print which columns come from elsewhere than Rearview, and which of them are not shown."""
     captured = past.captured()
     by_origin: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ def _tell_captured(past: History, columns: list[str], *, every: bool) -> None:
         if name in captured:
             by_origin.setdefault(str(captured[name]), []).append(name)
     if by_origin:
-        texts = [f"{', '.join(some[:CAPTURED])} ({origin})" for origin, some in by_origin.items()]
+        texts = [f"{', '.join(names[:CAPTURED])} ({origin})" for origin, names in by_origin.items()]
         output.note(f"captured: {'; '.join(texts)}")
     not_shown = [name for name in captured if name not in columns] if every else []
     if not_shown:
@@ -139,8 +139,8 @@ def _tell_captured(past: History, columns: list[str], *, every: bool) -> None:
         )
 
 
-def _tell_missing(past: History, name: str, where: str | None, which: list[str] | None) -> None:
-    """Print how many cells of an empty column can be filled, and what that costs."""
+def _print_missing(past: History, name: str, where: str | None, which: list[str] | None) -> None:
+    """Print how many cells of an empty column a backfill can fill, and the cost."""
     try:
         with waiting("counting what is missing"):
             plan = past.plan([name], where=where, runs=which)
@@ -173,10 +173,10 @@ def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
     with waiting("asking"):
         answer = past.sql(query, unproved=unproved)
     emit(answer, form)
-    tell_damage(past)
+    print_damage(past)
 
 
-def tell_damage(past: History) -> None:
+def print_damage(past: History) -> None:
     """Print on stderr which damaged files are left out of an answer."""
     for text in past.problems():
         output.note(f"damaged: {text}")
@@ -194,7 +194,7 @@ class Marks:
 
     @property
     def legends(self) -> list[str]:
-        """What the signs mean that were needed."""
+        """The meaning of each sign that a row has."""
         return [LEGENDS[sign] for sign, names in self.names.items() if names]
 
     def collect(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -213,19 +213,19 @@ class Marks:
         return out
 
 
-def _tell_unproved(table: Table, marks: Marks) -> None:
+def _print_unproved(table: Table, marks: Marks) -> None:
     """Print on stderr which names have values that could not be proved."""
     names = sorted(marks.names[SIGN]) if table.mark else table.unproved
     if names:
-        some = "are" if table.mark else "may be"
+        certainty = "are" if table.mark else "may be"
         output.note(
-            f"unproved: values of {', '.join(names)} {some} among these that were not found equal to "
+            f"unproved: values of {', '.join(names)} {certainty} among these that were not found equal to "
             "the run; `rearview show` says why, `rearview backfill --again` runs them again."
         )
 
 
 def emit(table: Table, form: str) -> None:
-    """Print a table in the form asked for."""
+    """Print a table in one of `output.FORMATS`."""
     columns = list(table.columns)
     marks = Marks(table)
     rows = (tuple(row.values()) for row in map(marks.collect, table.described()))
@@ -243,14 +243,14 @@ def emit(table: Table, form: str) -> None:
             say(line)
         if form == "markdown" and marks.legends:
             output.out("\n" + "\n".join(marks.legends))
-        _tell_unproved(table, marks)
+        _print_unproved(table, marks)
         return
     if columns == ["explain_key", "explain_value"]:  # print the text of EXPLAIN as it is
         for _, plan in rows:
             output.out(plan)
         return
-    every = table.described()
-    first = list(islice(every, SCREEN))
+    all_rows = table.described()
+    first = list(islice(all_rows, SCREEN))
     columns = [column for column in columns if column not in marks.columns.values()]
     head = [[row[column] for column in columns] for row in first]
     right = [output.numeric(column) for column in zip(*head, strict=True)] if head else []
@@ -260,8 +260,8 @@ def emit(table: Table, form: str) -> None:
     output.table(columns, cells, right=right or [False] * len(columns))
     for legend in marks.legends:
         output.out(legend)
-    more = sum(1 for _ in map(marks.collect, every))
-    _tell_unproved(table, marks)
+    more = sum(1 for _ in map(marks.collect, all_rows))
+    _print_unproved(table, marks)
     if more:
         output.note(
             f"… and {plural(more, 'row')} more. Narrow it with --where or --runs, "

@@ -64,7 +64,7 @@ _LAUNCHERS = {
     "srun": "srun {options} rearview run {program}",
     "horovodrun": "horovodrun {options} rearview run {program}",
 }
-"""Programs that start several processes, and where `rearview run` goes on their command line."""
+"""Programs that start several processes, and the place of `rearview run` on their command line."""
 _WRAPPERS = {"uv", "poetry", "pdm", "hatch", "pipenv", "conda", "nohup", "time", "env", "nice"}
 """Programs that start one other program; `rearview run` goes after them."""
 _SHELL = re.compile(rb"#!.*\b(ba|da|z|k|fi)?sh\b")
@@ -82,7 +82,7 @@ class ProgramCall:
 
 
 def program_of(words: Sequence[str]) -> ProgramCall:
-    """Return the script or module that `words` start; raise with what to type where none is.
+    """Return the script or module that `words` start; if there is none, raise with the command to type.
 
     >>> program_of([sys.executable, "-u", "train.py", "--lr", "1"])
     ProgramCall(target='train.py', args=('--lr', '1'), module=False, environment={'PYTHONUNBUFFERED': '1'})
@@ -170,7 +170,7 @@ def _launcher(name: str, rest: list[str]) -> str:
     options, program = _split(rest)
     line = " ".join(_LAUNCHERS[name].format(options=options, program=program).split())
     return (
-        f"{name} starts the processes, so Rearview goes behind it: `{line}`. Each process is recorded "
+        f"{name} starts the processes, so Rearview goes after it: `{line}`. Each process is recorded "
         "as a run of its own; runs of several processes that talk to each other cannot be replayed yet."
     )
 
@@ -179,10 +179,10 @@ def _wrapper(words: Sequence[str]) -> str:
     first, *rest = words
     for at, word in enumerate(rest):
         if _PYTHON.match(Path(word).name) or word.endswith(".py"):
-            behind = rest[at + 1 :] if _PYTHON.match(Path(word).name) else rest[at:]
-            line = shlex.join([first, *rest[:at], "rearview", "run", *behind])
-            return f"{first} starts the program, so Rearview goes behind it: `{line}`."
-    return f"{first} starts the program, so `rearview run` goes behind it, before the script."
+            program = rest[at + 1 :] if _PYTHON.match(Path(word).name) else rest[at:]
+            line = shlex.join([first, *rest[:at], "rearview", "run", *program])
+            return f"{first} starts the program, so Rearview goes after it: `{line}`."
+    return f"{first} starts the program, so `rearview run` goes after it, before the script."
 
 
 def _command(first: str, program_file: Path, rest: list[str]) -> str:
@@ -260,8 +260,8 @@ class ProgramCommand(click.Command):
         except click.NoSuchOption as exc:
             script = next((word for word in args if word.endswith((".py", ".ipynb"))), "train.py")
             raise click.UsageError(
-                f"`rearview {self.name}` has no option {exc.option_name!r}. Options of the script stand "
-                f"behind its name: `rearview {self.name} {script} {exc.option_name} …`.",
+                f"`rearview {self.name}` has no option {exc.option_name!r}. Options of the script come "
+                f"after its name: `rearview {self.name} {script} {exc.option_name} …`.",
                 ctx,
             ) from exc
 
@@ -313,19 +313,19 @@ class ProgramCommand(click.Command):
 @click.option(
     "--preemptible",
     is_flag=True,
-    help="Save and leave with exit code 85 when asked to; started again, go on from there.",
+    help="On a signal, save and exit with code 85; the same command then continues the run.",
 )
 @click.option(
     "--signal",
     "signals",
     metavar="NAME",
     multiple=True,
-    help="With --preemptible: a signal that asks (default TERM and USR1); may be repeated.",
+    help="With --preemptible: the signal that stops it (default TERM and USR1); may be repeated.",
 )
 @click.option(
     "--remote",
     metavar="URL",
-    help="A folder or URL where every save is brought, and fetched from; implies --preemptible.",
+    help="A folder or URL to which the run is copied, and fetched from; implies --preemptible.",
 )
 @click.option(
     "--retries",
@@ -339,8 +339,8 @@ class ProgramCommand(click.Command):
     "--exit-every",
     type=span,
     metavar="SPAN",
-    help="With --preemptible: leave so after this time too (1h), for batch systems that take "
-    "files then.",
+    help="With --preemptible: also save and exit after this time (1h), for batch systems that "
+    "transfer files then.",
 )
 @_notebook_options
 @green_options
@@ -371,9 +371,9 @@ def run(
 ) -> int | None:
     """Record a run of a script or notebook, which needs no changes.
 
-    Everything after the script (or after `-m MODULE`) belongs to it. Output, exit code, signals
-    and tracebacks are the script's own; our few lines go to stderr. A notebook's cells are run in order
-    in a kernel of their own; --out and --timeout may stand behind its name too.
+    All words after the script (or after `-m MODULE`) belong to it. Output, exit code, signals
+    and tracebacks are the script's own; our few lines go to stderr. The cells of a notebook run in order
+    in a kernel of their own; --out and --timeout may also come after its name.
     """
     if module is None and not program:
         raise click.UsageError(
@@ -464,7 +464,7 @@ def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> fl
         output.said(f"it takes {hours:.2g} h, as run {similar[0].id} did (--hours says otherwise)")
     elif not quiet:
         output.said(
-            "how long it takes is not known, so it begins at --by at the latest; say --hours"
+            "how long it takes is not known, so it starts at --by at the latest; --hours tells it"
         )
     return hours
 
@@ -537,7 +537,7 @@ def _nearest_script(script: Path) -> str:
 @click.option(
     "--remote",
     metavar="URL",
-    help="Fetch the run from this folder or URL first, and bring every save there.",
+    help="Fetch the run from this folder or URL first, and copy every save there.",
 )
 @_notebook_options
 @quiet_option
@@ -578,7 +578,7 @@ def resume(
 
 
 def print_notes(command: StartCommand) -> None:
-    """Print what the user should know before the program starts."""
+    """Print the notes of a command before the program starts."""
     for text in command.notes:
         output.said(text)
 

@@ -126,9 +126,9 @@ def seconds_taken(run: Run) -> float | None:
 def compare(a: str, b: str, every: bool, as_json: bool) -> int:
     """Compare two runs: arguments, results, source, environment.
 
-    From run A (the one before the newest) to run B (the newest). Results are the last values logged. Only what differs is shown,
-    and results in any case; `rearview diff A B` shows the lines of the source. Exit code 0: they are
-    alike in all of it, 1: they differ.
+    From run A (the one before the newest) to run B (the newest). Only differences are shown, and all results,
+    which are the last logged values; `rearview diff A B` shows the lines of the source. Exit code 0: nothing
+    differs; 1: something does.
     """
     with waiting("comparing", quiet=as_json):
         comparison = open_history().compare(a, b)
@@ -173,9 +173,9 @@ def _print(comparison: Comparison, *, every: bool) -> None:
             rows.append([f"  {row.name}", *cells])
     room = output.room(3)
     longest = max((len(row[0]) for row in rows), default=0)
-    each = max(12, (room - min(longest, 30)) // 2)
-    rows = [[_cut(row[0], 30), _cut(row[1], each), _cut(row[2], each)] for row in rows]
-    output.table([_cut(name, each) for name in columns], rows, right=[False] * 3)
+    width = max(12, (room - min(longest, 30)) // 2)
+    rows = [[_cut(row[0], 30), _cut(row[1], width), _cut(row[2], width)] for row in rows]
+    output.table([_cut(name, width) for name in columns], rows, right=[False] * 3)
     if unchanged and not every:
         output.note(f"The same in both: {', '.join(unchanged)}. `--all` shows them.")
 
@@ -296,9 +296,9 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
 
 def _removal_lines(removal: Removal) -> Iterator[str]:
     """Yield a line for each run: what is removed with it, and how much space that frees."""
-    for each in removal.removed:
+    for run in removal.removed:
         yield (
-            f"{each.run}: its records, {plural(each.checkpoints, 'checkpoint')}, "
-            f"{plural(len(each.replays), 'replay')} and its source"
+            f"{run.run}: its records, {plural(run.checkpoints, 'checkpoint')}, "
+            f"{plural(len(run.replays), 'replay')} and its source"
         )
     yield f"would free {size(removal.nbytes)}"

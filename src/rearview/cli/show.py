@@ -1,4 +1,4 @@
-"""Commands about one run: show (all that is known of it), and files (what it wrote)."""
+"""Commands about one run: show (its facts, names and replays), and files (the files that it wrote)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rearview.cli.options import (
     open_history,
     without_mark,
 )
-from rearview.cli.query import tell_damage
+from rearview.cli.query import print_damage
 from rearview.cli.runs import STATUS, seconds_taken
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, moment, plain, plural, size
@@ -43,7 +43,7 @@ VARIABLES = 12
     "folder",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write what it logged to files in DIR: arrays, tensors, images, histograms; or the NAMEs.",
+    help="Write logged values to files in DIR: arrays, tensors, images, histograms; or the NAMEs.",
 )
 @json_option
 def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bool) -> None:
@@ -52,9 +52,8 @@ def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bo
     RUN is a name, an id or part of one, `latest` (the default), or -2 for the one before the newest.
 
     With --save, an array or tensor becomes an .npy file, an image or figure a .png, any other value
-    a .txt or .json; the name of a file says run, point and name. NAMEs choose what is saved. The first
-    word is a RUN if it is not the name of something logged. A file that is there with another content
-    is never overwritten.
+    a .txt or .json; the name of a file has run, point and name. NAMEs choose the values. The first word
+    is a RUN if it is no logged name. An existing file with other content is never overwritten.
     """
     if folder is not None:
         _save(words, folder, as_json=as_json)
@@ -75,7 +74,7 @@ def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bo
         )
     else:
         _show(report)
-    tell_damage(past)
+    print_damage(past)
 
 
 def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
@@ -156,8 +155,8 @@ def _show(report: RunReport) -> None:
 
 def _continued(run: Run) -> list[str]:
     return [
-        f"\n{each.version[:12]} from {each.point or 'the end of its loop'} on"
-        for each in run.continued
+        f"\n{continuation.version[:12]} from {continuation.point or 'the end of its loop'} on"
+        for continuation in run.continued
     ]
 
 
@@ -189,7 +188,7 @@ def _checkpoints(report: RunReport) -> str:
 
 
 def _costs(costs: dict[str, Any]) -> list[str]:
-    """Return what recording cost, in sentences; costs without a sentence follow as `name: value`."""
+    """Return the costs of recording in sentences; costs without a sentence follow as `name: value`."""
     lines = []
     if "overhead" in costs and "computed" in costs:
         share, computed = costs.pop("overhead"), costs.pop("computed")
@@ -215,14 +214,14 @@ def _costs(costs: dict[str, Any]) -> list[str]:
     counts = [
         f"{costs.pop(name)} {name}" for name in ("saved", "skipped", "failed") if name in costs
     ]
-    lines += [", ".join(some) for some in (waits, times, sizes, counts) if some]
+    lines += [", ".join(parts) for parts in (waits, times, sizes, counts) if parts]
     because = costs.pop("skipped_because", {})
     lines += [f"skipped {plural(count, 'time')}: {reason}" for reason, count in because.items()]
     return lines + [f"{name}: {output.cell(value)}" for name, value in costs.items()]
 
 
 def _replay(replay: Replay) -> str:
-    """Return a line for one replay; why it is not exact, if it is not."""
+    """Return a line for one replay, with the reason if it is not exact."""
     names = ", ".join(replay.names) or "as recorded"
     proof = replay.proof
     verdict = str(proof) if proof.verdict is not Verdict.EXACT else str(proof.verdict)
@@ -243,7 +242,7 @@ def _replay_as_json(replay: Replay) -> dict[str, Any]:
 @click.option("--at", metavar="POINT", help="As it was at a checkpoint: epoch=3.")
 @click.option(
     "-o", "--output", "destination", type=click.Path(path_type=Path), metavar="FILE",
-    help="Where to put what is fetched; its own name in this folder by default.",
+    help="Where to put the fetched file; its own name in this folder by default.",
 )  # fmt: skip
 @json_option
 def files(

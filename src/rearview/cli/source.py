@@ -1,4 +1,4 @@
-"""Commands about source: inspect (what Rearview sees in a script), propagate (statements in old versions), diff."""
+"""Commands about source: inspect (loops and logged names of a script), propagate (statements in old versions), diff."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     metavar="RUN FILE:LINE",
     help="Put the statement before that line in the version of RUN; its neighbours follow.",
 )
-@click.option("--after", is_flag=True, help="With --correct: behind the statement on that line.")
+@click.option("--after", is_flag=True, help="With --correct: after the statement on that line.")
 @click.option(
     "--rename",
     "renames",
     metavar="NEW=OLD",
     type=pair,
     multiple=True,
-    help="With --correct: what a variable is called in that version; may be repeated.",
+    help="With --correct: the name of a variable in that version; may be repeated.",
 )
 @click.option(
     "--statement",
     metavar="FILE:LINE",
-    help="With --correct: the statement of the work tree, where several log the name.",
+    help="With --correct: the statement of the work tree, if several log the name.",
 )
 @click.option("--corrections", is_flag=True, help="List the places given by hand.")
 @click.option(
@@ -97,20 +97,20 @@ def propagate(
     if undo is not None:
         return _undone(past, undo, names, as_json=as_json)
     if corrections:
-        kept = past.corrections(names)
+        stored = past.corrections(names)
         if as_json:
-            output.json_document(kept)
-        elif not kept:
+            output.json_document(stored)
+        elif not stored:
             output.note("No place was given by hand.")
-        for correction in () if as_json else kept:
+        for correction in () if as_json else stored:
             output.out(_corrected(correction))
         return 0
     if not names:
-        raise click.UsageError("Name what the statements log, like `rearview propagate loss`.")
+        raise click.UsageError("Give the logged names, like `rearview propagate loss`.")
     if correct is not None:
         run, place = correct
-        path, line = _spot(place)
-        where = _spot(statement) if statement is not None else None
+        path, line = _file_and_line(place)
+        where = _file_and_line(statement) if statement is not None else None
         past.correct(
             *(without_mark(run), path, line, names),
             after=after,
@@ -121,12 +121,12 @@ def propagate(
     if as_json:
         output.json_document(placements)
     else:
-        for each in placements:
-            _version(each, explain=explain)
-    return 1 if any(each.reason for each in placements) else 0
+        for placement in placements:
+            _version(placement, explain=explain)
+    return 1 if any(placement.reason for placement in placements) else 0
 
 
-def _spot(text: str) -> tuple[str, int]:
+def _file_and_line(text: str) -> tuple[str, int]:
     path, _, line = text.rpartition(":")
     if not path or not line.isdecimal():
         raise click.UsageError(f"{text!r} is not FILE:LINE, like train.py:31.")
@@ -148,7 +148,7 @@ def _corrected(correction: Correction) -> str:
     """Return a correction as one line of text."""
     names = ", ".join(correction.statement.logs or correction.statement.sets)
     which = f" ({correction.statement.occurrence + 1})" if correction.statement.occurrence else ""
-    side = "behind" if correction.after else "before"
+    side = "after" if correction.after else "before"
     renamed = "".join(f", {new} is {old}" for new, old in correction.renames.items())
     head = output.paint(f"version {correction.version[:12]}", output.BOLD)
     run = f" ({correction.run})" if correction.run else ""
@@ -176,10 +176,10 @@ def _version(placement: Propagated, *, explain: bool) -> None:
 def inspect(script: Path, as_json: bool) -> int:
     """Show what Rearview sees in a script, without running it.
 
-    Its loops and what each changes, what it logs and through which logger, what cannot be
-    checkpointed and why, and where a log statement could be added. Files of the project that the
-    script imports are read too. What a loop changes is guessed from the text (the rules of the Flor
-    paper); a recorded run looks at the live objects instead. Exit code 1 if a file cannot be parsed.
+    Its loops and the variables that each changes, the logged names and their loggers, what cannot be
+    checkpointed and why, and the places for a log statement. Files of the project that the script imports
+    are read, too. The changed variables are estimated from the text (by the rules of the Flor paper); a
+    recorded run looks at the live objects instead. Exit code 1 if a file cannot be parsed.
     """
     from rearview._history import inspect_script
 
@@ -199,9 +199,9 @@ def _print(inspection: Inspection) -> None:
     _heading("Cannot be checkpointed")
     if not inspection.obstacles:
         output.out("  Nothing was found: every loop that is watched can be saved and resumed.")
-    for each in inspection.obstacles:
-        output.out(f"  {each.path}:{each.line}  {each.what}")
-        output.out(f"      {each.effect}")
+    for obstacle in inspection.obstacles:
+        output.out(f"  {obstacle.path}:{obstacle.line}  {obstacle.what}")
+        output.out(f"      {obstacle.effect}")
     _heading("Places for a log statement")
     if not inspection.places:
         output.out("  None: there is no loop to put it in.")
@@ -289,8 +289,13 @@ def _plain(inspection: Inspection) -> dict[str, Any]:
             for log in inspection.logs
         ],
         "obstacles": [
-            {"path": each.path, "line": each.line, "what": each.what, "effect": each.effect}
-            for each in inspection.obstacles
+            {
+                "path": obstacle.path,
+                "line": obstacle.line,
+                "what": obstacle.what,
+                "effect": obstacle.effect,
+            }
+            for obstacle in inspection.obstacles
         ],
         "places": [
             {

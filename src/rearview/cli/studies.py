@@ -308,7 +308,7 @@ def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            f"{reader.file.name} is code from elsewhere, and nobody is here to agree to run it. "
+            f"{reader.file.name} is code from elsewhere, and there is no terminal to ask on. "
             "Look at it with --dry-run, and run it with --yes.",
             slug="not-agreed",
         )

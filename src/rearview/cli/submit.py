@@ -97,8 +97,8 @@ def submit(
 ) -> None:
     """Write the job file for a script that a batch system runs to its end.
 
-    The job is a `rearview run --preemptible`: asked to leave, it saves and exits with 85, and the
-    batch system starts it again until it is done. Options of `run` may be given too.
+    The job is a `rearview run --preemptible`: on a signal, it saves and exits with code 85, and the
+    batch system starts it again until it has ended. Options of `run` may be given, too.
     """
     if site is None or (module is None and not program):
         raise click.UsageError(
@@ -148,7 +148,7 @@ def submit(
     elif not quiet:
         output.said(f"wrote {file}; submit it with `{shlex.join(command)}`")
     if site == "condor" and not quiet:
-        output.said(f"what it makes comes to {home}")
+        output.said(f"its results will be in {home}")
 
 
 def _options(ctx: click.Context, *, condor: bool) -> list[str]:
@@ -202,17 +202,17 @@ def _results(file: Path) -> Path:
 
 def _hand_in(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as exc:
         raise SiteError(
             f"There is no {command[0]} here. Submit {command[-1]} on a machine of the batch system "
             "that has it.",
             slug="no-submit",
         ) from exc
-    if done.returncode:
+    if completed.returncode:
         raise SiteError(
-            f"{command[0]} refused {command[-1]}: {(done.stderr or done.stdout).strip()}. Correct "
+            f"{command[0]} refused {command[-1]}: {(completed.stderr or completed.stdout).strip()}. Correct "
             "what it says, with --set NAME=VALUE for a line of its own.",
             slug="refused",
         )
-    output.out(done.stdout.strip())
+    output.out(completed.stdout.strip())

@@ -24,7 +24,7 @@ import msgspec
 
 from rearview.execute.executor import Job, SetupStage, Task
 from rearview.execute.slot_resources import cores_for
-from rearview.model.plan import (
+from rearview.model.messages import (
     UNLIKE,
     VARIABLE,
     Control,

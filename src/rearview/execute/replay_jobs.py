@@ -38,7 +38,7 @@ from rearview.model import (
     Verdict,
     proof_of,
 )
-from rearview.model.plan import VARIABLE, ReplayFailure
+from rearview.model.messages import VARIABLE, ReplayFailure
 from rearview.store.files import caused_by_full_disk, make_folder, publish
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import environment_of

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rearview.model.plan import TEXTS
+from rearview.model.messages import TEXTS
 from rearview.store.files import close_to_others, make_folder
 from rearview.store.project import FOLDER
 from rearview.store.versions.versions import Versions

@@ -1,4 +1,4 @@
-"""The words: frozen values without I/O that every room speaks in."""
+"""Values that all rooms share: runs, points, records, checkpoints, plans, messages and proofs; no I/O."""
 
 from rearview.model.checkpoint import (
     Checkpoint,
@@ -10,7 +10,8 @@ from rearview.model.checkpoint import (
     Part,
     Snapshot,
 )
-from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
+from rearview.model.messages import Control, ReplayReport, SegmentFile
+from rearview.model.plan import Operator, Plan, Segment
 from rearview.model.proof import Proof, Verdict, proof_of
 from rearview.model.run import (
     EXIT_PAUSED,

@@ -1,4 +1,4 @@
-"""Where the state after a cell comes from: its code, what it read, and the cell before it."""
+"""The lineage of the state after a cell: a hash of its code, its inputs, and the cell before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Event = tuple[str, ...]
 SIMILAR = 10.0
 """Factor within which cost and size of two cells count as similar."""
 NOTICEABLE_SECONDS, NOTICEABLE_BYTES = 1.0, 64 << 20
-"""Below these, seconds and bytes are similar whatever they are."""
+"""Costs and sizes up to these count as similar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,17 @@ class CellLineage:
 
     cell: int
     code: str
-    """Hash of its code; formatting and comments do not count."""
+    """Hash of its code without formatting and comments."""
     events: tuple[Event, ...]
     lineage: str
     """Hash of the lineage of the cell before, the code, and the events."""
     seconds: float
     size: int
-    """Bytes of memory of the process after it (Pss); 0 where that is not known."""
+    """Bytes of memory of the process after the cell (Pss); 0 if they are not known."""
     before: int = 0
-    """The same before the first cell: what a process takes that has run nothing."""
+    """Bytes of memory of the process before its first cell."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Fingerprints of the variables that it left, as far as they were cheap to compute."""
+    """Fingerprints of the variables after the cell; those that take long to compute are missing."""
 
 
 def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
@@ -70,8 +70,8 @@ def difference(first: CellLineage, second: CellLineage) -> str:
         return _event_difference(first.events, second.events)
     different = sorted(
         name
-        for name, known in first.variables.items()
-        if second.variables.get(name, known) != known
+        for name, value in first.variables.items()
+        if second.variables.get(name, value) != value
     )
     if different:
         more = f" and {len(different) - 1} others have" if len(different) > 1 else " has"
@@ -83,9 +83,9 @@ def difference(first: CellLineage, second: CellLineage) -> str:
     return ""
 
 
-def _event_difference(some: Sequence[Event], others: Sequence[Event]) -> str:
-    for event in (*some, *others):
-        if (event in some) != (event in others):
+def _event_difference(first: Sequence[Event], second: Sequence[Event]) -> str:
+    for event in (*first, *second):
+        if (event in first) != (event in second):
             kind, name = event[0], " ".join(event[1:2])
             return f"the input differs: {kind} {name}".rstrip()
     return "its inputs came in another order"

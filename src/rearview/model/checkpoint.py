@@ -33,7 +33,7 @@ class LoopStep(NamedTuple):
 
 
 class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What replay and resume need to restore a checkpoint."""
+    """Facts that a replay or resumed run needs to restore a checkpoint."""
 
     path: tuple[LoopStep, ...] = ()
     """Loops around it, outermost first; empty if it was not taken by the recorder."""
@@ -149,7 +149,7 @@ class Checkpoint:
     parts: Mapping[str, ObjectRef]
     complete: bool = True
     missing: tuple[MissingPart, ...] = ()
-    """What could not be captured; empty if the checkpoint is complete."""
+    """Parts that could not be captured; empty if the checkpoint is complete."""
     meta: CheckpointMeta = field(default_factory=CheckpointMeta)
     time: float = 0.0
     stored: int = 0

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rearview.model.plan import ReplayReport
+from rearview.model.messages import ReplayReport
 from rearview.model.run import CAPTURED, Origin
 from rearview.model.wording import in_words, plural
 
@@ -105,7 +105,7 @@ def _own(report: ReplayReport | None, proved: bool | None) -> Proof:
     if report.proved:
         return Proof(Verdict.EXACT, compared([report]))
     if report.open:
-        why = "what it computed last left nothing behind to compare with"
+        why = "nothing was recorded after the last part that it computed"
         return Proof(Verdict.UNPROVED, f"{why} ({compared([report])})")
     return Proof(Verdict.UNPROVED, "the run recorded nothing there to compare with")
 
@@ -133,9 +133,9 @@ def worst(proofs: Iterable[Proof]) -> Proof | None:
     >>> print(worst([Proof(Verdict.EXACT), Proof(Verdict.REDONE, "x"), Proof(Verdict.UNPROVED)]))
     unproved
     """
-    every = list(proofs)
+    all_proofs = list(proofs)
     for verdict in _WORST:
-        for proof in every:
+        for proof in all_proofs:
             if proof.verdict is verdict:
                 return proof
     return None

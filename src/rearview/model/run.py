@@ -291,7 +291,7 @@ class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
     span: tuple[int, int] | None = None
     """First value and step of the loop's target, if it counted."""
     range: list[Any] | None = None
-    """The same in old runs: start, stop, step."""
+    """The span in old runs: start, stop, step."""
     held: list[Any] | None = None
     """Value of the loop's target in each iteration, if it did not count."""
     spans: dict[str, tuple[int, int]] = {}
@@ -303,7 +303,7 @@ class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a program was when an exception or an exit ended it."""
+    """The loops that a program was in when an exception or an exit ended it."""
 
     exception: str = ""
     """Type of the exception; empty if the program ended by `os._exit`."""
@@ -317,7 +317,7 @@ class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run measured, and how it ended."""
+    """The measurements of a run, and how it ended."""
 
     time: float = 0.0
     exit_code: int = 1
@@ -325,7 +325,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float = 0.0
     """Processor seconds of the process."""
     costs: dict[str, Any] = {}
-    """What recording cost (`runtime.saving.overhead`)."""
+    """Costs of recording (`runtime.saving.overhead`)."""
     main: MainLoop = MainLoop()
     imports: dict[str, float] = {}
     """Seconds that each library took to import."""
@@ -338,7 +338,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     files: list[str] | None = None
     """Source files that ran, relative to the root; None in old runs."""
     early: EarlyEnd | None = None
-    """Where the program was when it failed; None if it did not fail, and in old runs."""
+    """The loops that the program was in when it failed; None if it did not fail, and in old runs."""
     captured: dict[str, Any] = {}
     """Which names were captured, and how long that took."""
 
@@ -401,7 +401,7 @@ class Run:
     facts: RunStart = field(default_factory=RunStart)
     """How it was started."""
     end: RunEnd = field(default_factory=RunEnd)
-    """What it measured; defaults if it has not ended, or was resumed since (`ended` is None)."""
+    """Its measurements; defaults if it has not ended, or was resumed since (`ended` is None)."""
     arg_origins: dict[str, str] = field(default_factory=dict)
     """The library that read each hyper-parameter, such as argparse, if known."""
     attempts: int = 0
@@ -409,13 +409,13 @@ class Run:
     continued: tuple[Continuation, ...] = ()
     """Where it was resumed with a mended source, in order."""
     damaged: str = ""
-    """What is wrong with its files; empty if they can be read."""
+    """The damage of its files, in words; empty if they can be read."""
     name: str = ""
     """Name that the user gave it later; empty if none."""
     tags: tuple[str, ...] = ()
     """Tags that the user gave it later, in the order given."""
     note: str = ""
-    """What the user wrote about it later, one line or paragraph per note."""
+    """Notes that the user wrote about it later, one line or paragraph each."""
 
     def __repr__(self) -> str:
         command = " ".join((self.script, *self.argv))
@@ -424,7 +424,7 @@ class Run:
         return f"<Run {self.id}{name}: {command}, {self.status}{took}>"
 
     def _repr_html_(self) -> str:
-        """Return the facts of the run as HTML: what a notebook shows."""
+        """Return the facts of the run as HTML, for a notebook."""
         took = "" if self.ended is None else f"{self.ended - self.started:.1f} s"
         facts = {
             "run": self.id,
@@ -454,7 +454,7 @@ class Run:
         return is_notebook(self.script) or self.facts.cells
 
     def home(self, root: str) -> str:
-        """Return the folder that the project was in; `root` is where it is now."""
+        """Return the folder of the project when the run was recorded; `root` is its folder now."""
         return self.facts.root or root
 
     def now(self, path: str, root: str) -> str:

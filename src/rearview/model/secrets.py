@@ -1,4 +1,6 @@
-"""Recognise and hide secrets in files and on command lines, by the names and values of `model.environment_variables`.
+"""Recognise and hide secrets in files and on command lines.
+
+Names and values are judged as those of environment variables (`model.environment_variables`):
 
 - A *file* is not part of a version if its name is that of a file with credentials, or if its text contains a
   private key or the token of a known service.
@@ -153,8 +155,9 @@ def _is_secret_argument(name: str, value: str) -> bool:
     if _PLAIN.fullmatch(value):
         return False
     # a key may be a dictionary key, as in `--image-key jpg`
-    clear = words.isdisjoint({"key", "keys", "auth", "pass", "pin", "sas", "pwd"})
-    return clear or not words.isdisjoint(_OF_SERVICES) or _RANDOM.fullmatch(value) is not None
+    unambiguous = words.isdisjoint({"key", "keys", "auth", "pass", "pin", "sas", "pwd"})
+    of_service = not words.isdisjoint(_OF_SERVICES)
+    return unambiguous or of_service or _RANDOM.fullmatch(value) is not None
 
 
 def variable_of(words: Sequence[str], index: int) -> str:

@@ -1,4 +1,4 @@
-"""Text from and for people: safe for a terminal, without internal names; durations and numbers as people write them."""
+"""Texts for people, safe for a terminal and without internal names; and durations and numbers that people type."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ WORDS = {
     "__rearview_probe__": "the guard of the added statement",
     "__rearview_cell__": "the mark of a cell",
 }
-"""By internal name: what it means."""
+"""The meaning of each internal name."""
 _GLOBALS = {
     "random": "the random state of Python",
     "numpy": "the random state of NumPy",
@@ -57,7 +57,7 @@ _GLOBALS = {
     "devices": "the random state of the accelerators",
     "modes": "the modes of torch (gradients, autocast, deterministic algorithms)",
 }
-"""By the name under which global state is stored."""
+"""The meaning of each name under which global state is stored."""
 _OWN = re.compile(
     "(?:[\\w.]+\\.)?("
     + "|".join(re.escape(name) for name in sorted(WORDS, key=len, reverse=True))
@@ -67,7 +67,7 @@ _GLOBAL = re.compile(r"<global state of ([\w.]+)>((?:\[[^\]]*\])*)")
 
 
 def in_words(text: str) -> str:
-    """Return a text with every internal name replaced by what it means.
+    """Return a text with every internal name replaced by its meaning.
 
     >>> in_words("$chance[0] at epoch=3: recorded 80, now 158")
     'the random bytes drawn from the system at epoch=3: recorded 80, now 158'
@@ -106,7 +106,7 @@ def parse_duration(text: str, *, unit: str = "") -> float | None:
 
 
 def number_or_text(text: str) -> int | float | str:
-    """Return the number that a text is, or the text itself.
+    """Return a text as a number if it is one, or else the text itself.
 
     >>> number_or_text("3"), number_or_text("0.1"), number_or_text("adam")
     (3, 0.1, 'adam')

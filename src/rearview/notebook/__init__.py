@@ -1,10 +1,10 @@
-"""Rearview in a live notebook: what `%load_ext rearview` offers."""
+"""Rearview in notebooks: `%load_ext rearview` calls `load`; the other modules execute and record notebooks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_WHAT_THERE_IS = """\
+_WELCOME = """\
 Rearview {version} in this notebook:
   rearview.log("loss", loss)              keeps a value; the first call starts a run in {folder}
   rearview.history().table("loss")        the values of all runs here; .pandas() gives a DataFrame
@@ -14,12 +14,12 @@ To record the loops of a notebook, run it with `rearview run study.ipynb` (docs/
 
 
 def load(shell: Any) -> None:
-    """Print what can be used in a notebook, and where it records."""
+    """Print what the notebook can use and the folder of its records, and add the magic `%rv`."""
     from pathlib import Path
 
     import rearview
 
-    print(_WHAT_THERE_IS.format(version=rearview.__version__, folder=Path.cwd()))  # noqa: T201 - asked for
+    print(_WELCOME.format(version=rearview.__version__, folder=Path.cwd()))  # noqa: T201 - asked for
     from rearview.notebook.magics import register
 
     register(shell)

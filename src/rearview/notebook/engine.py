@@ -22,14 +22,14 @@ from papermill.log import logger
 from rearview._history.run_command import start_run
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
-from rearview.model.plan import VARIABLE
+from rearview.model.messages import VARIABLE
 from rearview.notebook.kernel_client import (
     check,
-    given_up,
     keep,
+    reuse_failure,
     reuse_is_wanted,
     reuse_lines,
-    reusing,
+    with_reuse,
 )
 from rearview.notebook.kernel_process import KernelProcess, control_of
 
@@ -41,40 +41,42 @@ class RearviewEngine(NBClientEngine):  # type: ignore[misc]
     def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **options: Any) -> Any:
         """Execute a notebook as papermill's own engine does, in a recording kernel."""
         reuse = reuse_is_wanted(os.environ)
-        done = cls._execute(nb_man, kernel_name, reuse=reuse, **options)
-        problem = given_up(nb_man.nb) if reuse else ""
+        executed = cls._execute(nb_man, kernel_name, reuse=reuse, **options)
+        problem = reuse_failure(nb_man.nb) if reuse else ""
         if problem:
             logger.info("rearview: running all cells, because %s.", problem)
             nb_man.notebook_start()
-            done = cls._execute(nb_man, kernel_name, reuse=False, **options)
-        return done
+            executed = cls._execute(nb_man, kernel_name, reuse=False, **options)
+        return executed
 
     @classmethod
     def _execute(cls, nb_man: Any, kernel_name: str, *, reuse: bool, **options: Any) -> Any:
-        begun = _start(nb_man, reuse=reuse)
-        kept = {"stdout_file", "stderr_file", "log_output"}
+        command = _start(nb_man, reuse=reuse)
+        client_options = {"stdout_file", "stderr_file", "log_output"}
         timeout = options.get("execution_timeout") or options.get("timeout")
         with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
-            kernel = KernelProcess.start(begun, Path(folder))
+            kernel = KernelProcess.start(command, Path(folder))
             client = PapermillNotebookClient(
                 nb_man,
                 km=kernel.manager(),
                 kernel_name=kernel_name,
                 timeout=timeout,
                 startup_timeout=options.get("start_timeout", 60),
-                **{name: value for name, value in options.items() if name in kept},
+                **{name: value for name, value in options.items() if name in client_options},
             )
             client.owns_km = True
             try:
-                done = client.execute()
+                executed = client.execute()
             finally:
-                kernel.forward(signal.SIGTERM)  # to one that still runs: its answer did not come
+                kernel.forward(
+                    signal.SIGTERM
+                )  # it still runs if it did not answer the request to end
                 kernel.ended()
-        if begun.run_folder is not None:
-            keep(begun.run_folder, nb_man.nb)
-            for line in reuse_lines(begun.run_folder):
+        if command.run_folder is not None:
+            keep(command.run_folder, nb_man.nb)
+            for line in reuse_lines(command.run_folder):
                 logger.info(line)
-        return done
+        return executed
 
 
 def _start(nb_man: Any, *, reuse: bool) -> StartCommand:
@@ -88,8 +90,8 @@ def _start(nb_man: Any, *, reuse: bool) -> StartCommand:
     nb_man.save()
     file = Path(out).absolute()
     check(file.read_bytes(), str(out))
-    begun = start_run(str(file), ())
-    control = msgspec.structs.replace(control_of(begun), target=str(file))
-    env = {**begun.environment, VARIABLE: msgspec.json.encode(control).decode()}
-    placed = replace(begun, environment=env, folder=Path(os.getcwd()))  # noqa: PTH109
-    return reusing(placed, reuse=reuse)
+    command = start_run(str(file), ())
+    control = msgspec.structs.replace(control_of(command), target=str(file))
+    env = {**command.environment, VARIABLE: msgspec.json.encode(control).decode()}
+    placed = replace(command, environment=env, folder=Path(os.getcwd()))  # noqa: PTH109
+    return with_reuse(placed, reuse=reuse)

@@ -1,9 +1,9 @@
-"""Executor `rearview` of jupyter-cache: notebooks are recorded, and cells that are as before are not run.
+"""Executor `rearview` of jupyter-cache: it records notebooks, and reuses the results of unchanged cells.
 
 jcache project execute --executor rearview
 
-Jupyter Book does not ask jupyter-cache for an executor: MyST-NB executes notebooks itself and only keeps them
-in the cache. For it, this module is an extension of Sphinx that takes over the execution (`setup`).
+Jupyter Book does not use an executor of jupyter-cache: its extension MyST-NB executes notebooks itself and only
+stores them in the cache. For it, this module is also an extension of Sphinx that replaces that step (`setup`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rearview.model.run import is_notebook
 from rearview.notebook.kernel_client import (
     Executed,
     execute,
-    given_up,
+    reuse_failure,
     reuse_is_wanted,
     reuse_lines,
-    reusing,
+    with_reuse,
 )
 from rearview.store.project import FOLDER
 
@@ -57,28 +57,28 @@ def _result(
     """Execute a notebook in a recording kernel; its outputs are put into `notebook`."""
     begin = perf_counter()
     reuse = reuse_is_wanted(os.environ)
-    done = _executed(file, timeout, logger, reuse=reuse)
-    problem = given_up(done.content) if reuse else ""
+    executed = _executed(file, timeout, logger, reuse=reuse)
+    problem = reuse_failure(executed.content) if reuse else ""
     if problem:
         logger.info("Running all cells of %s, because %s.", file, problem)
-        done = _executed(file, timeout, logger, reuse=False)
-    notebook.cells = done.content.cells
-    notebook.metadata = done.content.metadata
+        executed = _executed(file, timeout, logger, reuse=False)
+    notebook.cells = executed.content.cells
+    notebook.metadata = executed.content.metadata
     error = None
-    if done.why and not allow_errors:
-        error = CellFailedError(f"In [{done.cell}]: {done.why}", slug="cell-failed")
-    trace = done.trace or done.why if error is not None else None
+    if executed.why and not allow_errors:
+        error = CellFailedError(f"In [{executed.cell}]: {executed.why}", slug="cell-failed")
+    trace = executed.trace or executed.why if error is not None else None
     return ExecutionResult(notebook, str(file.parent), perf_counter() - begin, error, trace)
 
 
 def _executed(
     file: Path, timeout: float | None, logger: logging.Logger, *, reuse: bool
 ) -> Executed:
-    begun = reusing(start_run(str(file), ()), reuse=reuse)
-    done = execute(begun, file.read_bytes(), path=str(file), timeout=timeout)
-    for line in reuse_lines(begun.run_folder) if begun.run_folder is not None else ():
+    command = with_reuse(start_run(str(file), ()), reuse=reuse)
+    executed = execute(command, file.read_bytes(), path=str(file), timeout=timeout)
+    for line in reuse_lines(command.run_folder) if command.run_folder is not None else ():
         logger.info(line)
-    return done
+    return executed
 
 
 class RearviewExecutor(JupyterExecutorLocalSerial):  # type: ignore[misc]

@@ -20,7 +20,7 @@ import msgspec
 
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
-from rearview.model.plan import AGAIN, VARIABLE
+from rearview.model.messages import AGAIN, VARIABLE
 from rearview.notebook.kernel_process import KernelProcess, control_of
 from rearview.source.notebooks import outline
 from rearview.store.files import open_file
@@ -29,10 +29,10 @@ EXECUTED = "executed.ipynb"
 """File in the folder of a run: the notebook with its outputs."""
 TIMED_OUT = 124
 """Exit code after a cell that exceeded its time limit, as the command `timeout` has it."""
-GIVEN_UP = "KeptResultsUnusable"
-"""Error of a kernel that cannot go on with kept results: the notebook is run again without them."""
+REUSE_FAILED = "KeptResultsUnusable"
+"""Error of a kernel that cannot use the stored results of cells: all cells of the notebook are run again."""
 REUSE_VARIABLE = "REARVIEW_REUSE_CELLS"
-"""Environment variable: 0 runs every cell, whatever is known of it."""
+"""Environment variable: 0 runs every cell, even if its result is stored."""
 _REUSED = "reused.json"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 5.0
@@ -69,18 +69,18 @@ def check(data: bytes, path: str) -> list[int]:
 
 
 def execute(
-    begun: StartCommand,
+    command: StartCommand,
     data: bytes,
     *,
     path: str,
     show: Show = lambda *_: None,
     timeout: float | None = None,
 ) -> Executed:
-    """Run all cells of the notebook `data` in a kernel that the command `begun` starts."""
+    """Run all cells of the notebook `data` in the kernel that `command` starts."""
     positions = check(data, path)
     _check_installed()
     with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
-        kernel = KernelProcess.start(begun, Path(folder))
+        kernel = KernelProcess.start(command, Path(folder))
         try:
             # imported while the kernel starts
             import nbformat
@@ -91,37 +91,37 @@ def execute(
         except BaseException:
             kernel.end_unused()
             raise
-        done, died = Executed(0, content=content), False
+        executed, died = Executed(0, content=content), False
         try:
             client.execute()
         except CellExecutionError as exc:
-            done.why = _first_line(f"{exc.ename}: {exc.evalue}")
-            done.trace = "\n".join(_error_of(content, client.position).get("traceback", ()))
+            executed.why = _first_line(f"{exc.ename}: {exc.evalue}")
+            executed.trace = "\n".join(_error_of(content, client.position).get("traceback", ()))
         except CellTimeoutError:
-            done.code = TIMED_OUT
-            done.why = f"it took longer than {timeout:g} seconds (--timeout)"
+            executed.code = TIMED_OUT
+            executed.why = f"it took longer than {timeout:g} seconds (--timeout)"
         except (DeadKernelError, RuntimeError) as exc:  # the latter while it starts
             if kernel.process.poll() is None:
                 raise
-            done.why = str(exc) or "the kernel died"
+            executed.why = str(exc) or "the kernel died"
             died = True
         finally:
             code = kernel.ended()
         retry_file = Path(folder) / AGAIN
         if died and retry_file.is_file():
-            env = {**begun.environment, VARIABLE: retry_file.read_text("utf-8")}
-            anew = replace(begun, environment=env)
-            return execute(anew, data, path=path, show=show, timeout=timeout)
-    if done.why:
+            env = {**command.environment, VARIABLE: retry_file.read_text("utf-8")}
+            retry = replace(command, environment=env)
+            return execute(retry, data, path=path, show=show, timeout=timeout)
+    if executed.why:
         if client.position in positions:
-            done.cell = 1 + positions.index(client.position)
-        done.why = _death(code) if died else done.why
-        done.code = done.code or code or 1
+            executed.cell = 1 + positions.index(client.position)
+        executed.why = _death(code) if died else executed.why
+        executed.code = executed.code or code or 1
     else:
-        done.code = code
-    if begun.run_folder is not None:
-        keep(begun.run_folder, content)
-    return done
+        executed.code = code
+    if command.run_folder is not None:
+        keep(command.run_folder, content)
+    return executed
 
 
 def _check_installed() -> None:
@@ -135,11 +135,11 @@ def _check_installed() -> None:
         )
 
 
-def reusing(begun: StartCommand, *, reuse: bool) -> StartCommand:
-    """Return the command with results of cells reused, or not."""
-    control = msgspec.structs.replace(control_of(begun), reuse_cells=reuse)
-    environment = {**begun.environment, VARIABLE: msgspec.json.encode(control).decode()}
-    return replace(begun, environment=environment)
+def with_reuse(command: StartCommand, *, reuse: bool) -> StartCommand:
+    """Return the command with the reuse of stored results of cells switched on or off."""
+    control = msgspec.structs.replace(control_of(command), reuse_cells=reuse)
+    environment = {**command.environment, VARIABLE: msgspec.json.encode(control).decode()}
+    return replace(command, environment=environment)
 
 
 def reuse_is_wanted(environment: Mapping[str, str]) -> bool:
@@ -147,11 +147,11 @@ def reuse_is_wanted(environment: Mapping[str, str]) -> bool:
     return environment.get(REUSE_VARIABLE, "1").lower() not in {"0", "false", "no", "off"}
 
 
-def given_up(content: Any) -> str:
-    """Return why a kernel could not go on with kept results; empty if it could."""
+def reuse_failure(content: Any) -> str:
+    """Return why a kernel could not use the stored results of cells; empty if it could."""
     for cell in content.cells:
         for output in cell.get("outputs", ()):
-            if output.get("output_type") == "error" and output.get("ename") == GIVEN_UP:
+            if output.get("output_type") == "error" and output.get("ename") == REUSE_FAILED:
                 return str(output.get("evalue"))
     return ""
 
@@ -174,7 +174,7 @@ def keep(folder: Path, content: Any) -> None:
 
 
 def reuse_lines(folder: Path) -> list[str]:
-    """Return what became of kept results in a run, for people: how many cells were run, and why."""
+    """Return lines for people: how many cells of a run were reused, and why the others ran."""
     try:
         facts = msgspec.json.decode((folder / _REUSED).read_bytes())
     except (OSError, msgspec.MsgspecError):

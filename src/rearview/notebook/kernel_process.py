@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from rearview.execute.start_command import StartCommand
-from rearview.model.plan import VARIABLE, Control
+from rearview.model.messages import VARIABLE, Control
 
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _RECONNECT = 10
@@ -25,22 +25,22 @@ _CHECK = 0.2
 """Seconds without an answer after which to check that a starting kernel still lives."""
 
 
-def control_of(begun: StartCommand) -> Control:
-    """Return the control message of the process that `begun` starts."""
-    return msgspec.json.decode(begun.environment[VARIABLE], type=Control)
+def control_of(command: StartCommand) -> Control:
+    """Return the control message of the process that `command` starts."""
+    return msgspec.json.decode(command.environment[VARIABLE], type=Control)
 
 
 @dataclass
 class KernelProcess:
-    """The process of a kernel, which may still be starting, and the file that says how to reach it."""
+    """The process of a kernel, which may still be starting, and its connection file."""
 
     process: subprocess.Popen[bytes]
     connection_file: Path
-    begun: StartCommand
+    command: StartCommand
 
     @classmethod
-    def start(cls, begun: StartCommand, folder: Path) -> KernelProcess:
-        """Start the kernel that `begun` describes; its connection file is written to `folder`."""
+    def start(cls, command: StartCommand, folder: Path) -> KernelProcess:
+        """Start the kernel that `command` describes; its connection file is written to `folder`."""
         file = folder / "kernel.json"
         connection: dict[str, Any] = {
             "transport": "ipc",
@@ -51,9 +51,9 @@ class KernelProcess:
             **{f"{name}_port": number for number, name in enumerate(_CHANNELS, 1)},
         }
         file.write_bytes(msgspec.json.encode(connection))
-        control = msgspec.structs.replace(control_of(begun), kernel=str(file))
+        control = msgspec.structs.replace(control_of(command), kernel=str(file))
         environment = {
-            **begun.environment,
+            **command.environment,
             VARIABLE: msgspec.json.encode(control).decode(),
             "JPY_PARENT_PID": str(os.getpid()),
         }
@@ -61,15 +61,15 @@ class KernelProcess:
             "PYTHONEXECUTABLE", None
         )  # as Jupyter does: it misleads a virtual environment
         process = subprocess.Popen(
-            begun.command,
+            command.command,
             env=environment,
-            cwd=begun.folder,
+            cwd=command.folder,
             stdin=subprocess.PIPE,
             start_new_session=True,  # an interrupt then reaches the kernel and its children alone
         )
         assert process.stdin is not None
         process.stdin.close()
-        return cls(process, file, begun)
+        return cls(process, file, command)
 
     def forward(self, number: int) -> None:
         """Pass a signal on to the kernel, which runs the program."""
@@ -93,7 +93,7 @@ class KernelProcess:
         from jupyter_client.kernelspec import KernelSpec
         from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
-        spec = KernelSpec(argv=list(self.begun.command), display_name="Python", language="python")
+        spec = KernelSpec(argv=list(self.command.command), display_name="Python", language="python")
         manager = _manager_class()(
             connection_file=str(self.connection_file),
             # a kernel that is asked to end first writes all its records to disk
@@ -107,7 +107,7 @@ class KernelProcess:
 
         class StartedKernel(LocalProvisioner):
             async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-                return {**kwargs, "cmd": list(kernel.begun.command)}
+                return {**kwargs, "cmd": list(kernel.command.command)}
 
             async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:  # noqa: ARG002
                 process: Any = kernel.process
@@ -163,7 +163,7 @@ def _channels_class() -> Any:
             super().start_channels(*args, **{**kwargs, "hb": False})
 
         async def wait_for_ready(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-            """Wait until the kernel answers and what it publishes arrives.
+            """Wait until the kernel answers, and until a message that it publishes arrives.
 
             jupyter_client also waits until 0.2 s have passed in which nothing is published; nbclient
             takes only messages that answer its own requests, so nothing has to be discarded here.
@@ -184,7 +184,7 @@ def _channels_class() -> Any:
                 try:
                     await self.get_iopub_msg(timeout=_CHECK)
                 except Empty:
-                    self.kernel_info()  # what it publishes does not arrive yet
+                    self.kernel_info()  # published messages do not arrive yet
                     continue
                 self._handle_kernel_info_reply(message)
                 return

@@ -9,7 +9,7 @@ from rearview.errors import RearviewError, UsageError
 from rearview.notebook.undo import Moment, Undo, size_of
 
 HELP = """\
-%rv history          the cells that were run, with what each took
+%rv history          the cells that were run, with their seconds
 %rv undo             take the last cell back: variables are what they were before it
 %rv checkout CELL    go back to after In [CELL]; 0 is when `%load_ext rearview` ran"""
 
@@ -44,7 +44,7 @@ class Magics:
         self.shell = shell
         self.undo = Undo(shell.user_ns, shell.user_ns_hidden)
         self._watched = False
-        """Whether the cell that is running was seen to begin, and is not ours."""
+        """Whether the running cell started after the magic was loaded, and is no `%rv` itself."""
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
 
@@ -65,23 +65,23 @@ class Magics:
         verb, _, arguments = line.strip().partition(" ")
         try:
             if verb == "undo":
-                return self._went(*self.undo.undo())
+                return self._restored(*self.undo.undo())
             if verb == "checkout":
                 if not arguments.strip().isdigit():
                     raise UsageError(
                         f"%rv checkout takes the number of a cell, not {arguments!r}.",
                         slug="no-undo",
                     )
-                return self._went(*self.undo.checkout(int(arguments)))
+                return self._restored(*self.undo.checkout(int(arguments)))
             if verb == "history":
                 return self._history()
             return Shown([(line,) for line in HELP.splitlines()], ("rv",))
         except RearviewError as exc:
-            from IPython.core.error import UsageError as Plain
+            from IPython.core.error import UsageError as IPythonUsageError
 
-            raise Plain(f"{exc} (docs/errors.md#{exc.slug})") from None
+            raise IPythonUsageError(f"{exc} (docs/errors.md#{exc.slug})") from None
 
-    def _went(self, moment: Moment, changed: list[str]) -> Shown:
+    def _restored(self, moment: Moment, changed: list[str]) -> Shown:
         note = f"now as after cell {moment.cell}" if moment.cell else "now as at the start"
         return Shown([(name,) for name in changed], ("brought back",), note)
 

@@ -40,7 +40,7 @@ class Group:
     """Why they cannot be copied."""
     digest: str = ""
     notes: tuple[str, ...] = ()
-    """What the copy lacks."""
+    """Parts that the copy lacks, in words."""
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +73,7 @@ class Undo:
         self._count = 0
         self._groups: dict[str, Group] = {}
         self._touched: list[Group] = []
-        self._begun = 0.0
+        self._started = 0.0
         self._keep(0, "", 0.0)
 
     def variables(self) -> dict[str, Any]:
@@ -88,16 +88,16 @@ class Undo:
         """Copy the variables that a cell can reach and that have no copy yet."""
         reached = reachable(source, self.variables())
         self._touched = []
-        for group in {id(each): each for each in self._groups.values()}.values():
+        for group in {id(group): group for group in self._groups.values()}.values():
             if reached is None or not reached.isdisjoint(group.names):
                 self._touched.append(group)
                 if group.data is None and not group.refused:
                     self._copy(group)
-        self._begun = perf_counter()
+        self._started = perf_counter()
 
     def after(self, cell: int, source: str) -> Moment:
         """Record the variables after a cell."""
-        return self._keep(cell, source, perf_counter() - self._begun)
+        return self._keep(cell, source, perf_counter() - self._started)
 
     def _keep(self, cell: int, source: str, seconds: float) -> Moment:
         values = self.variables()
@@ -138,7 +138,7 @@ class Undo:
         group.buffers = [bytearray(buffer.raw()) for buffer in copied.buffers]
 
     def back_to(self, moment: Moment) -> list[str]:
-        """Restore the variables to a moment; return the names that changed, with what they lack now."""
+        """Restore the variables to a moment; return the names that changed, each with the parts that it lacks."""
         todo: dict[int, Group] = {}
         for name, group in moment.groups.items():
             if self._groups.get(name) is not group:
@@ -155,10 +155,9 @@ class Undo:
         restored: dict[str, Any] = {}
         lacking: dict[str, str] = {}
         for group in todo.values():
-            assert group.data is not None
+            restored |= _load(group, moment)
+        for group in todo.values():
             # the copy becomes the variable; the next cell that reaches it makes a new copy
-            with GcPaused():
-                restored |= pickle.loads(group.data, buffers=group.buffers)
             group.data, group.buffers, group.digest = None, [], ""
             if group.notes:
                 lacking |= dict.fromkeys(group.names, f" ({group.notes[0]})")
@@ -192,6 +191,21 @@ class Undo:
         raise UsageError(
             f"Nothing is kept of cell {cell}. There are: {cells} (0 is the start).", slug="no-undo"
         )
+
+
+def _load(group: Group, moment: Moment) -> dict[str, Any]:
+    """Return the variables of a copy."""
+    assert group.data is not None
+    try:
+        with GcPaused():
+            variables: dict[str, Any] = pickle.loads(group.data, buffers=group.buffers)
+    except Exception as exc:
+        raise UsageError(
+            f"{', '.join(group.names)} cannot be brought back to cell {moment.cell}: "
+            f"{type(exc).__name__}: {exc}. Nothing was changed; run the cell that made it again.",
+            slug="no-undo",
+        ) from exc
+    return variables
 
 
 def _random() -> dict[str, Any]:

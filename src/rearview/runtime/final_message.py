@@ -25,7 +25,7 @@ _MOST_LINES = 300
 _USAGE_ERROR = 2
 """Exit code of a program that refuses its arguments: argparse, click and others use it."""
 _ARGUMENTS = (
-    "the script refused its arguments; they stand behind its name: `rearview run SCRIPT ARGUMENTS`"
+    "the script refused its arguments; they come after its name: `rearview run SCRIPT ARGUMENTS`"
 )
 
 

@@ -43,7 +43,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Passes a request on to `app`, or refuses it with a reason."""
+    """Passes each request on to `app`, or refuses it with a reason."""
 
     app: App
     token: str
@@ -74,7 +74,7 @@ class Guard:
             await send(message)
 
         if refused is not None:
-            await _say(guarded, *refused)
+            await _answer(guarded, *refused)
             return
         await self.app(scope, _bounded(receive), guarded)
 
@@ -105,7 +105,7 @@ class Guard:
             return 413, f"A request has at most {MOST_BODY} bytes."
         if not path.startswith("/api/"):
             return (405, "This is read with GET.") if method == "POST" else None
-        if not self._knows(headers.get("authorization", "")):
+        if not self._has_token(headers.get("authorization", "")):
             return 401, "The token is missing or wrong. `rearview ui` prints a link that has it."
         if method == "POST" and not self.writable:
             return 403, "This page is read-only. Start it with `rearview ui --allow-replay`."
@@ -113,7 +113,7 @@ class Guard:
             return 415, "Send JSON."
         return None
 
-    def _knows(self, authorization: str) -> bool:
+    def _has_token(self, authorization: str) -> bool:
         scheme, _, secret = authorization.partition(" ")
         same = hmac.compare_digest(secret.strip().encode("utf-8", "replace"), self.token.encode())
         return scheme.lower() in {"bearer", "token"} and same
@@ -154,7 +154,7 @@ def _bounded(receive: Receive) -> Receive:
     return bounded
 
 
-async def _say(send: Send, status: int, text: str) -> None:
+async def _answer(send: Send, status: int, text: str) -> None:
     body = msgspec.json.encode({"error": text})
     await send(
         {

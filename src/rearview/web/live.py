@@ -1,4 +1,4 @@
-"""Server-sent events: tell open pages that something changed, to a bounded number of them."""
+"""Server-sent events: tell open pages, a bounded number of them, that runs changed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rearview.web.run_index import Index
 MOST_LISTENERS = 12
 """Pages that listen at once; one more is refused."""
 MOST_WAITING = 200
-"""Events that wait for one page; a page that is slower starts again from what is there."""
+"""Events that wait for one page; a slower page loses them and is told to load everything again."""
 BEAT = 20.0
-"""Seconds between signs of life where nothing happens."""
+"""Seconds between empty messages while nothing happens; they keep the connection open."""
 OFTEN, SELDOM = 1.0, 10.0
 """Seconds between looks at the store: while a page listens, and while none does."""
 SHARE = 20
-"""A look at the store may take this part of the time at most."""
+"""A pause is at least this many times as long as the look at the store before it."""
 
 
 class Live:
-    """Looks at the store now and then, and tells the pages that listen what changed."""
+    """Refreshes the index of runs now and then, and tells the pages that listen which runs changed."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -32,16 +32,17 @@ class Live:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Event()
         self._certain: set[str] = set()
+        self._failure: list[str] = []
         self._ended = False
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
-        """Begin to look; called in the event loop of the server."""
+        """Start the thread that refreshes the index; to be called in the server's event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking, and end the connections of all listeners."""
+        """Stop refreshing the index, and end the connections of all pages."""
         self._ended = True
         self._wake.set()
         for queue in self._listeners:
@@ -50,12 +51,12 @@ class Live:
             queue.put_nowait(None)
 
     def join(self) -> None:
-        """Wait until the look under way has ended."""
+        """Wait until the refresh under way has ended."""
         if self._thread.is_alive():
             self._thread.join(30.0)
 
     def look_now(self, runs: Iterable[str] = ()) -> None:
-        """Look at the store at once, and at these runs for certain."""
+        """Refresh the index at once; look into the folders of `runs` in any case."""
         self._certain.update(runs)
         self._wake.set()
 
@@ -64,10 +65,27 @@ class Live:
         """Whether no more pages can listen."""
         return len(self._listeners) >= MOST_LISTENERS
 
+    def _refreshed(self) -> list[str] | None:
+        """Refresh the index; return the runs that changed, None if the refresh failed.
+
+        A run folder may be removed while it is read. The next refresh reads it again, so a failure is
+        shown as a problem and does not end the thread.
+        """
+        certain, self._certain = self._certain, set()
+        try:
+            changed = self._index.refresh(certain)
+        except Exception as exc:
+            self._certain |= certain
+            self._failure = [f"The runs could not be read, and will be read again: {exc!r}."]
+            self._index.problems = self._failure
+            return None
+        if self._index.problems is self._failure:
+            self._index.problems = []
+        return changed
+
     def _watch(self) -> None:
         while not self._ended:
-            certain, self._certain = self._certain, set()
-            changed = self._index.refresh(certain)
+            changed = self._refreshed()
             if changed:
                 self.tell(
                     {
@@ -78,7 +96,7 @@ class Live:
                         "pending": self._index.pending,
                     }
                 )
-            if self._index.pending:
+            if self._index.pending and changed is not None:
                 continue
             pause = max(OFTEN if self._listeners else SELDOM, SHARE * self._index.scanned)
             self._wake.wait(pause)
@@ -100,7 +118,7 @@ class Live:
                 queue.put_nowait(data)
 
     async def listen(self) -> AsyncIterator[bytes]:
-        """Yield events as they come, for one page."""
+        """Yield the events for one page, each when it happens."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
         self._listeners.add(queue)
         self._wake.set()

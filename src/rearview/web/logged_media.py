@@ -1,4 +1,4 @@
-"""Values that are no numbers, for charts and runs: images, sounds, tables, texts, histograms over time."""
+"""Logged values that are no numbers: images, sounds, tables, texts, and histograms over time."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ MOST_TEXT = 20_000
 
 
 class Media:
-    """Logged values that are no numbers. Reads bytes only of what some run logged."""
+    """Reads logged values that are no numbers, and no other object of the store."""
 
     def __init__(self, index: Index, objects: Objects) -> None:
         self._index, self._objects = index, objects
         self._listed: OrderedDict[str, StoredValue] = OrderedDict()
 
     def listed(self, name: str, runs: Sequence[str]) -> list[dict[str, Any]]:
-        """Return where some runs logged a name: run, point, and text or description."""
-        known = [run for run in runs if run in self._index.entries][:50]
-        source = records(self._index, name, known)
+        """Return the values of a name in some runs: run, point, and text or description."""
+        indexed = [run for run in runs if run in self._index.entries][:50]
+        source = records(self._index, name, indexed)
         if source is None:
             return []
         answer = self._index.ask(
@@ -68,7 +68,7 @@ class Media:
             self._listed.popitem(last=False)
 
     def _value(self, oid: str, kinds: Sequence[str]) -> StoredValue:
-        """Return a value that some run logged; anything else in the store is refused."""
+        """Return a logged value of one of `kinds`; refuse any other object of the store."""
         value = self._listed.get(oid)
         if value is None:
             row = self._index.ask(
@@ -91,14 +91,14 @@ class Media:
             ) from exc
 
     def image(self, oid: str) -> bytes:
-        """Return a logged image; anything in the store that is no PNG is refused."""
+        """Return the bytes of a logged image; refuse bytes that are no PNG image."""
         data = self._bytes(oid, "image")
         if not is_png(data):
             raise UsageError(f"{oid[:12]} is no PNG image.", slug="page-question")
         return data
 
     def sound(self, oid: str) -> bytes:
-        """Return logged audio; anything in the store that is no WAV file is refused."""
+        """Return the bytes of a logged sound; refuse bytes that are no WAV file."""
         data = self._bytes(oid, "audio")
         if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
             raise UsageError(f"{oid[:12]} is no WAV file.", slug="page-question")
@@ -172,7 +172,7 @@ def _point(path: str, indices: Sequence[int], labels: str | None) -> str:
 def _rebinned(
     counts: Sequence[float], edges: Sequence[float], low: float, width: float
 ) -> list[float]:
-    """Return counts over common bins; each bin is spread evenly over those that it covers.
+    """Return counts over common bins; each count is spread evenly over the common bins that it covers.
 
     >>> _rebinned([4.0], [0.0, 2.0], 0.0, 1.0)[:3]
     [2.0, 2.0, 0.0]

@@ -1,7 +1,7 @@
-"""What filling cells would cost, and the backfills that the page starts.
+"""The prices of backfills, and the backfills that the page starts.
 
-A backfill runs as the command `rearview backfill --json` in a process of its own: the page stays fast, it
-can be stopped like any command, and it does exactly what the command line does.
+A backfill runs as the command `rearview backfill --json` in a process of its own: so the page stays fast,
+the backfill can be stopped like any command, and it does the same as on the command line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rearview.model.run import name_of
 from rearview.web.run_index import Index
 
 MOST_PRICED = 60
-"""Runs that are priced in one request: those that a screen shows."""
+"""Runs that one request prices: as many as a screen shows."""
 MOST_JOBS = 4
 """Backfills of this page that may run at the same time."""
 KEPT_JOBS = 20
@@ -46,13 +46,13 @@ class BackfillRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prices:
-    """Plans and prices; the history is asked for one at a time."""
+    """Plans backfills and estimates their seconds; each `History` in it answers one thread at a time."""
 
     def __init__(self, history: History, index: Index) -> None:
         self._history, self._index = history, index
         self._lock = threading.Lock()
         self._prices: OrderedDict[tuple[str, str, int, str], dict[str, Any]] = OrderedDict()
-        # of their own: a plan takes seconds, and who asked for it does not wait for prices
+        # histories of their own: pricing takes seconds, and a plan does not wait for it
         self._source, self._pricing = History(history.project), History(history.project)
         self._looking, self._pricing_lock = threading.Lock(), threading.Lock()
         self._virtual: tuple[float, list[tuple[str, tuple[str, ...]]]] = (-1e9, [])
@@ -67,7 +67,7 @@ class Prices:
             return names
 
     def of(self, name: str, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return for each run what filling `name` costs: seconds and cells, or why it is refused."""
+        """Return for each run the seconds that filling `name` takes, or why it is refused."""
         known_runs = [run for run in runs if run in self._index.entries][:MOST_PRICED]
         source = repr(self.virtual())
         keys = {run: (name, run, self._index.entries[run].revision, source) for run in known_runs}
@@ -97,7 +97,7 @@ class Prices:
         return out
 
     def plan(self, request: BackfillRequest) -> dict[str, Any]:
-        """Return what a backfill would do, for the page."""
+        """Return the plan of a backfill, for the page."""
         with self._lock:
             report = self._history.plan(
                 request.names,
@@ -110,7 +110,7 @@ class Prices:
 
 
 def described(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
-    """Return a plan in plain data: segments with their lanes, numbers, refusals, insertions."""
+    """Return a plan in JSON's types: segments, estimates, refusals, inserted statements."""
     segments = report.plan.segments
     explanation = report.explained
     return {
@@ -199,8 +199,8 @@ class PageBackfill:
     error: str = ""
     code: int | None = None
 
-    def told(self, *, whole: bool = False) -> dict[str, Any]:
-        """Return its status; with `whole`, also its plan and all kept events."""
+    def status(self, *, whole: bool = False) -> dict[str, Any]:
+        """Return its progress and result; with `whole`, also its plan and all kept events."""
         about: dict[str, Any] = {
             "id": self.id,
             "names": self.request.names,
@@ -228,11 +228,11 @@ class PageBackfills:
         self._lock = threading.Lock()
 
     def all(self) -> list[PageBackfill]:
-        """Return them, newest first."""
+        """Return the backfills, newest first."""
         return list(reversed(self._jobs.values()))
 
     def get(self, job: str) -> PageBackfill:
-        """Return one of them by its id."""
+        """Return a backfill by its id."""
         backfill = self._jobs.get(job)
         if backfill is None:
             raise UsageError(f"This page has started no backfill {job!r}.", slug="page-question")
@@ -278,7 +278,7 @@ class PageBackfills:
         errors.start()
         for line in job.process.stdout:
             try:
-                event = msgspec.json.decode(line)
+                event = msgspec.json.decode(line, type=dict[str, Any])
             except msgspec.MsgspecError:
                 continue
             event["at"] = time.time() - job.started
@@ -294,7 +294,7 @@ class PageBackfills:
         errors.join(2.0)
         job.error = "" if job.done is not None else "".join(lines)[-2000:].strip()
         job.ended = time.time()
-        self._tell({"type": "replay", "job": job.id, "event": {"event": "ended", **job.told()}})
+        self._tell({"type": "replay", "job": job.id, "event": {"event": "ended", **job.status()}})
 
     def stop(self, job: str) -> PageBackfill:
         """Interrupt a backfill; cells that are filled stay filled."""
@@ -313,3 +313,4 @@ class PageBackfills:
                 job.process.wait(5.0)
             except subprocess.TimeoutExpired:
                 job.process.kill()
+                job.process.wait()

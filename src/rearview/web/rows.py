@@ -40,7 +40,7 @@ class Sort(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Query(msgspec.Struct, forbid_unknown_fields=True):
-    """What the page asks for: which runs, which columns, in which order."""
+    """A request of the page: which runs, which columns, in which order."""
 
     columns: list[str] = []
     where: str = ""
@@ -52,21 +52,21 @@ class Query(msgspec.Struct, forbid_unknown_fields=True):
     runs: list[str] | None = None
     """Only these runs."""
     ranges: bool = False
-    """Whether the lowest and highest value of each numeric column are wanted: they take longer."""
+    """Also return the lowest and highest value of each numeric column, which takes longer."""
     offset: int = 0
     limit: int = 100
 
 
 @dataclass
 class Columns:
-    """The columns that there are: facts of runs, arguments, and logged names."""
+    """All columns that a page can show: facts of runs, arguments, and logged names."""
 
     args: dict[str, bool] = field(default_factory=dict)
     """Arguments, and whether all of their values are numbers."""
     distinct: dict[str, int] = field(default_factory=dict)
-    """How many values each argument has."""
+    """Number of different values of each argument."""
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Logged names: kind, path, in how many runs."""
+    """Kind, path and number of runs of each logged name."""
 
     @classmethod
     def of(cls, index: Index) -> Columns:
@@ -83,7 +83,7 @@ class Columns:
         for name, numeric, distinct in args.fetchall():
             columns.args[name], columns.distinct[name] = bool(numeric), distinct
         for name, kind, path, runs, unproved, asked, text in names.fetchall():
-            # what most runs have comes last
+            # the kind and path of most runs come last, and win
             before = columns.names.get(name, {"runs": 0, "unproved": False, "asked": False})
             columns.names[name] = {
                 "kind": (_thing(text) if kind == "object" else None) or kind,
@@ -113,10 +113,10 @@ class Columns:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """The key of each column by what it is called in a filter.
+        """The key of each column by its name in a filter.
 
-        Where two have the same name, the fact of the run wins, then what was logged; the others are
-        `name_logged` and `name_arg`, as in `rearview runs --where`.
+        If several columns have the same name, the fact of the run keeps it, else the logged name; the
+        others are `name_logged` and `name_arg`, as in `rearview runs --where`.
         """
         out = {name: f"fact:{name}" for name in RUNS if name != "run"}
         out["tag"] = "fact:tag"
@@ -160,7 +160,7 @@ class Rows:
         self._aliases: dict[str, str] = {}
 
     def answer(self) -> dict[str, Any]:
-        """Return one page of rows, and how many there are."""
+        """Return one page of rows, and the number of all rows."""
         if self._query.group and not self._query.within:
             return self._groups()
         query = self._query
@@ -177,7 +177,7 @@ class Rows:
         return {"total": total, "rows": rows, "ranges": ranges, **facts}
 
     def _order(self) -> str:
-        """Return the SQL of the order of runs: as asked for, then the newest first."""
+        """Return the SQL of the order of runs: by the query's columns, then the newest first."""
         order = "".join(
             f"{self._alias(term.key)} {'DESC' if term.desc else 'ASC'} NULLS LAST, "
             for term in self._query.sort
@@ -221,7 +221,7 @@ class Rows:
         return [row[0] for row in answer.fetchall()]
 
     def _groups(self) -> dict[str, Any]:
-        """Return one row per group: its values, how many runs, mean and deviation of each number."""
+        """Return one row per group: its values, its number of runs, mean and deviation of each number."""
         query = self._query
         source = self._source([*query.group, *query.columns, *(term.key for term in query.sort)])
         by = [self._alias(key) for key in query.group]
@@ -275,7 +275,7 @@ class Rows:
         return {"total": total, "runs": int(runs or 0), "groups": groups, "ranges": ranges}
 
     def _ranges(self, source: str) -> tuple[int, dict[str, list[float | None]]]:
-        """Return how many runs fit, and the lowest and highest value of each numeric column."""
+        """Return the number of runs that fit, and the lowest and highest value of each numeric column."""
         numeric = [key for key in self._query.columns if self._columns.numeric(key)]
         cells = ["count(*)"]
         for key in numeric:
@@ -287,7 +287,7 @@ class Rows:
         return row[0], ranges
 
     def _alias(self, key: str) -> str:
-        """Return the column of a key in our SQL: by number, since SQL takes `Loss` for `loss`."""
+        """Return the SQL name of a column: a number, since SQL does not distinguish `Loss` and `loss`."""
         return self._aliases.setdefault(key, f'"$k{len(self._aliases)}"')
 
     def _source(self, keys: Iterable[str]) -> str:
@@ -327,11 +327,11 @@ class Rows:
         return text
 
     def _mentioned(self, where: str) -> dict[str, str]:
-        """Return the columns that a filter speaks of, by the words it uses."""
+        """Return the keys of the columns in a filter, by the words that the filter uses for them."""
         out: dict[str, str] = {}
         for match in WORD.finditer(where):
             word = match[1].replace('""', '"') if match[1] else match[2]
-            if word and word.lower() not in {known.lower() for known in out}:
+            if word and word.lower() not in {earlier.lower() for earlier in out}:
                 key = self._columns.key_of(word)
                 if key is not None:
                     out[word] = key
@@ -358,8 +358,8 @@ class Rows:
                     "max:, mean: or count: and a logged name.",
                     slug="page-question",
                 )
-        made = self._index.columns(stored.values())
-        return {**out, **{key: f"r.{made[column]}" for key, column in stored.items()}}
+        columns = self._index.columns(stored.values())
+        return {**out, **{key: f"r.{columns[column]}" for key, column in stored.items()}}
 
     def _searched(self, word: str) -> str:
         return f"contains(r.words, {quoted(word.lower())})"
@@ -376,7 +376,7 @@ def _literal(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a cell as JSON has it: NaN and infinities become text, since null means nothing there."""
+    """Return a cell in JSON's types. NaN and infinities become text, since null means an empty cell."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (list, tuple)):
@@ -385,7 +385,7 @@ def plain(value: Any) -> Any:
 
 
 class Points(msgspec.Struct, forbid_unknown_fields=True):
-    """A table with one row per point: which names of which runs."""
+    """A request for a table with one row per point: the names and the runs."""
 
     names: list[str]
     runs: list[str]
@@ -418,18 +418,18 @@ def point_rows(
     }
 
 
-def details(index: Index, runs: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """Return for some runs and names how many values there are, and how many there could be.
+def value_counts(index: Index, runs: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """Return for each run and name the number of values, and the number after a backfill.
 
-    A name that the work tree logs can be filled wherever other names of the same loops have values.
+    A backfill can fill a name at every point where another name of the same loops has a value.
     """
     if not runs or not names:
         return {}
-    some, these = ", ".join(map(quoted, runs)), ", ".join(map(quoted, names))
+    run_list, name_list = ", ".join(map(quoted, runs)), ", ".join(map(quoted, names))
     answer = index.ask(
         "SELECT run, name, n, most, unproved FROM (SELECT r.run, s.*, max(n) OVER (PARTITION BY s.id, "
         "path) AS most FROM page.summaries s JOIN (SELECT id, run FROM page.runs WHERE run IN "
-        f"({some})) r USING (id)) WHERE name IN ({these})"
+        f"({run_list})) r USING (id)) WHERE name IN ({name_list})"
     )
     out: dict[str, Any] = {}
     for run, name, n, most, unproved in answer.fetchall():
@@ -438,7 +438,7 @@ def details(index: Index, runs: Sequence[str], names: Sequence[str]) -> dict[str
 
 
 def completions(columns: Columns, text: str, limit: int = 12) -> list[dict[str, str]]:
-    """Return what the last word of a filter may become: columns, values of texts, SQL words."""
+    """Return the completions of the last word of a filter: columns and SQL words."""
     word = _last_word(text)
     low = word.lower().strip('"')
     completions: list[dict[str, str]] = []
@@ -446,7 +446,9 @@ def completions(columns: Columns, text: str, limit: int = 12) -> list[dict[str, 
         if low in label.lower():
             bare = re.fullmatch(r"[A-Za-z_]\w*", label) is not None
             insert = label if bare else ident(label)
-            completions.append({"insert": insert, "label": label, "what": _what(key, columns)})
+            completions.append(
+                {"insert": insert, "label": label, "what": _column_kind(key, columns)}
+            )
     completions.sort(
         key=lambda completion: (
             not completion["label"].lower().startswith(low),
@@ -468,7 +470,7 @@ def _last_word(text: str) -> str:
     return text
 
 
-def _what(key: str, columns: Columns) -> str:
+def _column_kind(key: str, columns: Columns) -> str:
     form, _, name = key.partition(":")
     if form == "fact":
         return "fact"
@@ -508,7 +510,7 @@ def _heading(key: str) -> str:
 
 
 def request(data: str | bytes | Mapping[str, Any], kind: type[Any]) -> Any:
-    """Return what the page sent as a value of `kind`; refuse anything else."""
+    """Decode a request of the page as `kind`; refuse any other data."""
     try:
         if isinstance(data, Mapping):
             return msgspec.convert(data, kind)

@@ -1,11 +1,11 @@
 """Facts, arguments and a summary of every logged name of all runs, kept up to date for the page.
 
-A question of the command line reads every run folder again. A page asks several times a second, so
-this index looks at the modification times of the run folders and reads only what changed. What it
-knows is kept in `.rearview/cache/page`, so that a large project opens at once the next time.
+A command reads every run folder again. A page asks several times a second, so this index looks at the
+modification times of the run folders and reads only the runs that changed. It keeps its tables in
+`.rearview/cache/page`, so that a large project opens at once the next time.
 
-Runs have a number here, `id`: joins over a hundred thousand runs are several times faster than by name.
-A column that was filtered, sorted or grouped by once stays a column of `page.runs`.
+Each run has a number here, `id`: a join of a hundred thousand runs by number is several times faster
+than by name. A column that a page filtered, sorted or grouped by stays a column of `page.runs`.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from rearview.web.run_index_tables import (
 BATCH = 400
 """Runs whose records are summarized in one query."""
 AT_ONCE = 2000
-"""Changed runs that one refresh reads; the rest is left to the next, so that the page shows some."""
+"""Changed runs that one refresh reads. The next refresh reads more; meanwhile the page shows these."""
 PATIENCE = 10.0
 """Seconds after which a query is interrupted."""
 SLICE = 8_000
-"""Ended runs whose folders one look asks about; of more, each look takes the next part."""
+"""Ended runs whose folders one refresh looks into; if there are more, each refresh takes the next part."""
 SETTLED = 2_000_000_000
-"""Nanoseconds after which the time of a folder tells for sure whether files were added to it."""
+"""Nanoseconds after which an unchanged modification time proves that no file was added to a folder."""
 MOST_COLUMNS = 160
 """Columns of arguments and logged names that `page.runs` holds at once."""
 _SEARCHED = ("run", "name", "command", "note", "status", "version", "host")
@@ -77,7 +77,7 @@ class Index:
     revision: int = 0
     """Grows whenever something changed."""
     scanned: float = 0.0
-    """Seconds that the last look at the run folders took."""
+    """Seconds that the last refresh took."""
     entries: dict[str, Entry] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     pending: int = 0
@@ -93,8 +93,9 @@ class Index:
         """Held while the tables of `page` are changed, which takes milliseconds."""
         self._cache = IndexCache(self.project.cache / "page")
         self._unsaved = 0
+        self._loaded = False
         self._unread: dict[str, Signature] = {}
-        self._next = self._made = self._part = 0
+        self._next_id = self._added = self._part = 0
         self._columns: dict[Column, str] = {}
         for table, columns in (("runs", INDEXED_RUNS), ("given", GIVEN), ("summaries", SUMMARIES)):
             shape = ", ".join(f"{name} {kind}" for name, kind in columns.items())
@@ -111,23 +112,24 @@ class Index:
         )
 
     def close(self) -> None:
-        """Give memory and temporary files back."""
+        """Write the cache, and release memory and temporary files."""
         with self.lock:
             if self._unsaved:
                 self._save()
             self.duck.close()
 
     def refresh(self, certain: Collection[str] = ()) -> list[str]:
-        """Read what changed since the last time, the newest runs first; return the runs that did.
+        """Read the runs that changed since the last refresh, the newest first; return their ids.
 
-        At most `AT_ONCE` are read; `pending` says how many are left. New runs, runs in progress and those
-        in `certain` are looked at each time, of many thousand ended ones a part.
+        It reads at most `AT_ONCE` runs; `pending` is the number that are left. Each refresh looks at new
+        runs, runs in progress and the runs in `certain`, and at a part of many thousand ended runs.
         """
         with self.lock:
             begun = time.monotonic()
             first = not self.revision
-            if first:
+            if not self._loaded:
                 self._load()
+                self._loaded = True
             gone: set[str] = set()
             if not self._unread:
                 seen = self._look(certain)
@@ -178,7 +180,7 @@ class Index:
             if not at:
                 continue  # removed just now
             if not entry.live and known[0] == at < settled:
-                # no file was added since: one that was not there is still not
+                # no file was added, so a file that did not exist does not exist now
                 events = _stamp(f"{path}/events.jsonl") if known[1] else 0
                 replays = _stamp(f"{path}/replays.jsonl") if known[2] else 0
                 signatures[name] = (at, events, replays)
@@ -197,7 +199,7 @@ class Index:
     def _apply(
         self, changed: Sequence[str], seen: dict[str, Signature], gone: Iterable[str]
     ) -> None:
-        """Read the changed runs into the tables and forget those that are gone."""
+        """Read the changed runs into the tables, and remove the runs that are gone."""
         revision = self.revision + 1
         dropped = [self.entries[run].id for run in (*gone, *changed) if run in self.entries]
         again = [run for run in (*gone, *changed) if run in self.entries]
@@ -208,9 +210,9 @@ class Index:
         for run in changed:
             known = self.entries.get(run)
             if known is None:
-                self._next += 1
+                self._next_id += 1
             fresh[run] = Entry(
-                known.id if known is not None else self._next,
+                known.id if known is not None else self._next_id,
                 seen[run],
                 self._read(run),
                 known.sealed() if known is not None else {},
@@ -221,7 +223,7 @@ class Index:
             f"CREATE OR REPLACE TABLE own.summarized ({', '.join(f'{n} {k}' for n, k in SUMMARIES.items())})"
         )
         for group in _batches(changed):
-            # of tens of thousands of runs only those that are asked for keep their records
+            # with tens of thousands of runs, only those on a screen keep their records
             self.run_records.runs = [fresh[run].run for run in group]
             gather_records(
                 self.project,
@@ -243,17 +245,17 @@ class Index:
             self.run_records.replays.pop(run, None)
         for run, entry in fresh.items():
             about = entry.run
-            # of many runs only what the screens of many runs need stays in memory
+            # only the facts that screens of many runs need stay in memory
             entry.about = replace(about, facts=RunStart(), end=RunEnd(loops=about.end.loops))
             self.entries[run] = entry
         self.run_records.runs = []
         for run in [run for run, entry in fresh.items() if not entry.live][:-BATCH]:
             self.run_records.parts.pop(run, None)
-            kept = fresh[run].kept()  # bytes take a tenth of the memory of what they hold
+            kept = fresh[run].kept()  # encoded, they take a tenth of the memory
             fresh[run].about, fresh[run].summaries = kept.run, kept.summaries
 
     def _look_again(self, run: str, entry: Entry) -> None:
-        """Take down what reading a run left: sealed files, and a folder that sealing has changed."""
+        """Note the sealed files of a run that was just read, and the folder's time after the sealing."""
         parts = self.run_records.parts[run]
         entry.live = any(part.file is None for part in parts) or (
             entry.run.status is Status.RUNNING
@@ -269,9 +271,9 @@ class Index:
         entry.summaries = sealed
 
     def _place(self, file: Path) -> str:
-        """Return where a file of records is: its name, or its path in the store if it is elsewhere there.
+        """Return the name of a record file in its run folder, or the path in the store of any other.
 
-        Numbers that were read from printed lines are in the cache.
+        Numbers that were read from printed lines have record files in the cache.
         """
         inside = file.parent.parent == self.project.runs
         return file.name if inside else str(file.relative_to(self.project.store))
@@ -344,7 +346,7 @@ class Index:
             raise
 
     def _count(self, rows: str, *, sign: str = "") -> None:
-        """Add some rows of `page.summaries` to the counts in `page.names`, or take them away."""
+        """Add `rows` of `page.summaries` to the counts in `page.names`, or subtract them."""
         self.duck.execute(
             f"INSERT INTO page.names SELECT name, kind, path, {sign}count(*), {sign}sum(CAST(unproved "
             f"AS BIGINT)), {sign}sum(CAST(asked AS BIGINT)), CASE WHEN kind = 'object' THEN any_value(text) END "
@@ -352,7 +354,7 @@ class Index:
         )
 
     def columns(self, requested: Iterable[Column]) -> dict[Column, str]:
-        """Return the columns of `page.runs` that hold these values, added now where they are not there."""
+        """Return the columns of `page.runs` that hold these values; add the missing ones."""
         requested = list(dict.fromkeys(requested))
         with self._changing:
             missing = [column for column in requested if column not in self._columns]
@@ -361,7 +363,7 @@ class Index:
             return {column: self._columns[column] for column in requested}
 
     def _add(self, columns: Sequence[Column], keep: Sequence[Column]) -> None:
-        """Add columns to `page.runs`; those that are not to be kept make room if there are too many."""
+        """Add columns to `page.runs`; if there are too many, drop those that are not in `keep`."""
         cursor = self.duck.con.cursor()
         cursor.execute("BEGIN TRANSACTION")
         known = dict(self._columns)
@@ -370,8 +372,8 @@ class Index:
                 for dropped in [dropped for dropped in known if dropped not in keep]:
                     cursor.execute(f"ALTER TABLE page.runs DROP COLUMN {known.pop(dropped)}")
             for table, name, value in columns:
-                self._made += 1
-                column = known[table, name, value] = f"k{self._made}"
+                self._added += 1
+                column = known[table, name, value] = f"k{self._added}"
                 kind = "VARCHAR" if value == "text" else "DOUBLE"
                 cursor.execute(
                     f"ALTER TABLE page.runs ADD COLUMN {column} {kind}; UPDATE page.runs SET "
@@ -422,7 +424,7 @@ class Index:
         return self.run_records.replays[run]
 
     def given_out(self, run: str) -> list[RecordPart]:
-        """Return the parts of a run's records that tables may show: all but those not exact."""
+        """Return the parts of a run's records that tables may show: all except those of inexact replays."""
         if any(part.summary.replay is not None for part in self.parts(run)):
             self.replays(run)
         return self._given_out(run)
@@ -438,12 +440,12 @@ class Index:
         ]
 
     def _save(self) -> None:
-        """Write what is known of runs that have ended to the cache."""
+        """Write the entries and tables of ended runs to the cache."""
         kept = {run: entry.kept() for run, entry in self.entries.items() if not entry.live}
         self._cache.save(self.duck, COLUMNS, kept)
 
     def _load(self) -> None:
-        """Take what the cache knows; what is not there or damaged is read again."""
+        """Fill the tables from the cache. A refresh reads the runs that the cache does not have."""
         kept_runs = self._cache.load(self.duck, COLUMNS)
         if not kept_runs:
             return
@@ -455,7 +457,7 @@ class Index:
             for table in COLUMNS:
                 self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({chosen})")
         self._count("page.summaries")
-        self._next = max(in_tables, default=0)
+        self._next_id = max(in_tables, default=0)
         self.entries = {
             run: Entry(kept.id, kept.signature, kept.run, kept.summaries)
             for run, kept in kept_runs.items()
@@ -464,14 +466,15 @@ class Index:
 
     @contextlib.contextmanager
     def relations(self, runs: Sequence[str]) -> Iterator[list[Run]]:
-        """Hold the tables `own.runs`, `own.args` and `own.replays` of some runs; yield those that there are."""
+        """Fill `own.runs`, `own.args` and `own.replays` with `runs` and hold them; yield the runs that exist."""
         with self.lock:
             chosen = [self.entries[run].run for run in runs if run in self.entries]
             for run in chosen:
                 self.given_out(run.id)
             self.run_records.runs = chosen
-            some = RunRecords(chosen, {run.id: self.replays(run.id) for run in chosen})
-            load_runs(self.duck, some)
+            load_runs(
+                self.duck, RunRecords(chosen, {run.id: self.replays(run.id) for run in chosen})
+            )
             yield chosen
 
     def runs(self) -> list[Run]:
@@ -492,7 +495,7 @@ class Index:
         return [self.entries[run].run for (run,) in reversed(answer) if run in self.entries]
 
     def ask(self, sql: str, *, patience: float | None = None) -> Any:
-        """Run one question on a cursor of its own; it is interrupted if it takes too long."""
+        """Run one query on a cursor of its own; interrupt it after `patience` seconds."""
         import duckdb
 
         cursor = self.duck.con.cursor()
@@ -508,8 +511,8 @@ class Index:
                 slug="sql",
             ) from exc
         except duckdb.Error as exc:
-            said = str(exc).strip().partition("\n")[0]
-            raise UsageError(f"The question cannot be answered: {said}", slug="sql") from exc
+            message = str(exc).strip().partition("\n")[0]
+            raise UsageError(f"The question cannot be answered: {message}", slug="sql") from exc
         finally:
             timer.cancel()
 
@@ -527,13 +530,12 @@ def _joined(columns: Mapping[Column, str], tables: Mapping[str, str]) -> tuple[s
 
 
 def load_replays(duck: Duck, run_records: RunRecords, runs: Sequence[str]) -> None:
-    """Make `own.replays` for some runs: what decides between several values of one point."""
-    some = RunRecords(replays={run: run_records.replays.get(run, []) for run in runs})
-    load_runs(duck, some)
+    """Fill `own.replays` with the replays of `runs`: it decides between several values of one point."""
+    load_runs(duck, RunRecords(replays={run: run_records.replays.get(run, []) for run in runs}))
 
 
 def _stats(source: str, order: str) -> str:
-    """Return the SQL of one row per run and name over records of which none compete."""
+    """Return the SQL of one row per run and name; `source` has at most one record of each point."""
     finite = "FILTER (isfinite(number))"
     trusted = ", ".join(map(quoted, sorted(TRUSTED)))
     unasked = ", ".join(map(quoted, sorted(UNASKED)))

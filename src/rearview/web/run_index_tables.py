@@ -1,8 +1,8 @@
 """The tables of the page's index: their columns, and their copy on disk.
 
-The copy is one Parquet file per table, and one file that says what each run was when it was read.
+The copy is one Parquet file per table, and one file with the state of each run when it was read.
 
-Everything here can be made again from the store. A cache that cannot be read, or was written in part, counts as none.
+The index can be made again from the store, so a cache that is damaged or incomplete counts as none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RUNS = {
 }
 """Facts of runs that the page can show, filter and sort by: columns of the table `page.runs`."""
 INDEXED_RUNS = {"id": "INTEGER", **RUNS, "words": "VARCHAR"}
-"""The same with the number of the run, and all of its texts in lower case, for the search."""
+"""`RUNS` with the number of the run, and all of its texts in lower case, for the search."""
 GIVEN = {"id": "INTEGER", "name": "VARCHAR", "number": "DOUBLE", "text": "VARCHAR"}
 """Columns of the table `page.given`: one row per run and argument."""
 SUMMARIES = {
@@ -67,14 +67,14 @@ Signature = tuple[int, ...]
 FORMAT = 3
 """Number of the cache files; files of another number are made again."""
 TABLES = {"runs": "started, run", "given": "name, id", "summaries": "name, id"}
-"""Tables of the index that are kept, and the order of their rows: readers look for one name at a time."""
+"""Tables that the cache keeps, and the order of their rows: readers look for one name at a time."""
 
 Summaries = dict[str, tuple[int, int, Summary]]
 """By file name: size and modification time of a sealed file, and its checked summary."""
 
 
 class KeptRun(msgspec.Struct, array_like=True):
-    """One run in the cache: read as raw bytes, since of many thousand runs a page looks at a few."""
+    """One run in the cache. Its parts stay encoded until a page shows the run: few of many are shown."""
 
     id: int
     signature: tuple[int, ...]
@@ -85,7 +85,7 @@ class KeptRun(msgspec.Struct, array_like=True):
 class _Index(msgspec.Struct):
     format: int
     folder: str
-    """Folder that holds the tables as they were at that time."""
+    """Name of the folder with the tables that belong to `runs`."""
     runs: dict[str, KeptRun]
 
 
@@ -100,7 +100,7 @@ class IndexCache:
         return self.folder / "index.msgpack"
 
     def save(self, duck: Duck, columns: Mapping[str, str], runs: dict[str, KeptRun]) -> None:
-        """Write the tables, then the file that names them. A store that cannot be written to has no cache.
+        """Write the tables, then the file that names them; do nothing if the store is not writable.
 
         `columns` has the columns of each table as SQL.
         """
@@ -122,7 +122,7 @@ class IndexCache:
                         old.unlink(missing_ok=True)
 
     def load(self, duck: Duck, columns: Mapping[str, str]) -> dict[str, KeptRun]:
-        """Fill the tables of the index; return the runs that are in them, none if there is no intact cache."""
+        """Fill the tables of the index and return their runs; return none if there is no intact cache."""
         try:
             index = msgspec.msgpack.decode(self._index.read_bytes(), type=_Index)
             if index.format != FORMAT:
@@ -142,16 +142,16 @@ class IndexCache:
 
 @dataclass(slots=True)
 class Entry:
-    """What is known of one run, and the state of its files at that time."""
+    """The facts and summaries of one run, and the state of its files when they were read."""
 
     id: int
     signature: Signature
     about: Run | msgspec.Raw
     summaries: Summaries | msgspec.Raw = field(default_factory=dict)
     revision: int = 0
-    """Number of the refresh that read it last."""
+    """Number of the refresh that last read this run."""
     live: bool = False
-    """It is running, or a file of its records is still written to."""
+    """The run is running, or a process still writes to a file of its records."""
 
     @property
     def run(self) -> Run:
@@ -161,13 +161,13 @@ class Entry:
         return self.about
 
     def sealed(self) -> Summaries:
-        """Return what is known of its sealed files."""
+        """Return the summaries of its sealed record files."""
         if isinstance(self.summaries, msgspec.Raw):
             self.summaries = msgspec.msgpack.decode(self.summaries, type=Summaries)
         return self.summaries
 
     def kept(self) -> KeptRun:
-        """Return it as the cache keeps it."""
+        """Return the entry encoded for the cache."""
         raw = [
             part if isinstance(part, msgspec.Raw) else msgspec.Raw(msgspec.msgpack.encode(part))
             for part in (self.about, self.summaries)

@@ -1,4 +1,4 @@
-"""The data of the page's screens: one run, the versions of the source, the execution tree, and what runs now."""
+"""The data of the page's screens: one run, the versions of the source, the execution tree, running work."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _commands(run: Run) -> list[list[str]]:
     """Return useful commands for a run, the most useful first."""
     words = []
     if run.status in {Status.PAUSED, Status.DEAD, Status.FAILED}:
-        words.append(["go on with it", f"rearview resume {run.id}"])
+        words.append(["resume it", f"rearview resume {run.id}"])
     words += [
         ["prove it exact", f"rearview replay {run.id}"],
         ["its values", f"rearview table --runs {run.id}"],
@@ -143,7 +143,7 @@ def _files(history: History, run: Run) -> list[dict[str, Any]]:
 
 
 def _checkpoints(checkpoints: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the checkpoints of a run with their size and what changed since the one before."""
+    """Return the checkpoints of a run with their sizes, and the parts that differ from the one before."""
     out = []
     before: dict[str, str] = {}
     for checkpoint in checkpoints[-MOST_CHECKPOINTS:]:
@@ -300,19 +300,19 @@ def under_way(history: History, index: Index) -> dict[str, Any]:
         }
         for run in running
     ]
-    crews = [
+    backfills = [
         {
-            name: getattr(crew, name)
-            for name in crew.__struct_fields__
+            name: getattr(backfill, name)
+            for name in backfill.__struct_fields__
             if name not in {"format", "process"}
         }
-        for crew in history.running_backfills()
+        for backfill in history.running_backfills()
     ]
-    return {"runs": out, "backfills": crews}
+    return {"runs": out, "backfills": backfills}
 
 
 def _pace(index: Index, run: Run) -> dict[str, Any]:
-    """Return how far a run is: its iteration, seconds per iteration, and the number that earlier runs had."""
+    """Return the progress of a run: its iteration, seconds per iteration, and the expected number of iterations."""
     rows = index.ask(
         "SELECT path, indices[1] AS i, min(time) AS t FROM own.live WHERE "
         f"run = {quoted(run.id)} AND len(indices) > 0 AND replay IS NULL GROUP BY ALL ORDER BY i"
@@ -336,8 +336,10 @@ def _pace(index: Index, run: Run) -> dict[str, Any]:
         for site, totals in other.end.loops.items()
         if name_of(site) == loop and totals.iterations
     ]
-    same = [value for name, value in run.args.items() if name in {"epochs", "max_epochs", "steps"}]
-    total = next((int(v) for v in same if isinstance(v, int) and v > times[-1][0]), None)
+    lengths = [
+        value for name, value in run.args.items() if name in {"epochs", "max_epochs", "steps"}
+    ]
+    total = next((int(v) for v in lengths if isinstance(v, int) and v > times[-1][0]), None)
     guessed = total is None
     if total is None and before:
         total = int(statistics.median(before))
@@ -355,7 +357,7 @@ def _pace(index: Index, run: Run) -> dict[str, Any]:
 
 
 def _times(rows: Sequence[tuple[str, int, float]], loop: str) -> list[tuple[int, float]]:
-    """Return when each iteration of an outermost loop first logged something."""
+    """Return the time of the first logged value of each iteration of an outermost loop."""
     first: dict[int, float] = {}
     for path, i, t in rows:
         if path.split("/")[0] == loop:
@@ -379,7 +381,7 @@ MOST_CODE = 1500
 def execution_tree(index: Index, runs: Sequence[str]) -> dict[str, Any]:
     """Return the tree of some runs, or of the newest; see `rearview tree`."""
     if runs:
-        # whole runs: the index keeps only what screens of many runs need
+        # read whole runs: the index keeps only the facts that screens of many runs need
         chosen = [index.whole_run(run) for run in runs[:MOST_VERSIONS] if run in index.entries]
     else:
         newest = index.chosen("status <> 'running'", limit=MOST_VERSIONS)

@@ -1,7 +1,7 @@
-"""What charts draw: lines binned to pixels, and groups with bands.
+"""The data of charts: one line per run, binned to pixels, or mean and deviation of groups of runs.
 
-Lines are kept as arrays, long ones at several resolutions, and cross to the page as typed arrays: a line of
-JSON, then the numbers as 64-bit floats.
+`Series` keeps lines in memory as arrays, long ones at several resolutions. An answer to the page is a line
+of JSON, then the numbers as 64-bit floats.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ Array = Any
 MOST_RUNS = 500
 """Lines of one chart."""
 MOST_KEPT = 24_000_000
-"""Points of lines that stay in memory; the least recently asked for go first."""
+"""Points of lines that stay in memory; the least recently used lines are dropped first."""
 STEP = 16
 """Points that one point of the next coarser level stands for."""
 ENOUGH = 4
 """Points per pixel below which a line is drawn point by point."""
 FINE = 8
-"""Points per pixel that a level needs for its bins to lie within a fraction of a pixel."""
+"""Points per pixel that a level needs, so that a bin starts at most a fraction of a pixel off."""
 LOADING = 120.0
 """Seconds that reading a curve for the first time may take."""
 _AXES = {"loop", "step", "time"}
 
 
 class Chart(msgspec.Struct, forbid_unknown_fields=True):
-    """One chart: which name of which runs, over what, in how many pixels."""
+    """A request for one chart: the name, the runs, the horizontal axis, the width in pixels."""
 
     name: str
     runs: list[str]
     x: str = "loop"
-    """`loop`: iterations of the outermost loop, inner ones as fractions; `step`: how many values came
-    before; `time`: seconds since the start of the run."""
+    """`loop`: iteration of the outermost loop, with inner iterations as fractions; `step`: number of
+    earlier values; `time`: seconds since the start of the run."""
     lo: float | None = None
     hi: float | None = None
     pixels: int = 800
@@ -62,13 +62,13 @@ class Resolution:
     total: Array
     """Sum of the finite values."""
     count: Array
-    """How many of them."""
+    """Number of finite values."""
     low: Array
     high: Array
 
     @classmethod
     def of(cls, x: Array, y: Array) -> Resolution:
-        """Return a line as it was logged; values that are no numbers are left out."""
+        """Return a line at full resolution, without the values that are not finite."""
         import numpy as np
 
         finite = np.isfinite(y)
@@ -102,7 +102,7 @@ class Line:
     x: Array
     y: Array
     levels: tuple[Resolution, ...]
-    """From fine to coarse; the first is left out, as it would be a copy."""
+    """Coarser levels, from fine to coarse; `x` and `y` are the finest."""
 
     @classmethod
     def of(cls, x: Array, y: Array) -> Line:
@@ -121,12 +121,12 @@ class Line:
         return len(self.x)
 
     def points(self, lo: float, hi: float) -> tuple[Array, Array]:
-        """Return the values between `lo` and `hi` as they are."""
+        """Return the logged values between `lo` and `hi`."""
         a, b = _between(self.x, lo, hi)
         return self.x[a:b], self.y[a:b]
 
     def pixels(self, lo: float, hi: float, pixels: int) -> list[Array]:
-        """Return x, mean, lowest and highest value of each pixel that has any."""
+        """Return x, mean, lowest and highest value of each pixel that has a value."""
         import numpy as np
 
         level = next(
@@ -197,7 +197,7 @@ class Series:
         return b"".join([text, *(block.data for block in blocks)])
 
     def _ready(self, name: str, runs: Sequence[str], x: str) -> dict[str, Line]:
-        """Return the lines of these runs that have any points, read now where they are not kept."""
+        """Return the lines of these runs that have points; read those that are not in memory."""
         keys = {run: (run, name, self._index.entries[run].revision, x) for run in runs}
         with self._lock:
             missing = [run for run in runs if keys[run] not in self._lines]
@@ -243,7 +243,7 @@ class Series:
 
 
 def _span(chart: Chart, lines: dict[str, Line]) -> tuple[float, float] | None:
-    """Return from where to where the chart goes: what is asked for, as far as there are points."""
+    """Return where the horizontal axis begins and ends: the requested range, cut to that of the points."""
     if not lines:
         return None
     first = min(float(line.x[0]) for line in lines.values())
@@ -257,7 +257,7 @@ Drawn = list[tuple[dict[str, Any], list[Any]]]
 
 
 def _drawn(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | None) -> Drawn:
-    """Return a line per run: as it is if it is short, else mean, lowest, highest per pixel."""
+    """Return a line per run: its values if they are few, else mean, lowest and highest per pixel."""
     if span is None:
         return []
     if max(map(len, lines.values())) <= chart.pixels * ENOUGH:
@@ -296,14 +296,14 @@ def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | N
 
 
 def _ranked(index: Index, runs: Sequence[str]) -> bool:
-    """Return True if some runs have several values of one point, which `own.replays` decides between."""
+    """Return True if a run has several values of one point, so that `own.replays` has to choose one."""
     return any(not plain(index.given_out(run)) for run in runs)
 
 
 def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
-    """Return the SQL of the records of a name in some runs: of several values of a point the best."""
+    """Return the SQL of the records of a name in `runs`, with the best of several values of a point."""
     texts = []
-    simple, ranked, some = [], [], []
+    simple, ranked, ranked_runs = [], [], []
     for run in runs:
         parts = [
             part
@@ -314,19 +314,19 @@ def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
             simple += parts
         elif parts:
             ranked += parts
-            some.append(run)
+            ranked_runs.append(run)
     for parts, form in ((simple, PLAIN), (ranked, WINNERS)):
         if parts:
             source = f"SELECT * FROM ({long(parts)}) WHERE name = {quoted(name)}"
             texts.append(form.format(source=source))
     if ranked:
         with index.lock:  # `own.replays` is shared with the refresh
-            load_replays(index.duck, index.run_records, some)
+            load_replays(index.duck, index.run_records, ranked_runs)
     return " UNION ALL BY NAME ".join(texts) or None
 
 
 def _values(source: str, x: str, runs: Sequence[str]) -> str:
-    """Return the SQL of the numbers of a name, with the number of the run and what `_across` needs."""
+    """Return the SQL of the numbers of a name, with the run's number and the columns for `_across`."""
     order = "ORDER BY k, indices, process, seq" if x == "step" else ""
     needed = {
         "time": ", time",
@@ -343,7 +343,7 @@ def _values(source: str, x: str, runs: Sequence[str]) -> str:
 
 
 def _across(columns: dict[str, Any], where: Array, x: str, started: Array) -> Array:
-    """Return the place of each value: in the loop, with inner iterations between outer ones, or in time."""
+    """Return the horizontal position of each value: iteration, step or seconds, see `Chart.x`."""
     import numpy as np
 
     if x == "time":
@@ -380,7 +380,7 @@ def _by_run(reduce: Any, values: Array, where: Array, runs: int) -> Array:
 
 
 def _filled(column: Any) -> Any:
-    """Return a column of DuckDB as floats, with NaN where there is nothing."""
+    """Return a column of DuckDB as floats, with NaN for NULL."""
     import numpy as np
 
     return np.ma.filled(column.astype("f8"), np.nan)

@@ -1,4 +1,4 @@
-"""The server of the page: routes, and how it is started."""
+"""The server of the page: its routes, its static files, and `serve`, which starts it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Stop(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Workers(msgspec.Struct, forbid_unknown_fields=True):
-    """How many workers a backfill under way is to have."""
+    """A new number of workers for a backfill under way."""
 
     backfill: str
     workers: int
@@ -79,7 +79,7 @@ class Workers(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass
 class Page:
-    """Everything that the routes ask."""
+    """The index, charts, prices and backfills that the routes use."""
 
     history: History
     writable: bool = False
@@ -93,18 +93,18 @@ class Page:
         self.prices = Prices(History(self.history.project), self.index)
         self.live = Live(self.index)
         self.lock = threading.Lock()
-        """Held while the history is asked; plans ask one of their own."""
-        self.jobs = PageBackfills(str(self.history.project.root), self._heard)
+        """Held while the history answers; `prices` has a history of its own."""
+        self.jobs = PageBackfills(str(self.history.project.root), self._on_event)
         self._columns: tuple[int, rows.Columns] = (-1, rows.Columns())
 
-    def _heard(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         self.live.tell(event)
         if event["event"].get("event") in {"rows", "proved", "failed", "filled", "ended"}:
             run = event["event"].get("run")
             self.live.look_now([run] if run else ())
 
     def columns(self) -> rows.Columns:
-        """Return the columns of all runs, found anew when something changed."""
+        """Return the columns of all runs; they are read again after a change."""
         revision, columns = self._columns
         if revision != self.index.revision:
             revision = self.index.revision
@@ -113,7 +113,7 @@ class Page:
         return columns
 
     def state(self) -> dict[str, Any]:
-        """Return what the page needs first."""
+        """Return the state of the project, which the page loads first."""
         counts = dict(
             self.index.ask("SELECT status, count(*) FROM page.runs GROUP BY status").fetchall()
         )
@@ -132,7 +132,7 @@ class Page:
         }
 
     def known_columns(self) -> dict[str, Any]:
-        """Return which columns there are, the fillable ones among them."""
+        """Return the columns of all runs, and which of them a backfill can fill."""
         columns = self.columns()
         names = dict(columns.names)
         virtual = self.prices.virtual()
@@ -157,13 +157,13 @@ class Page:
         }
 
     def table(self, query: rows.Query) -> dict[str, Any]:
-        """Return a page of the table of runs, with how full the fillable columns are."""
+        """Return a page of the table of runs, with the number of values in the fillable columns."""
         answer = rows.Rows(self.index, self.columns(), query).answer()
         logged = {name for name, _ in self.prices.virtual()}
         names = {key.partition(":")[2] for key in query.columns if not key.startswith("fact:")}
         if "rows" in answer:
             chosen = [row[0] for row in answer["rows"]]
-            answer["filled"] = rows.details(self.index, chosen, sorted(names & logged))
+            answer["filled"] = rows.value_counts(self.index, chosen, sorted(names & logged))
         return {**answer, "revision": self.index.revision}
 
     def app(self) -> App:
@@ -171,7 +171,7 @@ class Page:
         return Guard(_routes(self), self.token, self.host, writable=self.writable)
 
     def close(self) -> None:
-        """End what the page started, and give memory back."""
+        """Stop the threads and backfills of the page, and release its memory."""
         self.live.close()
         self.jobs.close()
         self.live.join()
@@ -261,11 +261,11 @@ def _propagate(page: Page, request: Request) -> Any:
 
 def _under_way(page: Page, request: Request) -> Any:  # noqa: ARG001
     running = screens.under_way(page.history, page.index)
-    return {**running, "jobs": [job.told() for job in page.jobs.all()]}
+    return {**running, "jobs": [job.status() for job in page.jobs.all()]}
 
 
 def _job(page: Page, request: Request) -> Any:
-    return page.jobs.get(request.path_params["job"]).told(whole=True)
+    return page.jobs.get(request.path_params["job"]).status(whole=True)
 
 
 def _media(page: Page, request: Request) -> Any:
@@ -331,7 +331,7 @@ GET: dict[str, Handler] = {
     "/api/heat": _heat,
     "/api/content/{oid}": _content,
 }
-"""Questions; none of them changes anything."""
+"""Routes that read; none of them changes anything."""
 
 
 def _fill(page: Page, body: bytes) -> Any:
@@ -343,11 +343,11 @@ def _fill(page: Page, body: bytes) -> Any:
     request.runs = [screens.known_run(page.index, run) for run in request.runs]
     page.history.check_trust("A backfill")
     plan = page.prices.plan(request)
-    return page.jobs.start(request, plan).told(whole=True)
+    return page.jobs.start(request, plan).status(whole=True)
 
 
 def _stop(page: Page, body: bytes) -> Any:
-    return page.jobs.stop(rows.request(body, Stop).job).told()
+    return page.jobs.stop(rows.request(body, Stop).job).status()
 
 
 def _tag(page: Page, body: bytes) -> Any:
@@ -404,7 +404,7 @@ POST: dict[str, Callable[[Page, bytes], Any]] = {
     "/api/move": _move,
     "/api/workers": _workers,
 }
-"""What changes something; only with `--allow-replay`."""
+"""Routes that change something; the guard allows them only with `--allow-replay`."""
 
 
 def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
@@ -424,7 +424,7 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
         return Response(body, 400, media_type="application/json")
 
     async def attempt(work: Callable[..., Any], *args: Any) -> Response:
-        """Return what `work` returns as JSON, or its error in words."""
+        """Return the result of `work` as JSON, or its error as text."""
         try:
             return answer(await run_in_threadpool(work, *args))
         except RearviewError as exc:
@@ -460,7 +460,9 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
 
     async def file(request: Request) -> Response:
         path = request.path_params.get("path", "index.html")
-        asset = static.get(path)  # looked up by name among known files: no path reaches the disk
+        asset = static.get(
+            path
+        )  # a name of a loaded file: a request never opens a path on the disk
         if asset is None:
             return Response("There is nothing here.", 404, media_type="text/plain")
         headers = {"etag": asset.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
@@ -492,7 +494,7 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the page, as it is and compressed."""
+    """One file of the page, plain and compressed."""
 
     plain: bytes
     gzipped: bytes
@@ -521,13 +523,13 @@ def static_files() -> dict[str, StaticFile]:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes one that is free."""
+    """Return a listening socket; with port 0 the system chooses a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(128)  # who opens the link at once waits until the server answers
+        sock.listen(128)  # a browser that opens the link too early waits until the server answers
     except OSError as exc:
         sock.close()
         raise UsageError(
@@ -553,7 +555,7 @@ def needs_libraries() -> None:
 
 
 def serve(page: Page, sock: socket.socket) -> None:
-    """Answer until interrupted."""
+    """Answer requests until interrupted."""
     import uvicorn
 
     config = uvicorn.Config(

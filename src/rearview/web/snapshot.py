@@ -31,9 +31,9 @@ from rearview.web.server import Page, static_files
 MOST_RUNS = 5000
 """Newest runs in the table of a snapshot."""
 MOST_DETAILED = 200
-"""Newest runs that get a screen and curves of their own."""
+"""Newest runs whose screen and curves a snapshot has."""
 MOST_PRINTED = 1000
-"""Printed lines of each of these."""
+"""Printed lines of each of these runs."""
 MOST_IMAGES = 8 << 20
 """Bytes of images."""
 MOST_SOUNDS = 8 << 20
@@ -72,13 +72,13 @@ def _data(page: Page) -> dict[str, Any]:
     """Return the data of all screens of a snapshot."""
     index, history = page.index, page.history
     every = [run.id for run in index.runs()][-MOST_RUNS:]
-    some = every[-MOST_DETAILED:]
+    detailed = every[-MOST_DETAILED:]
     state = {**page.state(), "writable": False, "root": "", "runs": len(every)}
     names = state["names"]
     kinds = {name: about["kind"] for name, about in names.items() if about["runs"]}
     numbers = [name for name, kind in kinds.items() if kind in _NUMERIC and names[name]["path"]]
     media = {
-        name: page.media.listed(name, some[-12:])
+        name: page.media.listed(name, detailed[-12:])
         for name, kind in kinds.items()
         if kind not in _NUMERIC and kind != "histogram"
     }
@@ -87,10 +87,10 @@ def _data(page: Page) -> dict[str, Any]:
     return {
         "state": state,
         "runs": _runs(page, set(every)),
-        "charts": {name: _curves(page, name, some) for name in numbers},
-        "details": {run: screens.run_details(history, index, run) for run in some},
+        "charts": {name: _curves(page, name, detailed) for name in numbers},
+        "details": {run: screens.run_details(history, index, run) for run in detailed},
         "printed": {
-            run: screens.printed_lines(history, run, "")["lines"][:MOST_PRINTED] for run in some
+            run: screens.printed_lines(history, run, "")["lines"][:MOST_PRINTED] for run in detailed
         },
         "versions": versions,
         "diffs": _diffs(history, [version["runs"][-1]["run"] for version in versions["versions"]]),
@@ -104,7 +104,7 @@ def _data(page: Page) -> dict[str, Any]:
             f"{name}/{run}": page.media.heat(name, run)
             for name, kind in kinds.items()
             if kind == "histogram"
-            for run in some[-6:]
+            for run in detailed[-6:]
         },
     }
 

@@ -1,1 +1,1 @@
-"""What the commands print: tables, charts, progress."""
+"""The output of the commands: texts, tables, progress, and the cells of notebooks."""

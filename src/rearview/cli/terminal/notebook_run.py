@@ -1,4 +1,4 @@
-"""How `run` and `resume` execute a notebook: send its cells to a kernel and print their output."""
+"""Execute a notebook for `run` and `resume`: check it, send its cells to a kernel, print their output."""
 
 from __future__ import annotations
 
@@ -66,28 +66,30 @@ def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
 
 
 def run_notebook(
-    begun: StartCommand, data: bytes, target: str, out: Path | None, timeout: float | None
+    command: StartCommand, data: bytes, target: str, out: Path | None, timeout: float | None
 ) -> int:
-    """Run a notebook, show what its cells print, and return the exit code."""
+    """Run a notebook, print the output of its cells, and return the exit code."""
     from rearview.notebook.kernel_client import execute, write
 
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
 
-    def tell(name: str, text: str) -> None:
+    def show(name: str, text: str) -> None:
         stream = streams.get(name, sys.stdout)
         stream.write(text)
         stream.flush()
 
-    done = execute(begun, data, path=target, show=tell, timeout=timeout)
+    executed = execute(command, data, path=target, show=show, timeout=timeout)
     if out is not None:
-        write(done.content, out)
-    if done.why:
-        if done.trace:
-            trace = done.trace if sys.stderr.isatty() else _COLOURS.sub("", done.trace)
+        write(executed.content, out)
+    if executed.why:
+        if executed.trace:
+            trace = executed.trace if sys.stderr.isatty() else _COLOURS.sub("", executed.trace)
             sys.stderr.write(f"{trace}\n")
-        where = f"cell {done.cell} of {target} failed" if done.cell else f"{target} was not run"
-        output.said(f"{where}: {done.why}{_hint(done.why)}")
-    return done.code
+        where = (
+            f"cell {executed.cell} of {target} failed" if executed.cell else f"{target} was not run"
+        )
+        output.said(f"{where}: {executed.why}{_hint(executed.why)}")
+    return executed.code
 
 
 def _hint(why: str) -> str:
@@ -96,8 +98,8 @@ def _hint(why: str) -> str:
     return ""
 
 
-def resumed_run(begun: StartCommand) -> str | None:
+def resumed_run(command: StartCommand) -> str | None:
     """Return the stopped run that a preemptible notebook resumes, or None."""
     from rearview.notebook.kernel_process import control_of
 
-    return control_of(begun).resume
+    return control_of(command).resume

@@ -247,7 +247,7 @@ def fitted(
 
 def plural(count: int, word: str) -> str:
     """Return `count` with its word, in the plural if it is not one."""
-    from rearview.model.wording import plural as counted  # the model takes a while to load
+    from rearview.model.wording import plural as counted  # importing the model takes time
 
     return counted(count, word)
 
@@ -465,7 +465,7 @@ def _diff_color(line: str) -> str:
     return {"+": GREEN, "-": RED, "@": CYAN}.get(line[:1], "")
 
 
-def checked(level: str, name: str, result: str, remedy: str) -> None:
+def check_result(level: str, name: str, result: str, remedy: str) -> None:
     """Print the result of one check, and the remedy if there is a problem."""
     out(f"{paint(f'{level:<4}', COLORS[level])}  {name:<12} {result}")
     if remedy:

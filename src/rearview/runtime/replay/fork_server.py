@@ -23,7 +23,7 @@ import msgspec
 
 import rearview.runtime.replay.start_replay  # noqa: F401 - what a fresh segment has before the libraries
 from rearview.model import Control
-from rearview.model.plan import (
+from rearview.model.messages import (
     LAUNCHER,
     VARIABLE,
     ForkServerReady,

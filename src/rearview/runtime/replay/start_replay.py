@@ -22,7 +22,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.model import Control, SegmentFile
-from rearview.model.plan import TEXTS, SetupStart
+from rearview.model.messages import TEXTS, SetupStart
 from rearview.runtime import importer
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.replay import probe_guard

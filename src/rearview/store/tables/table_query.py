@@ -73,7 +73,7 @@ def order_keys(
 def _unreadable(text: str) -> UsageError:
     return UsageError(
         f"The order {text!r} cannot be read. Write columns separated by commas, each with desc "
-        'behind it if large values come first: "acc desc, epoch".',
+        'after it if large values come first: "acc desc, epoch".',
         slug="order",
     )
 
