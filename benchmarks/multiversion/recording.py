@@ -24,7 +24,7 @@ from families import FAMILIES, write_notebook
 REPEATS = {"preprocessing": 5, "training": 3, "simulation": 10, "analysis": 8}
 """How often the cells after the imports are in a short notebook."""
 LONGER = {
-    "preprocessing": (8, {"size=(12000, 30)": "size=(24000, 32)"}),
+    "preprocessing": (24, {"size=(12000, 30)": "size=(24000, 32)"}),
     "training": (1, {"range(12)": "range(240)", "range(2)": "range(40)"}),
     "simulation": (1, {"range(2500)": "range(160000)", "range(400)": "range(40000)"}),
     "analysis": (16, {"1_500_000": "6_000_000"}),

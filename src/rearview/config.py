@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,6 +22,10 @@ ON_REQUEST = frozenset({"logging"})
 """Sources that "all" does not include."""
 
 
+_NOTEBOOK = 0.02
+"""Default of `epsilon` for a notebook: recording one is to cost 3 % at most, all in all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a user can set: `[rearview]` in `.rearview/config.toml`, or `REARVIEW_<NAME>`.
@@ -31,7 +34,8 @@ class Settings:
     """
 
     epsilon: float = 0.0667
-    """Share of training time that recording may cost; with 0 no checkpoints are saved."""
+    """Share of training time that recording may cost, by default 0.02 for a notebook; with 0 no checkpoints
+    are saved."""
     every: bool = False
     """Checkpoint at every boundary of the outermost loop, whatever it costs."""
     staging: int = 0
@@ -80,6 +84,8 @@ class Settings:
         values: dict[str, Any] = {}
         file = folder / "config.toml" if folder else None
         if file is not None and file.is_file():
+            import tomllib  # few projects have settings
+
             try:
                 table = tomllib.loads(file.read_text("utf-8"))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
@@ -108,6 +114,14 @@ class Settings:
             return True
         plain = source not in ON_REQUEST and f"-{source}" not in words
         return plain and ("all" in words or all(word.startswith("-") for word in words))
+
+    def for_notebook(self) -> Settings:
+        """Return these settings with the default of `epsilon` that notebooks have.
+
+        >>> Settings().for_notebook().epsilon, Settings(epsilon=0.1).for_notebook().epsilon
+        (0.02, 0.1)
+        """
+        return replace(self, epsilon=_NOTEBOOK) if self.epsilon == Settings().epsilon else self
 
     def changed(self, values: Mapping[str, Any]) -> Settings:
         """Return these settings with `values` replaced, each converted to its type.

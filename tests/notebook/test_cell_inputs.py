@@ -94,19 +94,49 @@ def test_a_file_that_is_written_is_no_input(tmp_path):
     assert opened.drain() == []
 
 
-def test_a_folder_that_is_made_after_its_name_was_is_watched(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".rearview").mkdir()
-    lineage = Lineage(tmp_path / ".rearview", f"{tmp_path}/")
-    names = {"out": "made"}
-    lineage.begin("out = 'made'", names)
-    lineage.end(1, "out = 'made'", lambda _: False, names, used={})
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "data").write_text("1")
-    lineage.begin("read(out)", names)
-    subprocess.run(["cat", "made/data"], check=True, capture_output=True)
-    done = lineage.end(2, "read(out)", lambda _: False, names, used={})
-    assert ("file", "made/data") in {event[:2] for event in done.events}
+MADE_LATER = {
+    "named before": "mkdir -p {0}",
+    "made again": "mkdir -p {0}; echo 0 > {0}/data; rm -r {0}; mkdir {0}",
+    "moved there": "mkdir -p elsewhere; mv elsewhere {0}",
+    "below a new folder": "mkdir -p {0}/deep; mv {0} other; mkdir {0}; mv other/deep {0}",
+}
+
+
+@pytest.mark.parametrize("way", MADE_LATER)
+@pytest.mark.parametrize("named", [True, False])
+def test_files_are_seen_in_folders_that_cells_make(tmp_path, monkeypatch, way, named):
+    project, folder = tmp_path / "project", "made" if named else "of no variable"
+    (project / ".rearview").mkdir(parents=True)
+    monkeypatch.chdir(project)
+    lineage = Lineage(project / ".rearview", f"{project}/")
+    names = {"out": folder if named else "x"}
+    for number, command in enumerate(MADE_LATER[way].replace("{0}", f"'{folder}'").split("; ")):
+        lineage.begin("make()", names)
+        subprocess.run(["sh", "-c", command], check=True)
+        lineage.end(number, "make()", lambda _: False, names, used={})
+    deep = f"{folder}/deep" if "deep" in MADE_LATER[way] else folder
+    subprocess.run(["sh", "-c", f"echo 1 > '{deep}/data'"], check=True)
+    lineage.begin("read()", names)
+    subprocess.run(["cat", f"{deep}/data"], check=True, capture_output=True)
+    done = lineage.end(9, "read()", lambda _: False, names, used={})
+    assert ("file", f"{deep}/data") in {event[:2] for event in done.events}
+
+
+def test_a_folder_outside_the_project_that_is_made_again_is_watched(tmp_path, monkeypatch):
+    project, data = tmp_path / "project", tmp_path / "data"
+    (project / ".rearview").mkdir(parents=True)
+    monkeypatch.chdir(project)
+    lineage = Lineage(project / ".rearview", f"{project}/")
+    names = {"data": data}
+    for number, command in enumerate(("mkdir", "rmdir", "mkdir")):
+        lineage.begin("change(data)", names)
+        subprocess.run([command, data], check=True)
+        lineage.end(number, "change(data)", lambda _: False, names, used={})
+    (data / "x").write_text("1")
+    lineage.begin("read(data)", names)
+    subprocess.run(["cat", data / "x"], check=True, capture_output=True)
+    done = lineage.end(4, "read(data)", lambda _: False, names, used={})
+    assert ("file", str(data / "x")) in {event[:2] for event in done.events}
 
 
 def test_the_memory_of_a_process_is_followed_without_adding_it_up_each_time():

@@ -301,7 +301,8 @@ class ProgramCommand(click.Command):
     "--epsilon",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    help="Share of training time that recording may cost (default 0.0667); 0: no checkpoints.",
+    help="Share of training time that recording may cost (default 0.0667, of a notebook 0.02); "
+    "0: no checkpoints.",
 )
 @click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")
 @click.option("--autolog", is_flag=True, help="Log every scalar that is assigned in a loop.")

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rearview.model import RunEnd
 from rearview.model.wording import plural, printable
-from rearview.source.numbers_in_output import numbers_in
 from rearview.store.printed_lines import printed
 
 MOST_NAMED = 6
@@ -106,6 +105,8 @@ def _columns(names: list[str]) -> str:
 
 def _printed_names(folder: Path) -> list[str]:
     """Return the names that the first lines of the run would give."""
+    from rearview.source.numbers_in_output import numbers_in  # only for people at a terminal
+
     names: dict[str, None] = {}
     with suppress(OSError):
         for line in islice(printed(folder), _MOST_LINES):

@@ -145,6 +145,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     started = time.time()
     project = Project.create(Path(control.root))
     settings = Settings.read(project.store).changed(control.settings)
+    if is_notebook(control.target):
+        settings = settings.for_notebook()
     runs = Runs(project)
     joins = run is not None
     given_key = os.environ.get(ENTROPY_VARIABLE)
@@ -346,6 +348,8 @@ def _settings_of(run: Run, control: Control, project: Project) -> Settings:
     """
     options = {**run.facts.settings, **control.settings}
     settings = Settings.read(project.store).changed(options)
+    if is_notebook(control.target):
+        settings = settings.for_notebook()
     if run.facts.autolog is None:
         return settings
     return replace(settings, autolog=run.facts.autolog)

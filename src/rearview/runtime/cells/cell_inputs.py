@@ -1,4 +1,6 @@
-"""Record what each cell of a notebook uses: files, variables, processes, connections, modules.
+"""Record the inputs of each cell of a notebook or script: files, variables, processes, connections, modules.
+
+`Lineage` records the cells of one run; `ScriptCells` tells it where the cells of a script begin and end.
 
 Python's audit hook reports reads through Python. Reads in C (Arrow, HDF5, polars, DuckDB, memory maps) and
 reads of child processes are reported by inotify, which watches the folders that may hold such files.
@@ -10,18 +12,22 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import errno
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
 from rearview.model.cell_lineage import CellLineage, Event, lineage_of
+from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
+from rearview.runtime.session import Session
 from rearview.source.cells import code_hash
 from rearview.state.variable_fingerprints import fingerprints
 from rearview.store.project import FOLDER
@@ -42,6 +48,8 @@ CHANGES = (
 """Audit events that change files in another way than by replacing the whole content."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
+_CREATE, _MOVED_TO, _MOVE_SELF, _IGNORED = 0x100, 0x80, 0x800, 0x8000
+_REPORTED = _OPEN | _MODIFY | _CLOSE_WRITE | _CREATE | _MOVED_TO | _MOVE_SELF
 _HEADER = struct.Struct("iIII")
 _CHUNK = 1 << 22
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -55,8 +63,12 @@ class Opened:
         """Why an opened file may be missing; empty if none is."""
         self.written: set[str] = set()
         """Files that were written between the last two times that `drain` was called."""
+        self.dropped = False
+        """Whether a watched folder was removed or moved since this was last set to False."""
         self._folders: dict[int, str] = {}
         self._watched: set[str] = set()
+        self._root = ""
+        """New folders below it are watched, too."""
         libc = ctypes.CDLL(None, use_errno=True)
         self._add: Any = getattr(libc, "inotify_add_watch", None)
         start: Any = getattr(libc, "inotify_init1", None)
@@ -71,15 +83,22 @@ class Opened:
         if len(self._watched) >= MOST_FOLDERS:
             self.lost = f"more than {MOST_FOLDERS} folders hold files"
             return
-        self._watched.add(folder)
-        number = self._add(self._fd, os.fsencode(folder), _OPEN | _MODIFY | _CLOSE_WRITE)
+        number = self._add(self._fd, os.fsencode(folder), _REPORTED)
         if number >= 0:
+            self._watched.add(folder)
             self._folders[number] = folder
+        elif ctypes.get_errno() == errno.ENOSPC:
+            self.lost = "this system watches no more folders"
 
-    def watch_below(self, root: str) -> None:
+    def watch_project(self, root: str) -> None:
+        """Watch a folder and all folders below it, also those that are made later."""
+        self._root = root
+        self._watch_below(root)
+
+    def _watch_below(self, top: str) -> None:
         """Watch a folder and all folders below it, except caches and environments."""
-        for folder, names, _ in os.walk(root):
-            names[:] = [name for name in names if name not in _SKIPPED and not name.startswith(".")]
+        for folder, names, _ in os.walk(top):
+            names[:] = [name for name in names if _may_hold_inputs(name)]
             self.watch(folder)
             if self.lost:
                 return
@@ -88,6 +107,7 @@ class Opened:
         """Return the files that were opened and not written since the last time, sorted."""
         opened: set[str] = set()
         written: set[str] = set()
+        made: list[str] = []
         while self._fd >= 0:
             try:
                 data = os.read(self._fd, 1 << 20)
@@ -96,15 +116,51 @@ class Opened:
             at = 0
             while at < len(data):
                 number, mask, _, size = _HEADER.unpack_from(data, at)
-                name = data[at + _HEADER.size : at + _HEADER.size + size].rstrip(b"\0")
+                name = os.fsdecode(data[at + _HEADER.size : at + _HEADER.size + size].rstrip(b"\0"))
                 at += _HEADER.size + size
                 if mask & _OVERFLOW:
                     self.lost = "more files were opened than the system remembers"
-                elif name and not mask & _IS_DIR and number in self._folders:
-                    path = f"{self._folders[number]}{os.sep}{os.fsdecode(name)}"
-                    (opened if mask & _OPEN else written).add(path)
+                    continue
+                folder = self._folders.get(number)
+                if folder is None:
+                    continue
+                path = f"{folder}{os.sep}{name}"
+                if mask & (_IGNORED | _MOVE_SELF):
+                    self._drop(number)
+                    made.append(folder)  # a folder of that name may have been made again
+                elif mask & _IS_DIR:
+                    if mask & (_CREATE | _MOVED_TO) and self._follows(folder, name):
+                        made.append(path)
+                elif mask & _OPEN:
+                    opened.add(path)
+                elif not mask & (_CREATE | _MOVED_TO):
+                    written.add(path)
+        for folder in made:
+            if os.path.isdir(folder):  # noqa: PTH112 - text
+                self._watch_below(folder)
         self.written = written
         return sorted(opened - written)
+
+    def _drop(self, number: int) -> None:
+        """Forget a folder that was removed or moved, and those below it."""
+        gone = self._folders[number]
+        self._folders = {
+            each: folder
+            for each, folder in self._folders.items()
+            if folder != gone and not folder.startswith(f"{gone}{os.sep}")
+        }
+        self._watched = set(self._folders.values())
+        self.dropped = True
+
+    def _follows(self, folder: str, name: str) -> bool:
+        """Return True if a new folder is in the project and may hold inputs."""
+        inside = folder == self._root or folder.startswith(f"{self._root}{os.sep}")
+        return bool(self._root) and inside and _may_hold_inputs(name)
+
+
+def _may_hold_inputs(name: str) -> bool:
+    """Return False for the names of caches, environments and hidden folders."""
+    return name not in _SKIPPED and not name.startswith(".")
 
 
 class ProcessMemory:
@@ -140,13 +196,13 @@ class Lineage:
         self.root = root
         self._ignored = unrecorded_prefixes()
         self._opened = Opened()
-        self._opened.watch_below(root.rstrip(os.sep))
+        self._opened.watch_project(root.rstrip(os.sep))
         self._events: list[Event] = []
         self._hashes: dict[tuple[int, int, int, int], str] = {}
         self._active = False
         self._before = ""
         self._begun = 0.0
-        self._known: set[str] = set()
+        self._variables_read_before: set[str] = set()
         self._modules: set[str] = set()
         self._memory = ProcessMemory()
         self._memory_before = 0
@@ -168,19 +224,20 @@ class Lineage:
     def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Note that a cell is about to run."""
         self._memory_before = self._memory_before or self._memory.size()
-        if self._folder_now != (now := os.getcwd()):  # noqa: PTH109 - text
-            self._folder_now = now
-            self._looked_at.clear()  # relative paths now name other files
+        self._opened.drain()
+        now = os.getcwd()  # noqa: PTH109 - text
+        if self._opened.dropped or self._folder_now != now:
+            self._folder_now, self._opened.dropped = now, False
+            self._looked_at.clear()  # paths now name other folders
         paths = {
             str(value) for value in (namespace or {}).values() if isinstance(value, str | Path)
         }
         for text in paths.union(_texts(source)) - self._looked_at:
             if self._watch_near(text):
                 self._looked_at.add(text)
-        self._opened.drain()
         self._events = []
         self.written, self.listed, self.barred = set(), set(), ""
-        self._known = set(names_read())
+        self._variables_read_before = set(names_read())
         self._modules = set(sys.modules)
         self._active, self._begun = True, perf_counter()
 
@@ -219,7 +276,7 @@ class Lineage:
             events.append(("unseen", self._opened.lost))
         events += [
             ("environment", name, _hash(os.environ.get(name, "").encode()))
-            for name in sorted(set(names_read()) - self._known)
+            for name in sorted(set(names_read()) - self._variables_read_before)
         ]
         for name in sorted(set(sys.modules) - self._modules):
             file = getattr(sys.modules.get(name), "__file__", None)
@@ -332,6 +389,60 @@ class Lineage:
             return self._hashes[key]
         except OSError:
             return "gone"
+
+
+class ScriptCells:
+    """Records the cells of one script while they run, one after the other."""
+
+    def __init__(
+        self,
+        session: Session,
+        folder: Path,
+        texts: Sequence[str],
+        fail: Callable[[BaseException], object],
+    ) -> None:
+        self._texts = texts
+        self._belongs = session.belongs
+        self._report = fail
+        self._lineage: Lineage | None = Lineage(folder, session.root)
+        self._clock: list[int] = session.declared.get(clock.ROOT, [0])
+        self._chance: list[Any] = session.declared.get(entropy.ROOT, [])
+        self._cell = 0
+        self._clock_at, self._drawn = 0, list(self._chance)
+
+    def enter(self, number: int) -> None:
+        """End the cell before, and begin cell `number`: the script has reached it."""
+        self.end()
+        if self._lineage is None or not 0 < number <= len(self._texts):
+            return
+        self._cell = number
+        self._clock_at, self._drawn = self._clock[0], list(self._chance)
+        try:
+            self._lineage.begin(self._texts[number - 1], _script_variables())
+        except Exception as exc:
+            self._fail(exc)
+
+    def end(self) -> None:
+        """Write the lineage of the cell that was entered last, if there is one."""
+        number, self._cell = self._cell, 0
+        if self._lineage is None or not number:
+            return
+        used = {"clock": self._clock[0] - self._clock_at}
+        used["chance"] = int(self._drawn != self._chance)
+        try:
+            text, belongs = self._texts[number - 1], self._belongs
+            self._lineage.end(number, text, belongs, _script_variables(), used=used)
+        except Exception as exc:
+            self._fail(exc)
+
+    def _fail(self, exc: BaseException) -> None:
+        self._lineage = None
+        self._report(exc)
+
+
+def _script_variables() -> dict[str, object]:
+    main: ModuleType = sys.modules["__main__"]
+    return {name: value for name, value in vars(main).items() if not name.startswith("_")}
 
 
 def _texts(source: str) -> Iterator[str]:

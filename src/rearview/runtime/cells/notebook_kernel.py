@@ -11,6 +11,7 @@ import ast
 import asyncio
 import contextlib
 import ctypes
+import functools
 import os
 import random
 import re
@@ -186,7 +187,7 @@ class Cells:
         return None
 
     def begin(self, cell: CodeCell) -> None:
-        """Take in that a cell is about to run."""
+        """Note that a cell is about to run."""
         self.now = cell
         self.session.cell = cell.number
         self._expected = ast.dump(cell.tree())
@@ -206,7 +207,7 @@ class Cells:
 
     @contextlib.contextmanager
     def in_part(self, cell: CodeCell, text: str) -> Iterator[None]:
-        """Have `text`, which is a part of a cell, instrumented as that cell would be."""
+        """Instrument `text`, which is a part of a cell, in the body, as the whole cell would be."""
         self.now, self._expected = replace(cell, text=text), ast.dump(ast.parse(text))
         try:
             yield
@@ -334,6 +335,7 @@ def _hidden(own: set[str], notebook: Notebook) -> Callable[[str], bool]:
     """
     named = {node.id for node in ast.walk(ast.parse(notebook.text)) if isinstance(node, ast.Name)}
 
+    @functools.cache  # asked about every name at every cell
     def hides(name: str) -> bool:
         if _OUTPUTS.match(name):
             return name not in named

@@ -10,6 +10,7 @@ the user set.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -34,7 +35,6 @@ from rearview.runtime.saving.policy import (
 )
 from rearview.store.files import make_folder, publish
 from rearview.store.machine import cores
-from rearview.store.maintenance.gc import usage
 from rearview.store.project import Project
 
 CLEANUP_TARGET = 0.8
@@ -104,6 +104,8 @@ class DiskBudget:
         if not self.most:
             return
         if self.used < 0:
+            from rearview.store.maintenance.gc import usage  # few runs have a budget
+
             self.used = usage(self.project)
         else:
             self.used += costs.stored
@@ -147,15 +149,17 @@ class DiskBudget:
             self.run,
         ]
         env = {k: v for k, v in os.environ.items() if not k.startswith("REARVIEW_")}
-        self._child = subprocess.Popen(
-            [sys.executable, *command],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
+        # where no process can be started, a later save or the next run cleans up
+        with contextlib.suppress(OSError):
+            self._child = subprocess.Popen(
+                [sys.executable, *command],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            )
 
 
 @dataclass(slots=True)
@@ -365,10 +369,12 @@ class Overhead:
         """Return True if a last checkpoint may be saved that the policy refuses.
 
         Otherwise a short program would leave nothing to compare a replay with. The cost of all such
-        checkpoints is bounded: a tenth of a second, or a twentieth of the time so far.
+        checkpoints is bounded: a tenth of a second, or a twentieth of the time so far, or
+        epsilon if that is less.
         """
         cost = self.policy.cost(site)
-        allowed = max(0.1, 0.05 * (perf_counter() - self._began)) - self._unpaid
+        share = min(0.05, self.policy.epsilon)
+        allowed = max(0.1, share * (perf_counter() - self._began)) - self._unpaid
         if not self.policy.epsilon or cost > allowed:
             return False
         self._unpaid += cost
