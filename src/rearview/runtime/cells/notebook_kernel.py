@@ -155,6 +155,8 @@ class Cells:
         self.path = path
         """Path of the program text, relative to the project."""
         self.now: CodeCell | None = None
+        self.part = ""
+        """Source of the cell of which a part is being run."""
         self.failed: str = ""
         """Name of the class of the exception that ended the notebook."""
         self._next = 0
@@ -209,10 +211,11 @@ class Cells:
     def in_part(self, cell: CodeCell, text: str) -> Iterator[None]:
         """Instrument `text`, which is a part of a cell, in the body, as the whole cell would be."""
         self.now, self._expected = replace(cell, text=text), ast.dump(ast.parse(text))
+        self.part = cell.source
         try:
             yield
         finally:
-            self.now = None
+            self.now, self.part = None, ""
 
     def is_last(self, cell: CodeCell) -> bool:
         """Return True if no cell comes after this one."""
@@ -305,7 +308,8 @@ def _watch(app: Any, cells: Cells) -> None:
     class CellCompiler(XCachingCompiler):
         def get_code_name(self, raw_code: str, code: str, number: int) -> str:
             named: Any = super().get_code_name
-            name: str = named(raw_code, code, number)
+            # a part of a cell is named by all of it, as warnings and tracebacks show the name
+            name: str = named(cells.part or raw_code, code, number)
             if cells.now is not None:
                 session.adopt(name)
             return name
