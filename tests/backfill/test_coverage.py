@@ -80,7 +80,7 @@ def test_another_statement_does_not_make_a_filled_column_run_again(past, tmp_pat
     assert [each.request.names for each in both.prepared.values()] == [("end",)]
 
 
-def test_a_statement_that_logs_something_else_fills_the_column_anew(past, tmp_path):
+def test_a_statement_that_logs_another_value_fills_the_column_again(past, tmp_path):
     assert past.backfill(["w"]).proved
     probed(tmp_path, step='rearview.log("w", w * 2)')
     past = history(tmp_path)
@@ -104,14 +104,14 @@ def filled(folder, text, *, at):
 
 
 @pytest.mark.parametrize("numbers", ["range(1, 5)", "enumerate('abcd', 1)"])
-def test_an_inner_iteration_is_meant_by_what_its_loop_counts(tmp_path, numbers):
+def test_an_inner_iteration_is_named_by_the_count_of_its_loop(tmp_path, numbers):
     target = "step, _" if "enumerate" in numbers else "step"
     text = SCRIPT.replace("step in range(4 - epoch)", f"{target} in {numbers}")
     past = filled(tmp_path, text, at="epoch=2/step=1:3")
     assert [(row["epoch"], row["step"]) for row in past.table("w")] == [(2, 1), (2, 2)]
 
 
-def test_an_outer_loop_over_an_enumeration_is_meant_by_what_it_counts(tmp_path):
+def test_an_outer_loop_over_an_enumeration_is_named_by_its_count(tmp_path):
     text = SCRIPT.replace("epoch in range(4)", "epoch, _ in enumerate('abcd', 1)").replace(
         "range(4 - epoch)", "range(3)"
     )

@@ -72,7 +72,7 @@ def test_a_correction_does_not_apply_to_another_name(project):
     assert put(folder, "w")[0] == ['    rearview.log("w", total)']
 
 
-def test_names_asked_one_by_one_go_one_by_one(project):
+def test_names_that_are_filled_separately_are_carried_separately(project):
     folder, runs = project
     both = '    rearview.log("v", value)\n    rearview.log("w", total)\n    total += value'
     write(folder, train=probed(NEWEST, both))

@@ -76,7 +76,7 @@ def test_a_machine_that_was_never_measured_is_named(tmp_path, measured):
     assert here.unmeasured([run(THERE)]) == []
 
 
-def test_a_run_of_which_only_the_host_is_known_is_of_this_machine_if_the_host_is(tmp_path):
+def test_a_run_without_machine_id_belongs_to_this_machine_if_its_host_does(tmp_path):
     here = Machines(tmp_path, HERE)
     assert here.of(run(None, machine_speed.gethostname())).name == here.name
     assert here.of(run(None, "node7")).name != here.name

@@ -35,14 +35,14 @@ def filled(folder, *names):
     return [tuple(row[name] for name in names) for row in history(folder).table(*names)]
 
 
-def test_with_what_it_needs_and_nothing_else(project):
+def test_a_statement_is_carried_with_its_own_assignments_and_nothing_else(project):
     (told,) = history(project).propagate(["t"])
     added = [line for line in told.diff.splitlines() if line.startswith("+ ")]
     assert added == ["+    twice = 2 * total", '+    rearview.log("t", twice)']
     assert filled(project, "t") == [(4,), (8,), (12,), (6,), (12,), (18,)]
 
 
-def test_together_with_one_that_no_run_had(project):
+def test_names_of_a_past_version_and_of_the_work_tree_are_filled_together(project):
     write(project, train=SECOND.replace("    print", '    rearview.log("e", epoch)\n    print'))
     assert filled(project, "t", "e") == [(4, 0), (8, 1), (12, 2), (6, 0), (12, 1), (18, 2)]
 

@@ -83,7 +83,7 @@ def test_a_rerun_that_differs_is_not_run_a_second_time(tmp_path):
     assert len(past.show().replays) == 1
 
 
-def test_the_setting_switches_it_off(tmp_path, monkeypatch):
+def test_the_setting_rerun_switches_reruns_off(tmp_path, monkeypatch):
     monkeypatch.setenv("REARVIEW_RERUN", "false")
     plan, report, _ = asked(tmp_path, SCRIPT, "OUTER", at="epoch=4")
     assert not any(segment.rerun for segment in plan.plan.segments)

@@ -142,14 +142,14 @@ def test_runs_of_before_counted_slices_together():
     assert (inner.counts, list(inner.counted)) == ([3, 3, 3], [])
 
 
-def test_how_many_is_said_as_it_is_known():
+def test_the_number_of_missing_cells_says_whether_it_is_exact():
     assert str(MissingCells(2)) == "2 cells"
     assert str(MissingCells(1, about=True)) == "about 1 cell"
     assert str(MissingCells(6, least=True)) == "at least 6 cells"
     assert str(MissingCells(6, about=True, least=True)) == "at least about 6 cells"
 
 
-def test_a_run_that_was_gone_on_with_can_be_asked_for_what_ran_before(tmp_path, monkeypatch):
+def test_a_resumed_run_can_be_backfilled_before_the_point_of_its_resumption(tmp_path, monkeypatch):
     write(tmp_path, train=SHORT.replace("range(40)", "range(6)") + STOPS)
     monkeypatch.setenv("REARVIEW_STOPS", "3")
     assert recorded(tmp_path, "train.py").code == 9

@@ -94,7 +94,7 @@ def test_a_segment_that_another_backfill_fails_is_taken_over(past):
     assert points(past) == EVERY
 
 
-def test_only_what_nobody_else_has_under_way_runs_at_once(past):
+def test_only_segments_that_no_other_backfill_runs_start_at_once(past):
     other, seen = Other(past), []
     with other.status.open():
         replay = other.claim(1, 3)
@@ -109,7 +109,7 @@ def test_only_what_nobody_else_has_under_way_runs_at_once(past):
     assert past.plan(["w"]).nothing
 
 
-def test_the_end_is_left_to_whoever_has_it_under_way(past):
+def test_the_end_of_a_run_is_left_to_the_backfill_that_runs_it(past):
     other = Other(past, "end")
     with other.status.open():
         replay = other.claim(0, 4, tail=True)
@@ -137,7 +137,7 @@ def test_claims_of_a_suspended_backfill_are_ignored(past):
     assert points(past) == EVERY
 
 
-def test_of_two_that_claim_at_once_the_first_holds(past, monkeypatch):
+def test_the_first_of_two_backfills_that_claim_at_once_gets_the_segment(past, monkeypatch):
     other, claimed = Other(past), []
     start = Runs.start_replay
 

@@ -75,7 +75,7 @@ def test_the_lazy_import_of_torch_optimizers_is_imported_with_torch():
 @pytest.mark.parametrize(
     "word", ["os.environ['TORCH_LOGS'] = '+all'", "torch.set_default_dtype(d)"]
 )
-def test_but_not_where_the_program_might_have_it_imported_otherwise(word):
+def test_a_library_that_the_program_may_import_otherwise_is_not_imported_ahead(word):
     assert lead(f"import torch\nimport torch.optim\n{word}") == (
         "import torch",
         "import torch.optim",

@@ -26,7 +26,7 @@ def run(imports=None, **facts):
     return Run("r", "v", "train.py", (), 0.0, Status.FINISHED, facts=start, end=end)
 
 
-def test_only_what_is_shared_is_spared():
+def test_only_shared_imports_are_spared():
     assert import_seconds(run(imports=TOOK), LEAD) == pytest.approx(3.0)
     assert import_seconds(run(), LEAD) == 0.0
 

@@ -66,7 +66,7 @@ def test_through_a_version_in_between_and_back_into_older_ones(tmp_path):
     assert filled(tmp_path) == [2, 4, 6, 4, 8, 12, 6, 12, 18, 8, 16, 24]
 
 
-def test_the_newest_version_that_has_it_counts(tmp_path):
+def test_the_newest_version_that_logs_the_name_counts(tmp_path):
     run(tmp_path, LOGGED.replace('log("t", twice)', 'log("t", -1)'))
     run(tmp_path, LOGGED)
     run(tmp_path, SILENT)
@@ -99,7 +99,7 @@ def test_a_statement_under_a_condition_of_its_own(tmp_path):
     assert filled(tmp_path) == [4, 12, 6, 18]
 
 
-def test_what_has_no_place_in_the_newer_version_is_refused_with_the_reason(tmp_path):
+def test_a_statement_without_a_place_in_the_newer_version_is_refused_with_the_reason(tmp_path):
     run(tmp_path, LOGGED)
     run(tmp_path, "for epoch in range(3):\n    print(epoch)\n")
     (refusal,) = history(tmp_path).plan(["t"]).refusals

@@ -49,7 +49,7 @@ NAMED = "for name in ['a', 'b', 'c']:"
         ("for epoch in range(2):", "for lr in [0.1, 0.01]:", "lr=0.01", [2, 4]),
     ],
 )
-def test_iterations_are_meant_by_what_the_target_held(tmp_path, head, inner, at, where):
+def test_iterations_are_named_by_the_value_of_the_loop_target(tmp_path, head, inner, at, where):
     assert asked(tmp_path, head, inner, at) == where
 
 

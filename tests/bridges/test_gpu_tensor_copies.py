@@ -9,7 +9,7 @@ import json
 import pytest
 
 import rearview
-from rearview.bridges.gpu_tensor_copies import AcceleratorCopies
+from rearview.bridges.gpu_tensor_copies import GpuTensorCopies
 from rearview.bridges.shared_memory_ring import decode, encode
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -46,7 +46,7 @@ class Device:
         return f"stream of {device}"
 
 
-class Copies(AcceleratorCopies):
+class Copies(GpuTensorCopies):
     """Takes every tensor of two dimensions for one of the device."""
 
     def _is_on_device(self, tensor):
@@ -124,7 +124,7 @@ def test_a_device_that_offers_no_events_is_waited_for(device):
 
 
 def test_without_a_device_in_use_nothing_is_staged():
-    assert torch.cuda.is_initialized() or AcceleratorCopies.when_present() is None
+    assert torch.cuda.is_initialized() or GpuTensorCopies.when_present() is None
 
 
 class Notes:
@@ -142,7 +142,7 @@ class Notes:
 def test_a_writer_gets_its_calls_in_order_however_late_the_copies_are(
     tmp_path, copies, device, monkeypatch
 ):
-    monkeypatch.setattr(AcceleratorCopies, "when_present", classmethod(lambda cls: copies))
+    monkeypatch.setattr(GpuTensorCopies, "when_present", classmethod(lambda cls: copies))
     file = tmp_path / "notes.jsonl"
     writer = rearview.background(Notes, str(file), background_start="fork")
     weights = torch.ones(2, 2)

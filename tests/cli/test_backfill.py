@@ -9,7 +9,7 @@ from rearview.cli.backfill import refused
 from rearview.plan.explain import Cheaper, OnWorkers
 
 
-def test_backfill_says_what_it_did_and_how_sure_it_is(command, past):
+def test_backfill_prints_its_records_and_their_proof(command, past):
     code, out, err = command("backfill", "g")
     assert code == 0
     assert "1 segment of 1 run, about 4.0 s of computing (3.0 s to 6.0 s)" in err
@@ -41,7 +41,7 @@ def test_explain_as_json(command, past):
     assert told["plan"]["segments"][0]["operator"] == "DPi"
 
 
-def test_explain_tells_every_number_of_workers_and_what_would_be_cheaper(command, past):
+def test_explain_lists_numbers_of_workers_and_cheaper_questions(command, past):
     past.explained = SimpleNamespace(
         cells=5,
         nbytes_written=320,
@@ -132,7 +132,7 @@ class Terminal:
         return True
 
 
-def test_a_person_is_asked_before_something_long(monkeypatch):
+def test_the_user_is_asked_before_a_long_backfill(monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(sys, "stderr", Terminal())
     questions = []
@@ -143,12 +143,12 @@ def test_a_person_is_asked_before_something_long(monkeypatch):
     assert questions == ["That takes about 2 h 0 min. Go on?"]
 
 
-def test_a_program_is_never_asked(monkeypatch):
+def test_without_a_terminal_a_backfill_asks_nothing(monkeypatch):
     monkeypatch.setattr(backfill.click, "confirm", None)
     assert backfill.confirmed(1e9)
 
 
-def test_a_reason_that_many_runs_share_is_told_once():
+def test_a_reason_that_many_runs_share_is_printed_once():
     reason = "x: nothing in the work tree logs this beyond what run r{} logged."
     shared = "x: nothing in the work tree logs this beyond what the run logged."
     few = [Refusal(f"r{k}", reason.format(k), shared) for k in range(2)]
@@ -157,7 +157,7 @@ def test_a_reason_that_many_runs_share_is_told_once():
     assert refused(many) == [f"refused: 40 runs, such as r39: {shared}"]
 
 
-def test_what_is_there_and_cannot_be_proved_is_said_and_runs_only_when_asked(command, past):
+def test_values_that_could_not_be_proved_are_reported_and_run_again_only_with_again(command, past):
     past.segments = ()
     past.unproved = [Unproved("r1", ("g",))]
     code, _, err = command("backfill", "g")
@@ -168,7 +168,7 @@ def test_what_is_there_and_cannot_be_proved_is_said_and_runs_only_when_asked(com
     assert [question.again for _, question, _ in past.asked] == [False, True]
 
 
-def test_what_another_backfill_filled_is_said(command, past):
+def test_segments_that_another_backfill_filled_are_counted(command, past):
     past.report = BackfillReport(elsewhere=2)
     code, out, _ = command("backfill", "g")
     assert code == 0

@@ -20,7 +20,7 @@ def a_run(project, lr, acc, **facts):
     )  # fmt: skip
 
 
-def test_what_differs_is_shown_and_the_answer_is_no(command, project):
+def test_differences_are_shown_with_exit_code_1(command, project):
     a, b = a_run(project, 0.1, 0.5, machine="one"), a_run(project, 0.2, 0.75, machine="two")
     command("name", a, "base")
     code, out, err = command("compare", "base", b)
@@ -37,7 +37,7 @@ def test_what_differs_is_shown_and_the_answer_is_no(command, project):
     ]
 
 
-def test_runs_that_are_alike_are_said_to_be(command, project):
+def test_two_equal_runs_are_reported_as_equal(command, project):
     a, b = a_run(project, 0.1, float("nan")), a_run(project, 0.1, float("nan"))
     assert command("compare", a, b)[0] == 0
 

@@ -12,14 +12,14 @@ def test_a_folder_with_something_in_it_is_left_alone(command, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_folder_that_cannot_be_made_is_told(command, tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(command, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = command("demo", str(tmp_path / "file" / "inside"))
     assert code == 2
     assert "#demo-folder" in err
 
 
-def test_without_torch_it_says_what_to_install(command, monkeypatch, tmp_path):
+def test_without_torch_the_demo_names_the_package_to_install(command, monkeypatch, tmp_path):
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
     code, _, err = command("demo", str(tmp_path))
     assert code == 2

@@ -69,7 +69,7 @@ def test_a_missing_package_fails_with_how_to_install_it(monkeypatch):
     assert (first.level, first.remedy) == ("fail", "pip install duckdb")
 
 
-def test_a_check_that_fails_itself_is_said(monkeypatch, here):
+def test_a_check_that_raises_is_reported_as_a_warning(monkeypatch, here):
     monkeypatch.setattr(doctor, "git", lambda: 1 / 0)
     assert Check(
         "warn", "doctor", "a check itself failed: ZeroDivisionError('division by zero')"

@@ -19,7 +19,7 @@ def account(tmp_path, monkeypatch):
     return Account(folder / ACCOUNT)
 
 
-def test_it_shows_the_power_now_and_what_a_green_run_would_do(command):
+def test_energy_now_shows_the_power_and_whether_a_green_run_would_start(command):
     with serving(Grid(time.time())) as url:
         code, out, _ = command("energy", "now", "--grid", f"energy-charts:de@{url}")
         assert code == 1
@@ -35,19 +35,19 @@ def test_it_shows_the_power_now_and_what_a_green_run_would_do(command):
     assert len(found["samples"]) == 7  # one says nothing
 
 
-def test_a_service_that_is_down_is_told(command):
+def test_a_grid_service_that_is_down_is_reported(command):
     code, out, _ = command("energy", "now", "--grid", "energy-charts:de@http://127.0.0.1:9")
     assert code == 0
     assert "not held back: energy-charts did not answer" in out
 
 
-def test_an_address_that_is_none_is_told(command):
+def test_an_invalid_address_is_reported(command):
     code, _, err = command("energy", "now", "--grid", "energy-charts:de@ftp://here")
     assert code == 2
     assert "#energy-source" in err
 
 
-def test_the_report_says_when_it_was_on_and_what_waiting_saved(command, account):
+def test_the_energy_report_has_the_hours_of_a_run_and_the_saved_co2(command, account):
     begun = 1_750_000_000
     samples = [GridSample(begun + n * HOUR, grams=g) for n, g in enumerate([400.0, 300.0, 100.0])]
     account.note_request(begun)
@@ -68,7 +68,7 @@ def test_the_report_says_when_it_was_on_and_what_waiting_saved(command, account)
     assert "Data: X" in out
 
 
-def test_what_was_measured_since_is_asked_for_and_counts(command, account):
+def test_the_report_requests_grid_data_that_was_measured_after_the_run(command, account):
     grid = Grid(begun := time.time() - 4 * HOUR)
     grid.shares = [0.0, 100.0, *[50.0] * 6]  # from an hour before the run on
     account.note_request(begun)
@@ -83,7 +83,7 @@ def test_what_was_measured_since_is_asked_for_and_counts(command, account):
     assert "not known: energy-charts did not answer" in out
 
 
-def test_a_run_without_an_account_is_told(command, account):
+def test_a_run_without_an_energy_account_is_reported(command, account):
     code, _, err = command("energy", "report", "--offline")
     assert code == 2
     assert "kept no account" in err

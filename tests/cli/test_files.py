@@ -75,7 +75,7 @@ def test_a_file_that_was_overwritten_comes_from_a_checkpoint(command, project):
     assert (project / "elsewhere" / "early.txt").read_text() == f"one {first - 1}"
 
 
-def test_what_is_there_is_never_overwritten(command, project):
+def test_an_existing_file_is_never_overwritten(command, project):
     (project / "elsewhere" / "model.txt").write_text("mine")
     code, _, err = command("files", "-1", "--get", "model.txt")
     assert code == 2
@@ -86,7 +86,7 @@ def test_what_is_there_is_never_overwritten(command, project):
 @pytest.mark.parametrize(
     "words", [("--get", "../../etc/passwd"), ("--get", "model.txt", "--at", "epoch=99")]
 )
-def test_what_is_not_kept_is_explained(command, project, words):
+def test_a_file_that_was_not_stored_is_explained(command, project, words):
     code, _, err = command("files", "-2", *words)
     assert code == 2
     assert "no-file" in err

@@ -25,7 +25,7 @@ def test_a_date_is_that_date_and_a_span_counts_from_when_it_was_asked_for():
     assert moment("90m", NOON) == NOON + 5400
 
 
-def test_what_is_no_time_is_told(command, tmp_path, monkeypatch):
+def test_a_text_that_is_no_time_is_reported(command, tmp_path, monkeypatch):
     with pytest.raises(click.BadParameter, match="'tomorrow' is not a time"):
         moment("tomorrow", NOON)
     monkeypatch.chdir(tmp_path)
@@ -35,7 +35,7 @@ def test_what_is_no_time_is_told(command, tmp_path, monkeypatch):
     assert "is not a time" in err
 
 
-def test_options_of_a_green_run_need_one(command, tmp_path, monkeypatch):
+def test_options_of_a_green_run_need_the_option_green(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     code, _, err = command("run", "--share", "60", "train.py")

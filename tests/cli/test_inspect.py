@@ -39,7 +39,7 @@ def test_programs_get_json(project):
     assert [loop["point"] for loop in found["loops"] if loop["main"]] == [["epoch"]]
 
 
-def test_a_script_that_is_not_there_is_refused_with_what_to_do(tmp_path):
+def test_a_missing_script_is_refused_with_advice(tmp_path):
     done = inspect(tmp_path, "nowhere.py")
     assert done.returncode == 2
     assert "nowhere.py" in done.stderr

@@ -65,7 +65,7 @@ def test_a_name_that_another_run_has_is_refused(command, two):
     assert command("name", two[0], "baseline")[0] == 0  # its own name is no conflict
 
 
-def test_two_runs_of_one_name_are_told_apart_by_id(command, project, two):
+def test_two_runs_of_the_same_name_are_distinguished_by_id(command, project, two):
     for run in two:  # as two machines that share a store may do at once
         project.runs.note(run, "name", {"name": "same"})
     code, _, err = command("show", "same")
@@ -154,7 +154,7 @@ def test_runs_are_found_by_tag_name_argument_and_last_value(command, two, where,
     assert listed(command, "--where", where) == [two[k] for k in which]
 
 
-def test_a_logged_name_that_a_fact_of_runs_has_too_is_told_apart(command, project):
+def test_a_logged_name_that_is_also_a_fact_of_runs_has_a_suffix(command, project):
     run = project.run((at(epoch=0), {"status": 3}), args={"host": "far"})
     assert listed(command, "--where", "status_logged = 3 and status = 'finished'") == [run]
     assert listed(command, "--where", "host_arg = 'far' and host <> 'far'") == [run]

@@ -72,7 +72,7 @@ def test_options_of_python_become_variables(flags, variables):
         ("pytest tests", "`rearview run -m pytest tests`"),
     ],
 )
-def test_what_starts_other_programs_is_answered_with_the_line_to_type(words, line):
+def test_a_launcher_is_answered_with_the_line_to_type(words, line):
     assert line in refusal(*words.split())
 
 

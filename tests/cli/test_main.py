@@ -11,14 +11,14 @@ from rearview.cli.main import COMMANDS, cli
 from rearview.errors import UsageError
 
 
-def test_alone_it_says_what_to_do_first(command):
+def test_rearview_without_a_command_prints_the_first_steps(command):
     code, out, _ = command()
     assert code == 0
     assert "rearview run train.py" in out
     assert "rearview demo" in out
 
 
-def test_alone_in_a_project_it_counts_the_runs(command, tmp_path, monkeypatch):
+def test_rearview_without_a_command_counts_the_runs_of_a_project(command, tmp_path, monkeypatch):
     store = tmp_path / ".rearview"
     (store / "runs" / "r1").mkdir(parents=True)
     (store / "runs" / "r1" / "run.json").write_text("{}")
@@ -57,7 +57,7 @@ def test_an_unknown_command_gets_the_nearest(command):
     assert "There is no command 'tabel'. Did you mean `rearview table`" in err
 
 
-def test_a_script_without_run_is_told_how(command):
+def test_a_script_given_without_the_command_run_gets_a_hint(command):
     code, _, err = command("train.py")
     assert code == 2
     assert "`rearview run train.py`" in err
@@ -88,7 +88,7 @@ def test_an_unexpected_error_is_short_and_names_the_way_to_more(command, past, m
     assert "Traceback" not in err
 
 
-def test_traceback_shows_it_all(past, monkeypatch):
+def test_the_option_traceback_prints_the_whole_traceback(past, monkeypatch):
     monkeypatch.setattr(past, "runs", lambda: 1 / 0)
     from rearview.cli.main import main
 

@@ -22,7 +22,7 @@ def test_damage_is_named_and_the_answer_is_no(command, past):
     assert "--repair" in err
 
 
-def test_what_is_repaired_is_well_again(command, past):
+def test_a_repaired_store_is_reported_as_sound(command, past):
     past.checked = VerifyReport(problems=(Problem(Path("format"), "was empty", done="rewritten"),))
     code, out, _ = command("verify", "--repair")
     assert code == 0
@@ -48,7 +48,7 @@ def test_a_format_file_that_cannot_be_read_is_mended(command, tmp_path, monkeypa
     assert (store / "format").read_text() == "2\n"  # it may hold compressed objects
 
 
-def test_gc_keeps_what_is_promised_and_what_still_runs(command, past):
+def test_gc_keeps_chosen_runs_and_running_runs(command, past):
     past.freed = Freed(checkpoints=("r/1",), files=2, nbytes=1_500_000, left=10)
     code, out, _ = command("gc", "--budget", "10GB", "--keep-run", past.found[0].id)
     assert code == 0

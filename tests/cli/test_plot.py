@@ -82,14 +82,14 @@ def test_values_of_nested_loops_follow_each_other(command, project):
         (("acc", "--runs", "nothing"), "no-run"),
     ],
 )
-def test_what_cannot_be_plotted_is_explained(command, project, words, slug):
+def test_a_name_that_cannot_be_plotted_is_explained(command, project, words, slug):
     project.run((at(epoch=0), {"acc": 1, "text": "a"}))
     code, _, err = command("plot", *words)
     assert code == 2
     assert slug in err
 
 
-def test_without_matplotlib_a_png_is_refused_with_what_to_do(command, project, monkeypatch):
+def test_without_matplotlib_a_png_is_refused_with_advice(command, project, monkeypatch):
     project.run((at(epoch=0), {"acc": 1}))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, _, err = command("plot", "acc", "-o", "a.png")

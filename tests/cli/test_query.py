@@ -29,7 +29,7 @@ def test_a_run_that_failed_shows_its_status(command, past):
     assert "failed" in command("runs")[1]
 
 
-def test_show_tells_what_there_is_to_a_run(command, past):
+def test_show_prints_the_facts_of_a_run(command, past):
     code, out, _ = command("show", "-1")
     assert code == 0
     assert past.asked == [("show", "-1", {})]
@@ -89,7 +89,7 @@ def test_a_long_table_for_people_says_how_much_more_there_is(command, past):
     assert "800 rows more" in err
 
 
-def test_what_is_asked_of_a_table_is_passed_on(command, past):
+def test_all_options_of_table_are_passed_on(command, past):
     asked = ("table", "loss", "acc", "--where", "acc < 1", "--runs", "-1", "--limit", "5")
     command(*asked, "--unproved", "--order-by", "acc desc, epoch", "--interpolate")
     assert past.asked == [
@@ -126,7 +126,7 @@ def test_infinities_have_names(command, past):
     assert [row["loss"] for row in rows] == ["Infinity", "-Infinity"]
 
 
-def test_an_empty_column_says_how_much_is_missing_and_what_it_costs(command, past):
+def test_an_empty_column_has_a_note_with_its_missing_cells_and_their_cost(command, past):
     past.virtual = ("g",)
     code, _, err = command("table", "loss", "g")
     assert code == 0

@@ -61,7 +61,7 @@ def test_quiet_says_nothing(command, begun):
     assert command("run", "-q", "train.py") == (0, "", "")
 
 
-def test_a_missing_script_is_told_with_what_is_there(command, begun):
+def test_a_missing_script_is_reported_with_the_scripts_of_the_folder(command, begun):
     code, _, err = command("run", "trian.py")
     assert code == 2
     assert "Did you mean `rearview run train.py`?" in err
@@ -76,7 +76,7 @@ def test_a_folder_is_not_a_script(command, begun):
     assert "rearview run -m pkg" in err
 
 
-def test_an_unreadable_script_is_told(command, begun, monkeypatch):
+def test_an_unreadable_script_is_reported(command, begun, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert "cannot be read" in command("run", "train.py")[2]
 
@@ -93,7 +93,7 @@ def test_an_argument_without_a_value_is_wrong_use(command, begun):
     assert "NAME=VALUE" in err
 
 
-def test_a_folder_that_is_gone_is_told(tmp_path):
+def test_a_program_whose_folder_is_gone_cannot_be_started(tmp_path):
     from types import SimpleNamespace
 
     from rearview.errors import UsageError

@@ -81,7 +81,7 @@ def test_every_argument_stays_one_argument_under_htcondor():
         ("--condor", "--result", "a,b", "train.py"),
     ],
 )
-def test_what_a_job_file_cannot_hold_is_refused(command, project, words):
+def test_words_that_a_job_file_cannot_hold_are_refused(command, project, words):
     code, _, err = command("submit", *words)
     assert code == 2
     assert "#submit-quoting" in err
@@ -89,14 +89,14 @@ def test_what_a_job_file_cannot_hold_is_refused(command, project, words):
     assert not list(project.glob("train.s*"))
 
 
-def test_what_is_not_there_is_told(command, project):
+def test_missing_arguments_scripts_and_inputs_are_reported(command, project):
     assert "For which batch system" in command("submit", "train.py")[2]
     assert "#no-script" in command("submit", "--condor", "trian.py")[2]
     assert "#no-script" in command("submit", "--condor", sys.executable)[2]
     assert "#submit-input" in command("submit", "--condor", "--input", "gone", "train.py")[2]
 
 
-def test_a_batch_system_that_is_not_here_or_refuses_is_told(command, project, monkeypatch):
+def test_a_missing_batch_system_and_its_refusal_are_reported(command, project, monkeypatch):
     monkeypatch.setenv("PATH", str(project))
     code, _, err = command("submit", "--condor", "--submit", "train.py")
     assert code == 2

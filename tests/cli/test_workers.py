@@ -19,13 +19,13 @@ def test_backfills_under_way_are_shown_with_their_workers(command, past):
     assert told[0]["busy"] == 2
 
 
-def test_none_under_way_is_said(command, past):
+def test_a_note_says_that_no_backfill_is_under_way(command, past):
     code, out, err = command("workers")
     assert (code, out) == (1, "")
     assert "No backfill is under way" in err
 
 
-def test_a_number_is_what_they_have_from_now_on(command, past):
+def test_a_number_sets_the_workers_from_now_on(command, past):
     past.under_way = [status()]
     code, out, _ = command("workers", "5", "--of", "abcd")
     assert code == 0

@@ -93,7 +93,7 @@ def test_the_state_at_an_epoch_is_that_of_its_start_or_end(folder):
     assert torch.equal(run.at()["main.model"]["weight"], run.value("w", epoch=4))
 
 
-def test_a_model_and_its_optimizer_go_on_from_it(folder):
+def test_a_model_and_its_optimizer_continue_from_a_past_state(folder):
     run = history(folder).run()
     state = run.at(epoch=3)
     model = nn.Linear(3, 2)
@@ -117,7 +117,7 @@ def test_a_variable_that_cannot_be_read_is_named_with_the_reason(folder):
             state[name]
 
 
-def test_the_nearest_checkpoint_is_given_and_said(folder, caplog):
+def test_the_nearest_checkpoint_is_returned_with_a_warning(folder, caplog):
     past = history(folder)
     run = past.run()
     gone = run.at(epoch=3).checkpoint
@@ -186,7 +186,7 @@ def test_no_file_is_overwritten_or_written_through_a_link(folder, tmp_path):
     assert not (tmp_path / "t").exists()
 
 
-def test_saving_says_what_is_wrong(folder, tmp_path):
+def test_a_failed_save_names_its_reason(folder, tmp_path):
     assert "unknown-name" in command(folder, "show", "--save", str(tmp_path / "o"), "nope", code=2)
     (tmp_path / "file").write_text("")
     told = command(folder, "show", "--save", str(tmp_path / "file" / "x"), code=2)

@@ -94,7 +94,7 @@ def test_a_removed_run_leaves_nothing_and_the_other_run_stays_whole(past):
         assert all(loaded[key] is not None for key in checkpoint.parts)
 
 
-def test_a_dry_run_changes_nothing_and_tells_what_would_be_freed(past):
+def test_a_dry_run_changes_nothing_and_prints_the_bytes_it_would_free(past):
     first = past.runs()[0].id
     past.table().rows()  # any question seals the records of runs that have ended
     files = sorted(past.project.store.rglob("*"))

@@ -19,6 +19,14 @@ pytestmark = pytest.mark.skipif(
     not fork_server_client.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
 )
 
+READ = """
+def read(name):
+    with open({count!r}, "a") as counted:
+        counted.write("r")
+    with open(name) as file:
+        return float(file.read())
+"""
+"""Reads a file and notes the call, so that a test can count how often a set-up ran."""
 SCRIPT = """
 import os
 import random
@@ -26,14 +34,7 @@ import sys
 import threading
 import time
 
-
-def read(name):
-    with open({count!r}, "a") as counted:
-        counted.write("r")
-    with open(name) as file:
-        return float(file.read())
-
-
+{read}
 {before}
 data = [read(f"part{{k}}.txt") for k in range(3)]
 {between}
@@ -64,7 +65,7 @@ class Project:
         self, rate=0.1, *words, before="pass", between="pass", value="0.5", text=None, env=None
     ):
         """Record one run of a version."""
-        fill = {"count": str(self.count), "rate": rate, "value": value}
+        fill = {"read": READ.format(count=str(self.count)), "rate": rate, "value": value}
         self.text = (text or self.script).format(before=before, between=between, **fill)
         (self.folder / "train.py").write_text(self.text)
         done = subprocess.run(
@@ -268,13 +269,7 @@ DIVIDED = """
 import random
 import time
 
-
-def read(name):
-    with open({count!r}, "a") as counted:
-        counted.write("r")
-    with open(name) as file:
-        return float(file.read())
-
+{read}
 
 def main():
     begun = time.time()

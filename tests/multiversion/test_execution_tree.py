@@ -43,7 +43,7 @@ def test_training_ten_more_epochs_is_a_longer_path():
     assert tree.tree.parent[twenty[2]] == ten[1]
 
 
-def test_cut_loops_do_what_the_whole_loop_does():
+def test_cut_loops_do_the_same_as_the_whole_loop():
     loop = "for i in range(2, {}):  # go\n    seen.append(i)\n"
     study = Study((version("a", loop.format(5)), version("b", loop.format(9))))
     cells = split_loops(study).versions[1].cells

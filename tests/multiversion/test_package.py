@@ -56,7 +56,7 @@ def package(good, tmp_path):
     return Path(shutil.copy(good, tmp_path / "study.rvz"))
 
 
-def test_a_package_extracts_to_what_was_packed(package, tmp_path):
+def test_a_package_extracts_to_the_packed_files(package, tmp_path):
     reader = open_package(package)
     study, programs = reader.extract(tmp_path / "out")
     assert [v.name for v in study.versions] == ["v0", "v1", "v2"]

@@ -68,7 +68,7 @@ def test_scripts_in_cells_are_measured_like_notebooks(tmp_path, words):
     assert tree.tree.cells[1].seconds == pytest.approx(kept[1].seconds)
 
 
-def test_states_that_have_equal_lineage_and_other_values_are_not_shared_and_that_is_said(tmp_path):
+def test_states_with_equal_lineage_and_other_values_are_not_shared_and_a_reason_is_given(tmp_path):
     cells = ("import os", "seen = [len(os.urandom(2)) + hash('x')]", "print('done')")
     write(tmp_path / "study.ipynb", *cells)
     for seed in "12":

@@ -1,17 +1,21 @@
 """A tree is replayed as every version alone would run, whatever is kept and whatever fails."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import venv
 from dataclasses import replace as changed
+from importlib import metadata
 from pathlib import Path
 
 import pytest
-from studies import notebook, replay, scripts, texts
+from studies import notebook, printed, replay, scripts, texts
 
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
 from rearview.multiversion.process_control import CellProcesses
@@ -60,7 +64,7 @@ def alone(file):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_versions_from_parked_states_print_what_they_print_alone(tmp_path, workers):
+def test_versions_from_parked_states_print_the_same_as_alone(tmp_path, workers):
     files = scripts(tmp_path, **{f"v{n}": SETUP + END.format(n=n) for n in range(4)})
     expected = {file.stem: alone(file) for file in files}
     report = replay(files, measurements=slow(files, Measurements()), workers=workers)
@@ -71,7 +75,7 @@ def test_versions_from_parked_states_print_what_they_print_alone(tmp_path, worke
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"v{n}.py" for n in range(4)]
 
 
-def test_versions_from_stored_namespaces_print_what_they_print_alone(tmp_path):
+def test_versions_from_stored_namespaces_print_the_same_as_alone(tmp_path):
     setup = SETUP.replace('out = open("log.txt", "w")\nout.write("start\\n")', "").rstrip() + "\n"
     end = "\nCOUNT = {n}\nbox.items.append(count())\nprint(box.items, random.random(), type(box))\n"
     files = scripts(tmp_path, **{f"v{n}": setup + end.format(n=n) for n in range(3)})
@@ -330,6 +334,7 @@ def test_a_process_that_dies_while_its_state_is_stored_ends_only_its_own_branch(
 
 READS_BELOW = """
 import os
+import re
 import sys
 from rearview.multiversion.cell_outputs import Reads
 
@@ -368,3 +373,37 @@ def test_a_short_link_to_a_deep_scratch_folder_is_removed_at_the_end(tmp_path, m
         assert processes.first.ask({"do": "switch", "program": "", "argv": [], "environment": {}})
         assert list(short.iterdir())
     assert not list(short.iterdir())
+
+
+def test_a_notebook_runs_in_an_environment_that_has_ipython_and_nothing_else(tmp_path):
+    """Such is the fresh environment of a package whose versions import no library."""
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    packages = next(environment.glob("lib/*/site-packages"))
+    for path in set(files_of("ipython", set())):
+        (packages / path.name).symlink_to(path)
+    has_matplotlib = [
+        python,
+        "-c",
+        "import importlib.util as u; exit(not u.find_spec('matplotlib'))",
+    ]
+    assert subprocess.run(has_matplotlib, check=False).returncode
+    shown = [printed("3\n")]
+    file = notebook(tmp_path / "a.ipynb", ["print(3)"], shown)
+    report = replay([file], python=str(python))
+    assert [v.same for v in report.versions] == ["same"]
+
+
+def files_of(distribution, seen):
+    """Yield the top-level files and folders of a distribution and of all that it requires."""
+    seen.add(distribution)
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found = metadata.distribution(distribution)
+        yield from {
+            found.locate_file(file.parts[0]) for file in found.files if ".." not in file.parts
+        }
+        for line in found.requires or ():
+            name = re.match(r"[\w.-]+", line)[0].lower().replace("_", "-")
+            if name not in seen and "extra ==" not in line:
+                yield from files_of(name, seen)

@@ -122,7 +122,7 @@ def test_cells_whose_inputs_cannot_be_shown_equal_run_again_and_say_why(tmp_path
     assert (tmp_path / "result.txt").read_text() == "fixed"
 
 
-def test_what_cannot_be_kept_is_made_again_where_it_is_needed_or_all_cells_run(tmp_path):
+def test_a_variable_that_cannot_be_stored_is_computed_again_if_needed_or_all_cells_run(tmp_path):
     cells = [
         "import threading, warnings\nwarnings.simplefilter('ignore')",
         "numbers = [1, 2, 3]",

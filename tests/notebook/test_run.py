@@ -106,7 +106,7 @@ def test_a_cell_that_cannot_end_well_is_named_with_the_reason(
     assert said in done.stderr
 
 
-def test_what_is_no_python_notebook_is_refused_before_anything_runs(tmp_path):
+def test_a_file_that_is_no_python_notebook_is_refused_before_anything_runs(tmp_path):
     write(tmp_path / "julia.ipynb", "println(1)", language="julia")
     (tmp_path / "broken.ipynb").write_text("{")
     (tmp_path / "old.ipynb").write_text('{"worksheets": []}')

@@ -136,7 +136,7 @@ def test_odd_measurements_among_many_move_nothing():
     assert mixed.factor("v", "DPi")[0] == pytest.approx(steady.factor("v", "DPi")[0], rel=0.05)
 
 
-def test_what_many_replays_took_is_forgotten_when_the_machine_has_changed():
+def test_the_corrections_of_many_replays_are_forgotten_when_the_machine_has_changed():
     before = took(CostCorrections(), *[20.0] * 30)
     assert took(before, *[5.0] * 15).factor("v", "DPi")[0] == pytest.approx(1.0, rel=0.1)
 

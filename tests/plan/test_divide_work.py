@@ -76,7 +76,7 @@ def test_cuts_are_made_only_at_checkpoints():
     assert {0, 9} <= begun <= {0, 1, 9, 17}
 
 
-def test_a_start_that_costs_more_than_it_saves_is_not_made():
+def test_a_run_is_not_divided_if_another_start_costs_more_than_it_saves():
     plan = divide(asked(long_run(count=4, seconds=10.0, setup=500.0)), workers=4)
     assert len(plan.segments) == 1
 
@@ -89,7 +89,7 @@ def test_priorities_come_before_length():
     assert names == sorted(names)
 
 
-def test_a_budget_keeps_what_ends_in_time():
+def test_a_budget_keeps_the_segments_that_end_in_time():
     work = asked(*(long_run(4, name=f"r{i}", priority=float(i)) for i in range(10)))
     plan = divide(work, workers=1, budget=100.0)
     assert [s.run for s in plan.segments] == ["r0", "r1"]
@@ -162,7 +162,7 @@ def test_many_versions_of_different_length_are_balanced(workers):
     assert lower_bound(seconds, workers) / schedule(seconds, workers).seconds >= 0.95
 
 
-def test_bytes_and_jumps_are_told():
+def test_a_segment_has_its_bytes_and_restored_checkpoints():
     wanted = ValueRequest(("n",), ("epoch", "step"), missing=frozenset({2, 20}))
     (segment,) = divide(asked(long_run(), wanted=wanted)).segments
     assert segment.restores == ((2, "s2"), (20, "s20"))
@@ -204,7 +204,7 @@ def test_a_run_that_restoring_answers_sooner_is_not_run_again(wanted):
     assert segment.restores
 
 
-def test_what_stands_before_the_loops_is_no_rerun():
+def test_values_before_the_loops_need_only_the_set_up_and_no_rerun():
     setup = ValueRequest(("n",), (), place="before")
     (segment,) = divide(asked(small_run(), wanted=setup), rerun=True).segments
     assert segment.operator is Operator.SETUP
@@ -217,7 +217,9 @@ def test_what_stands_before_the_loops_is_no_rerun():
     st.sampled_from([TAIL, DEEP, replace(DEEP, missing=frozenset({1, 5}))]),
     st.integers(1, 4),
 )
-def test_a_rerun_never_takes_noticeably_longer_than_what_it_replaces(seconds, wanted, workers):
+def test_a_rerun_never_takes_noticeably_longer_than_the_segments_it_replaces(
+    seconds, wanted, workers
+):
     work = asked(small_run(seconds), wanted=wanted)
     before = schedule([s.seconds for s in divide(work, workers=workers).segments], workers).seconds
     after = divide(work, workers=workers, rerun=True).segments
@@ -247,7 +249,7 @@ def test_dividing_is_worth_the_computing_that_it_adds(seconds, workers):
     assert len(several.segments) == 1 or won > 0.5
 
 
-def test_a_start_that_is_shared_makes_dividing_worth_it():
+def test_a_run_is_divided_further_if_its_start_is_shared():
     alone = long_run(count=20, seconds=0.2, start=4.0)
     shared = replace(alone, shareable=5.9)
     assert len(divide(asked(alone), workers=2).segments) == 1

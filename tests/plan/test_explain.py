@@ -27,7 +27,7 @@ def test_the_parts_add_up_to_the_whole():
     assert (told.cells, told.nbytes_written, told.nbytes_read) == (8, 8 * 64, 80)
 
 
-def test_more_workers_are_told_with_their_times_and_balance():
+def test_more_workers_are_listed_with_their_times_and_balance():
     facts = run([10.0] * 64, starts(*range(1, 64)), inner=[9.0] * 64)
     told = explained(RunQuestion(facts, (DEEP,)), workers=(1, 2, 4, 8))
     times = [on.seconds for on in told.workers]
@@ -41,7 +41,7 @@ def texts(told):
     return " ".join(item.text for item in told.cheaper)
 
 
-def test_cheaper_questions_are_suggested_with_what_they_save():
+def test_cheaper_questions_are_suggested_with_their_savings():
     facts = [run([10.0] * 20, starts(5), inner=[9.0] * 20, name=f"r{i}") for i in range(20)]
     told = explained(*(RunQuestion(one, (DEEP,)) for one in facts))
     assert "most expensive runs" in texts(told)
@@ -80,7 +80,7 @@ def test_a_long_history_is_explained_from_some_of_its_runs():
     assert saving(told, "epoch=:10") == pytest.approx(100 * saving(one, "epoch=:10"))
 
 
-def test_the_way_from_the_nearest_checkpoint_is_told():
+def test_the_seconds_from_the_nearest_checkpoint_count_as_wasted():
     facts = run([10.0] * 20, starts(5), inner=[9.0] * 20)
     told = explained(
         RunQuestion(facts, (ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=15")),))
@@ -89,7 +89,7 @@ def test_the_way_from_the_nearest_checkpoint_is_told():
     assert "nearest checkpoint" in texts(told)
 
 
-def test_a_probe_that_carries_values_is_told_to_log_single_ones():
+def test_a_probe_that_carries_values_between_iterations_gets_the_advice_to_log_single_values():
     facts = run([10.0] * 20, starts(5), inner=[9.0] * 20)
     told = explained(RunQuestion(facts, (ValueRequest(("n",), ("epoch",), depth=0),)))
     assert "carries a value" in texts(told)
@@ -106,7 +106,7 @@ def test_an_empty_plan_is_explained_as_empty():
     assert (told.seconds, told.cheaper, told.segments) == (0, (), ())
 
 
-def test_a_rerun_is_explained_as_what_it_is():
+def test_a_rerun_is_explained_as_a_rerun():
     facts = run([0.02] * 8, ends(*range(8), restore=0.001), inner=[0.018] * 8)
     found = survey([RunQuestion(facts, (ValueRequest(("n",), ("epoch",), place="after"),))])
     told = explain(found, divide(found, rerun=True), rerun=True)

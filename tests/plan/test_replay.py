@@ -100,7 +100,7 @@ def test_a_range_of_steps_begins_at_a_checkpoint_inside_the_iteration():
     assert segment.seconds == pytest.approx(3 + 1 + 3 * 0.8)
 
 
-def test_a_probe_that_reads_what_it_set_earlier_in_the_iteration_begins_the_iteration():
+def test_a_probe_that_reads_its_own_variable_of_the_same_iteration_begins_the_iteration():
     middle = checkpoint("m", 3, 5)
     wanted = ValueRequest(("n",), ("epoch", "step"), at=parse_at("epoch=3/step=6:8"), depth=1)
     assert only(run(EPOCHS, [*starts(3), middle], inner=INNER), wanted).start == "s3"
@@ -157,7 +157,7 @@ def test_several_names_are_answered_in_one_pass():
     assert segment.seconds == pytest.approx(3 + 50)
 
 
-def test_values_of_the_loop_are_what_a_range_means():
+def test_a_range_of_values_of_the_loop_selects_its_iterations():
     facts = RunFacts("r", "v", (LoopFacts("epoch", [1.0] * 3, values=[1, 2, 3]),))
     segment = only(facts, ValueRequest(("n",), ("epoch",), at=parse_at("epoch=2")))
     assert (segment.first, segment.last) == (1, 2)

@@ -105,7 +105,7 @@ def test_formatting_and_comments_do_not_change_the_hash():
     assert code_hash("'a'") != code_hash("'b'")
 
 
-def test_definitions_and_imports_are_told_from_work():
+def test_definitions_and_imports_are_distinguished_from_work():
     assert only_defines("import a\nX = {'lr': [1, 2]}\ndef f(): run()")
     assert not only_defines("X = f()")
     assert not only_defines("@register\ndef f(): pass")

@@ -15,7 +15,7 @@ def place(text, line):
     return node.parent, node.index
 
 
-def test_reads_are_what_comes_from_outside():
+def test_reads_are_the_names_that_the_code_does_not_set_itself():
     assert of("y = x\nz = y").reads == {"x"}
     assert of("a += b").reads == {"a", "b"}
     assert of("[i for i in xs if i > k]").reads == {"xs", "k"}
@@ -37,7 +37,7 @@ def test_a_log_call_changes_nothing_it_is_given():
     assert of("model.step()").changes == {"model"}
 
 
-def test_order_matters_only_to_what_is_shared():
+def test_the_order_of_statements_matters_only_if_they_share_variables():
     assert not conflict(of("print(loss)"), of("acc = f(y)"))
     assert conflict(of("print(loss)"), of("loss = loss / 2"))
     assert conflict(of("print(loss)"), of("if bad: break"))

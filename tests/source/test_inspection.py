@@ -62,7 +62,7 @@ def test_facts_of_the_library_are_read_from_constructors(text, models, optimizer
     assert (facts.models, facts.optimizers) == (models, optimizers)
 
 
-def test_logs_are_told_with_their_logger_and_loops():
+def test_logs_are_listed_with_their_logger_and_loops():
     named = [log for log in look(TRAINING).logs if log.names]
     assert [(log.logger, log.names, log.loops) for log in named] == [
         ("writer.add_scalar", ("loss",), ("step",))

@@ -55,7 +55,7 @@ def cut(numbers, size):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @given(n=st.integers(0, 9), stop=st.integers(0, 9), size=st.integers(1, 4))
-def test_the_parts_do_what_the_whole_does(program, n, stop, size):
+def test_the_parts_do_the_same_as_the_whole(program, n, stop, size):
     text = PROGRAMS[program]
     assert ran(text, n, stop, size) == ran(text, n, stop)
 

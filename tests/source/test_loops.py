@@ -22,7 +22,7 @@ from rearview.source.probes.align import compare
         ("while True: pass", "main"),
     ],
 )
-def test_a_loop_is_named_by_what_people_know_it_by(text, name):
+def test_a_loop_is_named_by_its_target_or_given_name(text, name):
     assert loop_name(ast.parse(text).body[0], "<module>") == name
 
 

@@ -47,7 +47,7 @@ def test_a_copy_beside_a_renamed_file_leaves_a_doubt():
         find({"train.py": TEXT}, {"a.py": probed, "b.py": TEXT}, names=found)
 
 
-def test_two_files_that_may_be_one_leave_a_doubt():
+def test_two_old_files_that_may_be_the_same_new_file_leave_a_doubt():
     found = renames({"a.py": TEXT, "b.py": TEXT}, {"c.py": TEXT})
     assert found.doubtful == {"a.py": ("c.py",), "b.py": ("c.py",)}
     with pytest.raises(Exception, match=r"may be `c.py` now, and so may another file"):

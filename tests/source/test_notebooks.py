@@ -85,7 +85,7 @@ def test_executing_a_notebook_does_not_change_its_source(tmp_path):
     assert normal(b"{no JSON") == b"{no JSON"
 
 
-def test_places_in_the_program_text_are_told_by_cell_and_line():
+def test_places_in_the_text_of_a_notebook_are_named_by_cell_and_line():
     text = "# %% In [1]\nx = 1\n# %% In [2]\ny = 2\nz = 3\n"
     said = name_cells("see lab/a.ipynb.py:5 and b.py:5", {"lab/a.ipynb.py": text})
     assert said == "see lab/a.ipynb cell 2, line 2 and b.py:5"

@@ -118,7 +118,7 @@ def test_a_generator_function_is_not_shielded_as_a_whole():
         ("rearview.log('n', [f(k) for k in xs])", False),
     ],
 )
-def test_only_what_cannot_draw_is_let_through_without_a_copy_of_the_random_state(probe, calm):
+def test_only_probes_that_cannot_draw_run_without_a_copy_of_the_random_state(probe, calm):
     new = ast.unparse(shield_tree(ast.parse(probe), {(1, 0): ()}))
     assert ("__rearview_probe__.calm(1)" in new) is calm
 

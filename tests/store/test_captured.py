@@ -24,7 +24,7 @@ def test_a_variable_is_a_column_of_its_own_with_its_origin(made):
     ]
 
 
-def test_what_was_logged_wins_over_captured_values_of_the_same_name(made):
+def test_logged_values_win_over_captured_values_of_the_same_name(made):
     run = made.run((at(epoch=0), {"loss": 0.5}))
     made.add(run, (at(epoch=0, step=3), {"loss": 9.0}), origin="$assigned")
     made.add(run, (at(epoch=0), {"loss": 8.0}), origin="$printed")
@@ -44,7 +44,7 @@ def test_a_probe_that_was_filled_wins_over_captured_values_at_its_points(made):
     ]
 
 
-def test_of_several_captured_sources_of_a_name_one_gives_all_values(made):
+def test_all_values_of_a_captured_name_come_from_the_same_origin(made):
     run = made.run()
     made.add(run, (at(epoch=0), {"loss": 1.0, "acc": 0.5}), origin="$printed")
     made.add(run, (at(epoch=0), {"loss": 2.0}), (at(epoch=1), {"loss": 3.0}), origin="$assigned")

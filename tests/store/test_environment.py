@@ -43,12 +43,12 @@ def test_a_name_has_one_class(name, kind):
         "Authorization: Bearer abcdefgh12",
     ],
 )
-def test_a_credential_is_known_by_its_value(value):
+def test_a_credential_is_recognised_by_its_value(value):
     assert class_of("PLAIN", value) is VariableClass.SECRET
     assert class_of("PLAIN", "https://host/x") is VariableClass.RESTORED
 
 
-def test_what_was_set_later_is_removed_where_the_run_would_have_read_it():
+def test_a_variable_that_was_set_later_is_removed_if_the_run_would_have_read_it():
     now = {"KNOB": "1", "OMP_NUM_THREADS": "4", "OTHER": "x", "PATH": "/bin"}
     assert Environment().restored(now) == {"KNOB": "1", "OTHER": "x", "PATH": "/bin"}
     assert Environment(whole=True).restored(now) == {"PATH": "/bin"}

@@ -36,7 +36,7 @@ def pattern(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_file_of_any_size_holds_what_was_written(tmp_path, size):
+def test_a_file_of_any_size_holds_the_written_bytes(tmp_path, size):
     data = pattern(size)
     assert written(tmp_path / "file", [data]) == data
 

@@ -82,7 +82,7 @@ def killed(action, project, run, delay):
 
 
 @pytest.mark.parametrize(("action", "kills"), [(saving, 160), (writing, 40)])
-def test_what_was_acknowledged_survives_every_kill(project, action, kills):
+def test_acknowledged_writes_survive_every_kill(project, action, kills):
     dice = random.Random(7)
     acknowledged = 0
     for number in range(kills):

@@ -128,7 +128,7 @@ def test_images_figures_and_histograms_come_back(log):
     assert len(edges) == 5
 
 
-def test_texts_describe_what_it_is_without_reading_it(log, store):
+def test_texts_describe_a_stored_value_without_reading_it(log, store):
     logged = {"w": torch.ones(64, 10, dtype=torch.bfloat16), "a": np.zeros(3, "<i2"),
               "i": Image.new("L", (30, 28)), "h": np.histogram([1, 2], 5)}  # fmt: skip
     tables = log(logged)
@@ -184,7 +184,7 @@ def test_sql_reads_shape_dtype_and_oid(log):
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
-def test_without_the_library_a_value_tells_what_it_is(log, monkeypatch, library):
+def test_without_its_library_a_value_describes_itself(log, monkeypatch, library):
     tables = log({"w": torch.ones(2, dtype=torch.bfloat16), "a": np.arange(2.0)})
     monkeypatch.setitem(sys.modules, library, None)
     row = tables.table(["w", "a"]).rows()[0]

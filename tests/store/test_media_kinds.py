@@ -36,7 +36,7 @@ def test_audio_keeps_its_samples_and_rate(tmp_path):
     assert np.array_equal(two.samples, stereo)
 
 
-def test_texts_tables_and_matrices_are_what_they_were(tmp_path):
+def test_texts_tables_and_matrices_are_read_back_unchanged(tmp_path):
     text = media.Text("# Ünïcode\n" * 50, "markdown")
     table = media.DataTable(["a", "b"], [[1, "x"], [None, 2.5], [True, "<b>"]])
     matrix = media.ConfusionMatrix.of([0, 1, 1, 2], [0, 1, 2, 2])
@@ -118,7 +118,7 @@ def test_they_are_described_drawn_and_saved(tmp_path):
         (media.Histogram([1], [1]), "2 edges"),
     ],
 )
-def test_what_makes_no_sense_is_warned_of_and_breaks_nothing(tmp_path, value, why):
+def test_a_malformed_media_value_raises_a_warning_and_the_run_continues(tmp_path, value, why):
     with pytest.warns(RuntimeWarning) as told:
         past = logged(tmp_path, value)
     assert any(why in str(warning.message) and "media" in str(warning.message) for warning in told)

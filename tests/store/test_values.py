@@ -81,7 +81,7 @@ def test_scalars_of_numpy_and_torch_become_plain_numbers():
         assert type(out) is type(plain)
 
 
-def test_other_kinds_become_what_they_mean():
+def test_enums_and_paths_become_plain_values():
     class Colour(enum.Enum):
         RED = "red"
 
@@ -96,7 +96,7 @@ def test_other_kinds_become_what_they_mean():
     assert there_and_back({1: (2, 3)}) == {"1": [2, 3]}
 
 
-def test_what_has_no_meaning_is_marked_as_a_repr():
+def test_an_object_of_an_unknown_type_is_stored_as_a_marked_repr():
     class Odd:
         def __repr__(self):
             raise ValueError

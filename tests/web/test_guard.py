@@ -57,7 +57,7 @@ def test_another_origin_is_refused_even_with_the_token(reading, origin):
     assert ask(reading, "/api/state", Origin=origin)[0] == 403
 
 
-def test_another_site_is_refused_by_what_the_browser_says_of_it(reading):
+def test_another_site_is_refused_by_the_headers_of_the_browser(reading):
     assert ask(reading, "/api/state", Sec_Fetch_Site="cross-site")[0] == 403
     assert ask(reading, "/api/state", Sec_Fetch_Site="same-site")[0] == 403
 

@@ -5,7 +5,7 @@ from rearview.backfill.reports import MissingCells, PlanReport, Refusal
 from rearview.model import Operator, Plan, Run, Segment, Status
 
 
-def test_a_plan_shows_its_segments_and_what_is_refused():
+def test_a_plan_shows_its_segments_and_refused_runs():
     segment = Segment("20260101-000000-abcd", "v", Operator.OUTER, "epoch", 0, 3, seconds=1.5)
     report = PlanReport(Plan((segment,)), [Refusal("other", HOSTILE)], MissingCells(3))
     text = report._repr_html_()

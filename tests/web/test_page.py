@@ -407,7 +407,7 @@ def test_without_the_token_the_page_asks_for_it(browser, reading):
     find(browser, ".grid .row .runlink")
 
 
-def test_a_project_without_runs_says_what_to_type(browser, tmp_path):
+def test_a_project_without_runs_names_the_command_to_type(browser, tmp_path):
     from rearview.store.project import Project
 
     Project.create(tmp_path)

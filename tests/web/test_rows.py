@@ -89,7 +89,7 @@ def test_runs_are_found_by_a_tag_once_each(grid):
     assert answer(index, columns=["fact:tags"], where="tag = 'b'")["rows"] == [[run, ["a", "b"]]]
 
 
-def test_a_wrong_filter_is_told_in_its_own_words(grid):
+def test_a_wrong_filter_is_reported_in_the_words_of_the_filter(grid):
     _, index = grid
     with pytest.raises(UsageError, match="lr > and"):
         answer(index, where="lr > and")
@@ -97,7 +97,7 @@ def test_a_wrong_filter_is_told_in_its_own_words(grid):
         answer(index, where="nonsense > 1")
 
 
-def test_not_a_number_is_told_from_nothing(grid):
+def test_nan_is_distinguished_from_an_empty_cell(grid):
     made, index = grid
     made.run((at(epoch=0), {"loss": float("nan")}))
     index.refresh()

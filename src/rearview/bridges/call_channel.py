@@ -24,7 +24,7 @@ from typing import Any
 import cloudpickle
 
 from rearview.bridges import shared_memory_ring
-from rearview.bridges.gpu_tensor_copies import AcceleratorCopies
+from rearview.bridges.gpu_tensor_copies import GpuTensorCopies
 from rearview.bridges.logger_factories import Recipe
 from rearview.bridges.logger_process import (
     ASK,
@@ -96,7 +96,7 @@ class CallChannel:
         """Held while a thread reads the pipe of answers, so that two threads never split a message."""
         self.tokens = itertools.count(1)
         self.answers: dict[int, tuple[str, Any]] = {}
-        self.accelerator: AcceleratorCopies | None = None
+        self.accelerator: GpuTensorCopies | None = None
         self.local: Any = None
         """The writer itself, made in a replay if the program asks it something."""
         self.deferred: list[tuple[bytes, list[Any]]] = []
@@ -161,7 +161,7 @@ class CallChannel:
         )
         env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         env.setdefault("MPLBACKEND", "Agg")
-        process = subprocess.Popen(  # the interpreter that runs us
+        process = subprocess.Popen(  # the interpreter of this program
             [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
             pass_fds=(self.ring.fd, self.wake, answers),
@@ -318,7 +318,7 @@ class CallChannel:
     def _encoded(self, number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
         try:
             if self.accelerator is None:
-                self.accelerator = AcceleratorCopies.when_present()
+                self.accelerator = GpuTensorCopies.when_present()
             if self.accelerator is not None:
                 args, kwargs = self.accelerator.stage((args, kwargs))
             return encode(number, args, kwargs)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class AcceleratorCopies:
+class GpuTensorCopies:
     """Calls whose tensors are being copied from an accelerator, in order."""
 
     def __init__(self, torch: Any, cuda: Any = None, *, pin: bool = True) -> None:
@@ -28,7 +28,7 @@ class AcceleratorCopies:
         """Bytes of pinned memory in use."""
 
     @classmethod
-    def when_present(cls) -> AcceleratorCopies | None:
+    def when_present(cls) -> GpuTensorCopies | None:
         """Return an instance if this program uses torch with a CUDA device; else None."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)

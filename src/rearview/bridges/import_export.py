@@ -1,4 +1,4 @@
-"""Runs exchanged with other trackers: theirs imported as runs of this project, ours in the form that they take.
+"""Import runs of other trackers as runs of this project, and list runs of this project for export to them.
 
 An imported run has records at its steps and its parameters as arguments; importing again adds only what is
 new. An exported value is a name, a step, a time and a value.
@@ -35,7 +35,7 @@ class TrackedValue:
     name: str
     value: Any
     step: int | None
-    """None: logged once for the whole run."""
+    """None if the value was logged once for the whole run."""
     time: float
 
 
@@ -50,7 +50,7 @@ class TrackedRun:
     values: Iterable[TrackedValue]
     ended: float | None = None
     exit_code: int | None = 0
-    """None: it has not ended."""
+    """None if the run has not ended."""
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""

@@ -343,7 +343,7 @@ class _NotConstructed(Exception):  # noqa: N818 - never raised to users
 
 def _number_of(payload: memoryview) -> int:
     try:
-        number = int(marshal.loads(payload)[0])  # noqa: S302 - our own other side wrote it
+        number = int(marshal.loads(payload)[0])  # noqa: S302 - written by the other process of this writer
     except Exception:
         return CALL
     return number if number >= 0 else -1 - number

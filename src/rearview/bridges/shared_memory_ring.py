@@ -234,7 +234,7 @@ def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
 
 def decode(payload: Any, buffers: Callable[[Sequence[int]], list[Any]]) -> tuple[int, Any, Any]:
     """Return number, arguments and named arguments of a call; `buffers` copies memory out."""
-    number, first, second = marshal.loads(payload)  # noqa: S302 - our own other side wrote it
+    number, first, second = marshal.loads(payload)  # noqa: S302 - written by the other process of this writer
     if number >= 0:
         return number, first, second
     args, kwargs = pickle.loads(first, buffers=buffers(second))

@@ -214,7 +214,7 @@ def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
         if (old / _MARK).is_file():
             if json.loads((old / _MARK).read_text()) == mark:
                 return Exported(run.id, os.fspath(old), 0, left_out)
-            shutil.rmtree(old)  # one that we wrote, of fewer values
+            shutil.rmtree(old)  # an earlier export with fewer values
     target.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True

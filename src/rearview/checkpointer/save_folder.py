@@ -237,7 +237,7 @@ def file_intact(path: Path, file: SavedFile) -> bool:
 def seal(folder: Path) -> Iterable[SavedFile]:
     """Yield the files below `folder` once they are on disk, with their checksums."""
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        # the disk writes while we compute the checksum
+        # the disk writes while the checksum is computed
         syncing = _Sync(path)
         syncing.start()
         try:

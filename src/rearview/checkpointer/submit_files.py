@@ -24,7 +24,7 @@ class BatchJob:
     inputs: tuple[str, ...] = ()
     """Files and folders that it needs, absolute, if no disk is shared."""
     results: tuple[str, ...] = ()
-    """Files to transfer back; empty: all new ones."""
+    """Files to transfer back; if empty, all new files."""
     settings: dict[str, str] = field(default_factory=dict)
     """Lines of the batch file that the user gave; they replace the default ones."""
 

@@ -50,7 +50,7 @@ def forward(
     """
     libc = _libc()
     if libc is not None:
-        # orphans of a killed shell become our children, so that we get their exit codes
+        # orphans of a killed shell become children of this process, which then gets their exit codes
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     group = 0
     early: list[int] = []

@@ -144,9 +144,9 @@ class Account:
         # the mode of the folder: for its owner, or also its group
         mode = 0o660 if self.path.parent.stat().st_mode & 0o020 else 0o600
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
-        if mode != 0o600 and os.fstat(fd).st_uid == os.geteuid():
-            os.fchmod(fd, mode)
         try:
+            if mode != 0o600 and os.fstat(fd).st_uid == os.geteuid():
+                os.fchmod(fd, mode)
             os.write(fd, line)
         finally:
             os.close(fd)

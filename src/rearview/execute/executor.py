@@ -38,12 +38,12 @@ class Task:
     seconds: float = 0.0
     """Predicted seconds."""
     threads: int | None = None
-    """Threads that the run was set to use; None: the task may use every core."""
+    """Threads that the run was set to use; None if the task may use every core."""
     accelerators: int = 0
     """How many accelerators the run could use."""
     imports: tuple[str, ...] | None = None
     """Import statements at the head of the program. An executor may execute them once for all tasks that
-    begin with the same ones. None: the task shares no start with others.
+    begin with the same ones. None if the task shares no start with others.
     """
     stages: tuple[SetupStage, ...] = ()
     """Parts of the set-up that other tasks have in common with this one, in order. An executor may run each once,
@@ -51,7 +51,7 @@ class Task:
     shared_setup: Callable[[], Task] | None = None
     """Returns a task with a folder of its own that runs the set-up only, for this task and others."""
     module_folder: Path | None = None
-    """Folder in which the program looks for its own modules; None: the working folder."""
+    """Folder in which the program looks for its own modules; None means the working folder."""
 
 
 class Job(Protocol):

@@ -35,7 +35,7 @@ from rearview.model.messages import (
 )
 
 FORK_SERVER_SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
-"""Whether this system reports the end of processes that are not our own children."""
+"""Whether this system reports the end of processes that are not children of this one."""
 _IMPORT_TIMEOUT = 300.0
 """Seconds after which a fork server must have finished its imports."""
 _ANSWER_TIMEOUT = 30.0

@@ -132,7 +132,7 @@ class Ray:
         return RayJob(task, ref, self._shipments)
 
     def close(self) -> None:
-        """Leave the cluster; shut it down if we started it."""
+        """Leave the cluster; shut it down if this object started it."""
         import ray
 
         self._shipments.close()

@@ -23,8 +23,8 @@ from typing import Any
 
 STORE = ".rearview"
 OWNER_FILE = "carried"
-"""File in a store that we created on a node. It says for which store and which parent folders we created;
-each backfill that uses the folder holds a shared lock on it.
+"""File in a store that Rearview created on a node. It names the store that was copied, and the topmost
+parent folder that was created; each backfill that uses the folder holds a shared lock on it.
 """
 _CLAIM_TRIES = 40
 
@@ -121,11 +121,11 @@ class FolderOwner:
             start_new_session=True,
             cwd="/",
         )
-        self._cleaner.wait()  # it has forked a child, which is not killed with us
+        self._cleaner.wait()  # it has forked a child, which is not killed with this process
 
 
 def _claim(root: Path, home: str) -> int | None:
-    """Return a descriptor of the locked owner file; None if the folder is not ours or not ready yet."""
+    """Return a descriptor of the locked owner file; None if the folder was not created by Rearview, or is not ready yet."""
     created_folders = [folder for folder in (root, *root.parents) if not os.path.lexists(folder)]
     root.mkdir(parents=True, exist_ok=True)
     store = root / STORE
@@ -218,7 +218,7 @@ def execute(
 
 
 def _sees_project(known_file: tuple[str, bytes]) -> bool:
-    """Return True if the node has `known_file` with the same content, and not in a copy that we shipped."""
+    """Return True if the node has `known_file` with the same content, and not in a copy that was shipped."""
     path, content = Path(known_file[0]), known_file[1]
     store = next((folder for folder in path.parents if folder.name == STORE), path.parent)
     try:

@@ -495,7 +495,7 @@ class ShippedJob:
     def _call(self, method: str, *args: Any) -> Any:
         import ray
 
-        if self._stopped:  # a call would join the cluster again after we have left it
+        if self._stopped:  # a call would join the cluster again
             raise ray.exceptions.RayError
         return ray.get(getattr(self._worker, method).remote(*args))
 

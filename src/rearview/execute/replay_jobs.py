@@ -339,7 +339,7 @@ class ReplayJobs:
 
 
 def _explain(error: str, log: str) -> str:
-    r"""Return `error` with the last lines of the log, or only the message of our own exception there.
+    r"""Return `error` with the last lines of the log, or only the message if Rearview itself raised the exception.
 
     >>> _explain("exit code 1", "File a.py, line 3\n    f(x)\n    ^^^^\nValueError: x is 0")
     'exit code 1: File a.py, line 3 / f(x) / ValueError: x is 0'
@@ -353,7 +353,7 @@ def _explain(error: str, log: str) -> str:
 
 
 def _threads_to_pin(run: Run, segment: Segment) -> int | None:
-    """Return how many cores a replay is pinned to; None: it may use any.
+    """Return how many cores a replay is pinned to; None if it may use any core.
 
     A rerun is not pinned: if it differs from the run, its cores are not the reason, and it is not repeated.
     """

@@ -42,7 +42,7 @@ class Claim:
     """The part of a segment that `Claims.take` grants."""
 
     task: Task | None
-    """The part that is ours to run now; None: nothing."""
+    """Task that runs the granted part now; None if nothing is granted."""
     rest: bool = False
     """Another backfill is running a part of the segment: take it again later."""
     filled: bool = False

@@ -80,7 +80,7 @@ def cores_of_slot(slot: int, threads: int, cores: Sequence[Sequence[int]]) -> fr
 
 
 def accelerators_of_slot(slot: int, count: int, available: Sequence[str]) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES for a slot: `count` of the `available` devices; None: leave it as it is.
+    """Return CUDA_VISIBLE_DEVICES for a slot: `count` of the `available` devices; None to leave it as it is.
 
     `count` is how many accelerators the run could use.
 

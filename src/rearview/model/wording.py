@@ -90,6 +90,38 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{end}"
 
 
+def duration(seconds: float | None) -> str:
+    """Return a time span in at most two units.
+
+    >>> [duration(s) for s in (0.0123, 0.9999, 5.25, 75, 4000, 200_000)]
+    ['12 ms', '1.0 s', '5.2 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
+    """
+    if seconds is None:
+        return ""
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, seconds_left = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds_left} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in a readable unit.
+
+    >>> size(999), size(1_500_000), size(0)
+    ('999 B', '1.5 MB', '0 B')
+    """
+    amount, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while amount >= 1000 and len(units) > 1:
+        amount /= 1000
+        units.pop(0)
+    return f"{count:.0f} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
 def parse_duration(text: str, *, unit: str = "") -> float | None:
     """Return the seconds of a duration such as "90s", "10 min" or "1.5h"; None if it is not one.
 

@@ -5,44 +5,15 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from rearview.model.wording import plural
+from rearview.model.wording import duration, plural, size
 from rearview.multiversion.execution_tree import ExecutionTree
-from rearview.multiversion.replay import StudyPlan, StudyReport
+from rearview.multiversion.replay import StudyPlan, StudyReport, VersionReport
 from rearview.multiversion.verdicts import OutputMatch
 from rearview.plan.versions.tree import START
 
 MOST_IMAGE = 4 << 20
 """Largest image that is put into the page, in bytes."""
 _MARKS = {OutputMatch.SAME: "=", OutputMatch.DIFFERENT: "!", OutputMatch.NOT_COMPARABLE: "?"}
-
-
-def seconds_text(seconds: float) -> str:
-    """Return seconds as text for people.
-
-    >>> seconds_text(0.004), seconds_text(75), seconds_text(7300)
-    ('4 ms', '1 min 15 s', '2 h 1 min')
-    """
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds_left = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds_left} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def bytes_text(count: float) -> str:
-    """Return a number of bytes as text for people.
-
-    >>> bytes_text(2_500_000)
-    '2.5 MB'
-    """
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 def tree_lines(tree: ExecutionTree) -> list[str]:
@@ -57,11 +28,7 @@ def tree_lines(tree: ExecutionTree) -> list[str]:
         node, depth = stack.pop()
         about = tree.nodes[node]
         cell = plan.cells[node]
-        cost = (
-            f"{seconds_text(cell.seconds)}, {bytes_text(cell.size)}"
-            if about.measured
-            else "not measured"
-        )
+        cost = f"{duration(cell.seconds)}, {size(cell.size)}" if about.measured else "not measured"
         stored = ", stored" if cell.kept else ""
         share = f"  x{len(about.versions)}" if len(about.versions) > 1 else ""
         names = f"  <- {', '.join(ends[node])}" if node in ends else ""
@@ -143,14 +110,14 @@ def plan_lines(plan: StudyPlan, *, cache: float, workers: int) -> list[str]:
     alone = tree.tree.one_by_one
     measured = all(node.measured for node in tree.nodes)
     summary = f"{plural(count, 'version')}, {plural(tree.cells_in_all, 'cell')}"
-    means = f"{bytes_text(cache)} of memory for states, {plural(workers, 'worker')}"
+    means = f"{size(cache)} of memory for states, {plural(workers, 'worker')}"
     lines = [f"{summary}, {cells} of them distinct; {means}."]
     if order.by == "none" and not order.steps:
         return lines
     about = "" if measured else " (cells that were never measured are counted as 1 s)"
     lines.append(
-        f"One by one: {seconds_text(alone)}. Planned: {seconds_text(order.seconds)}, by "
-        f"{order.by}; no order can take less than {seconds_text(order.bound)} "
+        f"One by one: {duration(alone)}. Planned: {duration(order.seconds)}, by "
+        f"{order.by}; no order can take less than {duration(order.bound)} "
         f"(gap {order.gap:.1%}){about}."
     )
     return lines
@@ -170,16 +137,28 @@ def report_lines(report: StudyReport) -> list[str]:
             ):
                 lines.append(f"    cell {cell.number} ({cell.title}): {cell.verdict.why}")
                 lines.extend(f"        {line}" for line in cell.verdict.diff.splitlines()[2:12])
+        for why, numbers in _not_comparable(version).items():
+            cells = "cell" if len(numbers) == 1 else "cells"
+            lines.append(f"    {cells} {', '.join(map(str, numbers))}: not comparable: {why}")
     result = report.result
     alone = report.computed_alone
     saved = 1 - result.seconds / alone if alone > result.seconds else 0.0
     lines += ["", (
-        f"{plural(result.computed, 'cell')} computed in {seconds_text(result.seconds)}, "
-        f"{plural(result.checkpoints, 'state')} kept (at most {bytes_text(result.peak)}), {result.restores} restored. "
-        f"One by one the cells take {seconds_text(alone)}: {saved:.0%} saved."
+        f"{plural(result.computed, 'cell')} computed in {duration(result.seconds)}, "
+        f"{plural(result.checkpoints, 'state')} kept (at most {size(result.peak)}), {result.restores} restored. "
+        f"One by one the cells take {duration(alone)}: {saved:.0%} saved."
     )]  # fmt: skip
     lines.extend(f"note: {note}" for note in result.notes)
     return lines
+
+
+def _not_comparable(version: VersionReport) -> dict[str, list[int]]:
+    """Return the numbers of the cells whose outputs cannot be compared, by reason."""
+    reasons: dict[str, list[int]] = {}
+    for cell in version.cells:
+        if cell.verdict.same is OutputMatch.NOT_COMPARABLE:
+            reasons.setdefault(cell.verdict.why, []).append(cell.number)
+    return reasons
 
 
 def report_json(report: StudyReport) -> dict[str, Any]:
@@ -256,7 +235,7 @@ def report_html(report: StudyReport, title: str = "Replay") -> str:
             cells.append(
                 f"<details{opened}><summary>[{cell.number}] <code>{esc(cell.title)}</code> "
                 f'<span class="{state.partition(" ")[0]}">{state}</span> '
-                f"{esc(seconds_text(cell.seconds))}{' shared' if cell.shared else ''}</summary>"
+                f"{esc(duration(cell.seconds))}{' shared' if cell.shared else ''}</summary>"
                 f"{''.join(body)}</details>"
             )
         sections.append(

@@ -24,7 +24,7 @@ from rearview.state.codecs.generators import LoopIterator, draw_items
 SLICE = 0.002
 """Seconds that a slice of short iterations should take, if every boundary may be saved."""
 STRIDE = 0.02
-"""The same if the policy decides which are saved: after a training step our code is no longer in the
+"""The same if the policy decides which are saved: after a training step Rearview's code is no longer in the
 processor's cache, and a boundary takes 30 microseconds."""
 _LARGEST = 1 << 20
 _MOST_VALUES = 1000

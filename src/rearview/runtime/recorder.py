@@ -28,7 +28,7 @@ from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
 from rearview.runtime.capture.captured_record_files import CapturedRecords
-from rearview.runtime.cells.script_lineage import ScriptCells
+from rearview.runtime.cells.cell_inputs import ScriptCells
 from rearview.runtime.final_message import closing_lines, print_closing_lines
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, ended_at_test
 from rearview.runtime.measurements import Timeline, surroundings
@@ -483,7 +483,7 @@ class Recorder(Session):
     def fail(self, exc: BaseException) -> None:
         """Warn once that recording has failed; the program continues unrecorded."""
         if _raised_by_handler(exc):
-            raise exc  # raised by a signal handler of the program while our code ran
+            raise exc  # raised by a signal handler of the program while Rearview's code ran
         if not self.failed and not self.store_is_gone():
             self.failed = True
             if os.environ.get("REARVIEW_DEBUG"):

@@ -550,7 +550,7 @@ class _Comparison:
 
 
 def _with_slots(state: Any) -> bool:
-    """Return True for a pair of attributes and slots, as pickle and our codecs write them."""
+    """Return True for a pair of attributes and slots, as pickle and the codecs write them."""
     return (
         type(state) is tuple
         and len(state) == 2

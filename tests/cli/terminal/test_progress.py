@@ -67,7 +67,7 @@ def on_a_terminal(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def test_each_worker_has_a_bar_with_what_is_left_and_what_was_predicted(capsys, monkeypatch):
+def test_each_worker_has_a_bar_with_its_remaining_and_predicted_time(capsys, monkeypatch):
     on_a_terminal(monkeypatch)
     clock = Clock()
     with progress.Bar(clock=clock) as bar:

@@ -131,7 +131,7 @@ def gadget(sizes, bin_size, bins):
     ("sizes", "bin_size", "bins", "fits"),
     [((3, 2), 5, 1, True), ((3, 3), 5, 1, False), ((3, 2, 4), 5, 2, True)],
 )
-def test_the_gadget_of_the_hardness_proof_costs_what_the_proof_says(sizes, bin_size, bins, fits):
+def test_the_gadget_of_the_hardness_proof_has_the_cost_in_the_proof(sizes, bin_size, bins, fits):
     tree, room = gadget(sizes, bin_size, bins)
     found = order(tree, room, patience=300_000)
     assert check(tree, found.steps, room) == pytest.approx(found.seconds)
@@ -179,7 +179,7 @@ def test_the_order_is_the_best_there_is(tree, room):
 
 @settings(max_examples=50, deadline=None)
 @given(trees(most=6, costs=True), st.integers(0, 20))
-def test_the_order_is_the_best_with_saving_loading_and_what_exists_counted(tree, room):
+def test_the_order_is_the_best_if_saving_loading_and_existing_states_are_counted(tree, room):
     found = order(tree, room)
     best = brute(tree, room)
     assert check(tree, found.steps, room) == pytest.approx(found.seconds)
@@ -203,7 +203,7 @@ def test_no_published_planner_is_better_and_all_can_be_carried_out(tree, room):
 
 @settings(max_examples=80, deadline=None)
 @given(trees(most=12, costs=True, exists=False), st.integers(0, 40), st.data())
-def test_the_depth_first_cost_is_what_its_steps_take(tree, room, data):
+def test_the_depth_first_cost_is_the_cost_of_its_steps(tree, room, data):
     kept = data.draw(st.sets(st.integers(0, len(tree) - 1)))
     kept = {n for n in kept if tree.children[n]}
     cost = depth_first_cost(tree, kept, room)
@@ -381,7 +381,7 @@ def test_deep_and_wide_trees_are_planned_without_recursion():
     assert order(wide, 1, patience=10).seconds == 210
 
 
-def test_a_gap_is_told_where_the_search_is_cut_short():
+def test_a_search_that_is_cut_short_reports_its_gap_to_the_bound():
     parent = [START] + [(i - 1) // 2 for i in range(1, 31)]
     made = cells(*[(7 + i % 5, 3 + i % 4) for i in range(31)])
     tree = Tree.of(parent, made)
@@ -440,7 +440,7 @@ def test_steps_that_break_a_rule_are_refused(steps, why):
     assert caught.value.slug == "tree-steps"
 
 
-def test_the_checker_counts_room_and_refuses_what_is_in_the_cache_already():
+def test_the_checker_counts_room_and_refuses_a_state_that_is_cached_already():
     steps = [CT0, CP0, RS01, CT1, ReplayStep(Do.RESTORE, START, 0), CT0, CT2]
     assert check(FORK, steps, 5) == 22.0
     with pytest.raises(PlanError, match="in the cache already"):
@@ -479,6 +479,6 @@ def test_lfu_goes_version_by_version_in_the_order_given():
     assert check(tree, lfu(tree, 1), 1) == 5 + 3
 
 
-def test_the_search_alone_finds_what_no_depth_first_order_has():
+def test_the_search_alone_finds_an_order_that_is_not_depth_first():
     steps, bound = search(FORK, 5)
     assert check(FORK, steps, 5) == bound == 12.0

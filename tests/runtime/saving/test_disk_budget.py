@@ -142,3 +142,16 @@ def test_a_recorded_run_keeps_to_the_budget(tmp_path):
         time.sleep(0.05)
     assert 1 <= len(checkpoints.of(run)) <= 3  # the last shares its bytes with another
     assert verify(project).problems == ()
+
+
+def test_a_clean_up_that_cannot_be_started_does_not_fail_the_save_or_the_end_of_the_run(
+    project, monkeypatch
+):
+    def no_more_processes(*args, **kwargs):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_more_processes)
+    budget = DiskBudget(project, "r", most=1, used=10)
+    budget.saved(Costs(stored=5))
+    assert budget.used == 15
+    budget.close()

@@ -72,7 +72,7 @@ def test_lines_of_recorded_statements_are_mapped_through_the_edit():
     assert align(old, new) == {2: 1, 3: 2, 5: 3, 7: 4}
 
 
-def test_a_probe_loop_with_the_head_of_a_recorded_one_is_told_apart():
+def test_a_probe_loop_with_the_head_of_a_recorded_loop_is_distinguished():
     old = "for p in ps:\n    p.update()\n"
     new = "for p in ps:\n    look(p)\nfor p in ps:\n    p.update()\n"
     found = compared(old, new)

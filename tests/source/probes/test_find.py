@@ -104,7 +104,7 @@ def test_several_probes_in_several_files_are_found():
     assert "notes.md" not in found.source
 
 
-def test_helpers_imports_and_variables_of_probes_are_allowed_and_told():
+def test_helpers_imports_and_variables_of_probes_are_allowed_and_listed():
     text = insert(
         TRAIN,
         18,
@@ -331,7 +331,7 @@ def test_a_while_loop_is_named_by_its_function():
     assert added_to(FUNCTIONS, 16, "print(epoch)", 12).loops == ("fit",)
 
 
-def test_the_run_s_own_generators_that_a_probe_draws_from_are_told():
+def test_the_generators_of_the_run_that_a_probe_draws_from_are_listed():
     found = added_to(FUNCTIONS, 16, "print(torch.rand(1, generator=self.rng))", 12)
     assert found.generators == ("self.rng",)
 

@@ -54,7 +54,7 @@ def test_statements_that_a_logged_value_depends_on_change_its_logging_fingerprin
     assert key(one) != key(other)
 
 
-def test_a_statement_that_may_change_what_is_logged_counts():
+def test_a_statement_that_may_change_a_logged_value_counts():
     text = OLD.replace("    for", "    seen = []\n    for").replace(
         "x * 2\n",
         'x * 2\n        rearview.log("b", seen.append(x))\n        rearview.log("a", len(seen))\n',

@@ -123,7 +123,7 @@ def test_blamed_is(changes, line, why):
     assert all("rearview.log('n'" not in refusal.what for refusal in refusals)
 
 
-def test_a_long_statement_is_shown_by_what_changed_in_it():
+def test_a_long_statement_is_shown_by_its_changed_part():
     old = f"run({', '.join(f'argument_{i}={i}' for i in range(20))}, last=1)\n"
     _, refusals = check({"t.py": old}, {"t.py": old.replace("last=1", "last=2")})
     assert "`2` where `1` was" in refusals[0].why

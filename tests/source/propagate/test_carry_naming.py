@@ -86,7 +86,7 @@ def carried(change, *older, corrections=None):
         ),
     ],
 )
-def test_an_older_version_names_what_it_computes_itself(change, line):
+def test_an_older_version_names_the_values_it_computes_itself(change, line):
     newest, older = carried(change, OLDER)
     assert not newest.refused
     assert line in older.files["t.py"]
@@ -104,7 +104,7 @@ def test_a_returned_value_is_named_where_it_is_returned():
     assert where == Naming("t.py", 3, ("v",), 4)
 
 
-def test_a_version_that_does_not_compute_it_is_refused():
+def test_a_version_that_does_not_compute_the_value_is_refused():
     gone = OLDER.replace("        clip_grad_norm_(net.parameters(), 0.5)  # half\n", "")
     _, older = carried(NAMED, gone)
     assert older.reason == "the statement that computes `v` cannot be found there"
@@ -142,7 +142,7 @@ def test_columns_count_characters_and_other_bytes_stay():
     assert where == Naming("t.py", 1, ("n",))
 
 
-def test_a_version_that_names_it_already_stays_as_it_is():
+def test_a_version_that_names_the_value_already_stays_unchanged():
     old = "n = f(1)\ng()\n"
     assert name_in("n = f(2)\ng()\n", Naming("t.py", 1, ("n",)), old) == (
         old,

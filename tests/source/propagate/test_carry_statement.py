@@ -179,7 +179,7 @@ def test_setting_another_attribute_does_not_matter():
     assert not carried(new, old).refused
 
 
-def test_a_statement_stays_in_the_loop_that_sets_what_it_reads():
+def test_a_statement_stays_in_the_loop_that_sets_its_variables():
     new = (
         "for name in names:\n    words = read(name)\n    keep(words)\n    log(len(words))  # here\n"
         "finish(names)\n"
@@ -191,13 +191,13 @@ def test_a_statement_stays_in_the_loop_that_sets_what_it_reads():
     assert carried(new, old).text.startswith("        log")
 
 
-def test_a_statement_goes_into_the_branch_that_sets_what_it_reads():
+def test_a_statement_goes_into_the_branch_that_sets_its_variables():
     new = "for c in cs:\n    d = join(c, 1)\n    ps = paths(d, c)\n    out.append(ps)  # here\n"
     old = "for c in cs:\n    d = join(c, 1)\n    if isdir(d):\n        ps = paths(d, c)\nend(out)\n"
     assert carried(new, old).text.startswith("        out")
 
 
-def test_statements_in_another_order_with_other_names_are_found_by_what_they_compute():
+def test_statements_in_another_order_with_other_names_are_found_by_their_computation():
     new = "def f(h, g):\n    a = h.relu().mm(g)\n    b = g.mm(h.t())\n    log(b)  # here\n    use(a, b)\n"
     old = "def f(h, g):\n    q = g.mm(h.t())\n    a = h.relu().mm(g)\n    use(a, q)\n"
     assert carried(new, old).text == "    log(q)  # here\n"
@@ -209,7 +209,7 @@ def test_one_empty_list_is_not_another():
     assert carried(new, old).refused
 
 
-def test_how_sure_it_must_be_can_be_said():
+def test_the_least_certainty_of_a_place_can_be_given():
     new = "i = 0\nb = 0\nprint(b)\n"
     old = "i = 0\na = 0\n"
     assert carry(new, (3, 3), old).text == "print(a)\n"

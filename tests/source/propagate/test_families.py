@@ -63,7 +63,7 @@ def test_a_logger_of_another_name_is_the_one_that_the_old_text_logs_with(now, th
     assert f"    y = f(x)\n    {name}.info(y)  # LOG\n    g(y)\n" in carried(new, old)
 
 
-def test_a_function_that_prints_was_print_before_it_was_written():
+def test_a_call_of_a_printing_function_matches_an_earlier_call_of_print():
     new = """
         def print0(text):
             if rank == 0:
@@ -93,7 +93,7 @@ def test_a_keyword_follows_the_parameter_that_was_renamed():
     assert "note(x, logfile=False)  # LOG\n" in carried(new, old)
 
 
-def test_a_name_with_words_before_it_is_the_short_one_of_then():
+def test_a_longer_name_is_matched_with_the_shorter_name_of_the_old_text():
     new = "def f(tensorboard_writer, x):\n    y = h(x)\n    tensorboard_writer.add(y)  # LOG\n    return g(y, 2)\n"
     old = "def f(x):\n    writer = make()\n    y = h(x)\n    return g(y, 2)\n"
     assert "    writer.add(y)  # LOG\n    return" in carried(new, old)
@@ -105,7 +105,7 @@ def test_a_visible_name_is_kept_where_only_its_definition_speaks_for_another():
     assert "keep(ids + offset[number])" in carried(new, old)
 
 
-def test_a_value_is_read_before_another_statement_sets_it_anew():
+def test_a_value_is_read_before_another_statement_sets_it_again():
     new = """
         for _ in range(n):
             epoch += 1
@@ -190,7 +190,7 @@ def test_both_neighbours_in_a_branch_take_the_statement_into_it():
     assert "        models.append(unet)  # LOG\n        if args.train_text" in carried(new, old)
 
 
-def test_a_statement_follows_into_the_only_branch_that_sets_what_it_reads():
+def test_a_statement_follows_into_the_only_branch_that_sets_its_variables():
     new = (
         "for n in names:\n    place = join(n)\n    paths = read(place)\n    keep(n, paths)  # LOG\n"
     )
@@ -211,7 +211,7 @@ def test_code_that_was_copied_since_takes_the_statement_where_the_original_stand
     assert "    step(loss)\n    print(k, loss)  # LOG\n" in carried(new, old)
 
 
-def test_a_rewritten_gap_is_split_by_what_stands_on_either_side():
+def test_a_rewritten_gap_is_split_by_the_statements_on_either_side():
     new = """
         def load(self):
             start = timer()
@@ -259,7 +259,7 @@ def test_a_disproved_place_gives_way_to_the_next_likely_one():
     assert "work(box, epoch)\n    log(box.score)" in second
 
 
-def test_without_another_place_the_refusal_says_what_disproved_the_last_one():
+def test_without_another_place_the_refusal_says_why_the_last_place_failed():
     why = "before line 4 of train.py it raised AttributeError: no score"
     wrong = dict.fromkeys(range(1, 9), why)
     text = carried(NEW, OLD, sure=0.5, disproved=wrong)

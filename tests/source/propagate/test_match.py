@@ -8,7 +8,7 @@ def lines(new, old):
     return {one.start: two.start for one, two in found.there.items() if not one.is_block}
 
 
-def test_a_renamed_function_is_found_by_what_it_holds():
+def test_a_renamed_function_is_found_by_its_statements():
     new = "def fit(m):\n    a = m.loss()\n    a.backward()\n    m.step()\n"
     old = "def helper():\n    pass\n\ndef train(m):\n    a = m.loss()\n    a.backward()\n    m.step()\n"
     assert lines(new, old) == {1: 4, 2: 5, 3: 6, 4: 7}

@@ -59,7 +59,7 @@ def test_a_list_that_was_filled_in_a_loop_is_read_after_the_loop():
     assert "    masks = stack(masks)\n    metric.update(masks)" in carried(new, old, sure=0.6)
 
 
-def test_a_statement_goes_into_the_branch_that_alone_sets_what_it_reads():
+def test_a_statement_goes_into_the_branch_that_alone_sets_its_variables():
     new = """
         def dataset(root, names):
             for at in range(count):
@@ -116,7 +116,7 @@ def test_a_short_return_of_another_block_does_not_lead_away_from_the_same_block(
     )
 
 
-def test_of_two_loops_with_one_header_the_one_with_the_same_body_is_the_old_one():
+def test_a_loop_is_matched_by_its_body_if_two_loops_have_the_same_header():
     new = """
         def labels(data, kind):
             for sentence in progress(data):
@@ -247,7 +247,7 @@ def test_two_adjacent_neighbours_of_a_deeper_block_decide_although_one_was_rewri
     )
 
 
-def test_the_else_of_a_check_that_raises_is_what_follows_the_check_now():
+def test_the_else_of_a_check_that_raises_matches_the_statements_after_the_check():
     new = """
         def load(table, ratio, seed):
             if ratio < 1.0:

@@ -39,20 +39,20 @@ def test_code_that_stood_in_another_file_is_found_there():
     assert "that code was in main.py then" in found.reasons
 
 
-def test_a_copy_that_is_still_there_is_not_where_it_came_from():
+def test_an_existing_file_is_not_taken_for_the_origin_of_a_copy():
     new = {"t.py": OLD.replace("    save", "    print(loss)\n    save"), "copy.py": OLD}
     (found,) = through(new, [Statement("t.py", (3, 3))], [{"copy.py": OLD}])
     assert found.refused
     assert "t.py is not in that version" in found.reason
 
 
-def test_two_files_it_may_have_come_from_are_refused():
+def test_a_moved_file_with_two_possible_origins_is_refused():
     new = {"t.py": OLD.replace("    save", "    print(loss)\n    save")}
     (found,) = through(new, [Statement("t.py", (3, 3))], [{"a.py": OLD, "b.py": OLD}])
     assert "a.py and b.py" in found.reason
 
 
-def test_step_by_step_reaches_what_cannot_be_reached_straight():
+def test_step_by_step_reaches_places_that_a_direct_step_misses():
     new = "def t(m):\n    score = m.run(data)\n    print(score)\n    m.save(score, 'a', 'b')\n"
     one = "def t(m):\n    score = m.run(data)\n    m.save(score)\n"
     two = "def t(m):\n    s = m.run(data)\n    m.save(s)\n"

@@ -12,7 +12,7 @@ MISSING = (MissingPart("log", "a pipe"), MissingPart("plug", "a socket"))
 POINT = Point((Step("epoch", 3, "third"), Step("step", 20, 0.5)))
 
 
-def test_what_was_saved_is_loaded(checkpoints, save, holds):
+def test_a_saved_checkpoint_is_loaded_unchanged(checkpoints, save, holds):
     saved = save(4)
     found = Checkpoints(checkpoints.project).get("r/4")
     assert found == saved
@@ -51,7 +51,7 @@ def test_small_parts_share_one_file_and_can_be_mapped(checkpoints):
     assert len(list(checkpoints.objects.packs())) == 1
 
 
-def test_only_what_is_new_is_stored(checkpoints):
+def test_only_new_content_is_stored(checkpoints):
     big, small = b"a" * OBJECT_FROM, b"b" * 100
     first = checkpoints.save(
         Snapshot("r", 0, POINT, Edge.START), [Part("big", big), Part("small", small)]
@@ -86,7 +86,7 @@ def test_checkpoints_come_in_order(checkpoints, save):
     assert checkpoints.runs() == ["r"]
 
 
-def test_asking_again_reads_only_what_is_new(checkpoints, save, monkeypatch):
+def test_a_second_query_reads_only_new_records(checkpoints, save, monkeypatch):
     for seq in range(5):
         save(seq)
     store = Checkpoints(checkpoints.project)

@@ -51,7 +51,7 @@ def compressed(objects, ref):
 
 @given(kind=st.sampled_from(sorted(KINDS)), nbytes=st.integers(OBJECT_FROM, 3 * OBJECT_FROM))
 @settings(max_examples=25, deadline=None)
-def test_what_was_put_is_got_whatever_it_is(tmp_path_factory, kind, nbytes):
+def test_an_object_of_any_kind_of_data_is_read_back(tmp_path_factory, kind, nbytes):
     objects = Objects(Project.create(tmp_path_factory.mktemp("store")))
     data = KINDS[kind](nbytes)
     ref = put(objects, data)
@@ -65,7 +65,7 @@ def test_what_was_put_is_got_whatever_it_is(tmp_path_factory, kind, nbytes):
     objects.check(ref)
 
 
-def test_what_was_stored_in_one_form_is_not_stored_in_the_other(objects):
+def test_an_object_is_not_stored_both_compressed_and_plain(objects):
     data = bytes(OBJECT_FROM)
     for first, second in ((CompressionPolicy(), None), (None, CompressionPolicy())):
         for worth in (first, second):
@@ -79,7 +79,7 @@ def test_what_was_stored_in_one_form_is_not_stored_in_the_other(objects):
         assert not objects.has(ref.oid)
 
 
-def test_what_is_told_as_stored_is_what_is_on_disk(project):
+def test_the_reported_stored_bytes_are_the_bytes_on_disk(project):
     store = Checkpoints(project, CompressionPolicy())
     saved = store.save(Snapshot("r", 0, Point(), Edge.START), [Part("a", bytes(4 * OBJECT_FROM))])
     assert saved.stored == usage(project) < 10_000
@@ -132,7 +132,7 @@ def test_large_ones_go_past_the_page_cache_in_whole_blocks(objects, monkeypatch)
     assert objects.get(ref) == data
 
 
-def test_the_tool_of_the_library_reads_it_too(objects):
+def test_the_zstd_tool_reads_a_compressed_object(objects):
     data = KINDS["tokens"](OBJECT_FROM)
     file = objects.file(put(objects, data))
     try:
@@ -229,7 +229,7 @@ def test_every_flipped_bit_is_found_or_changes_nothing(objects):
         assert found == data
 
 
-def test_a_damaged_one_is_replaced_from_elsewhere(project):
+def test_a_damaged_object_is_replaced_from_a_copy_elsewhere(project):
     store = Checkpoints(project, CompressionPolicy())
     ref = store.save(Snapshot("r", 0, Point(), Edge.START), [Part("a", ZEROS)]).parts["a"]
     os.truncate(store.objects.file(ref), 30)
@@ -246,7 +246,7 @@ def test_verify_counts_the_content(project):
     assert (report.problems, report.objects, report.nbytes) == ((), 1, len(ZEROS))
 
 
-def test_a_sweep_frees_what_they_take_and_keeps_what_is_needed(project):
+def test_a_sweep_frees_unneeded_compressed_objects_and_keeps_the_others(project):
     store = Checkpoints(project, CompressionPolicy())
     for seq in range(3):
         store.save(Snapshot("r", seq, Point(), Edge.START), [Part("a", bytes([seq]) * OBJECT_FROM)])

@@ -22,14 +22,14 @@ def sample(share, speed=3e8):
 
 
 @pytest.mark.parametrize("disk", [DiskSpeed(), NVME, HARD_DISK, HOME_FOLDER])
-def test_dense_floats_never_are_and_what_shrinks_to_half_always_is(disk):
+def test_dense_floats_are_never_compressed_and_data_that_shrinks_to_half_always_is(disk):
     for share in (0.78, 0.92, 0.96, 1.0, 1.01):
         assert not compression_pays(sample(share), disk)
     for share in (0.0, 0.14, 0.5):
         assert compression_pays(sample(share, speed=1.5e8), disk)
 
 
-def test_what_lies_between_is_where_that_is_faster():
+def test_data_that_shrinks_a_little_is_compressed_only_if_that_is_faster():
     assert not compression_pays(sample(0.6), DiskSpeed())
     assert not compression_pays(sample(0.6), NVME)
     assert compression_pays(sample(0.6), HOME_FOLDER)
@@ -37,7 +37,7 @@ def test_what_lies_between_is_where_that_is_faster():
     assert not compression_pays(sample(0.6, speed=2e8), HARD_DISK)
 
 
-def test_the_disk_is_as_it_was_of_late():
+def test_the_speed_of_the_disk_follows_its_latest_writes():
     disk = DiskSpeed()
     for speed in [1e9] * 5 + [1e8] * 5:
         disk = disk.after(100 * MB, 100 * MB / speed)
@@ -77,7 +77,7 @@ def arrays():
     }
 
 
-def test_real_data_are_told_apart(arrays):
+def test_only_real_data_that_shrink_are_compressed(arrays):
     worth = CompressionPolicy()
     worth.disk = NVME
     shrinks = {
@@ -89,7 +89,7 @@ def test_real_data_are_told_apart(arrays):
     assert shrinks == arrays.keys() - dense
 
 
-def test_what_does_not_shrink_is_seldom_looked_at_again(monkeypatch):
+def test_data_that_did_not_shrink_is_seldom_sampled_again(monkeypatch):
     dense = memoryview(random.Random(5).randbytes(MB))
     worth, looks = CompressionPolicy(), []
     look = worth.sample
@@ -108,7 +108,7 @@ def test_what_does_not_shrink_is_seldom_looked_at_again(monkeypatch):
     assert 10_000 // LONGEST_PAUSE < len(looks) < 25
 
 
-def test_what_shrinks_at_last_is_found_and_stays_known():
+def test_data_that_starts_to_shrink_is_noticed_and_remembered():
     dense, zeros = memoryview(random.Random(5).randbytes(MB)), memoryview(bytes(MB))
     worth = CompressionPolicy()
     assert worth.predicted_share("a", dense) is None

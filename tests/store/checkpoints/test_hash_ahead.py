@@ -20,7 +20,7 @@ def test_leaving_early_ends_the_thread():
     assert threading.active_count() == before
 
 
-def test_where_no_thread_can_start_it_hashes_in_between(monkeypatch):
+def test_without_a_thread_the_hash_is_computed_in_the_caller(monkeypatch):
     def refuse(self):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 

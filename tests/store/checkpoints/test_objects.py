@@ -23,7 +23,7 @@ def objects(project):
 
 @given(data=st.binary(max_size=5000))
 @settings(max_examples=30, deadline=None)
-def test_what_was_put_is_got(tmp_path_factory, data):
+def test_a_stored_object_is_read_back(tmp_path_factory, data):
     objects = Objects(Project.create(tmp_path_factory.mktemp("store")))
     ref = objects.put(data)
     assert objects.get(ref) == data
@@ -90,7 +90,7 @@ def test_a_missing_object_says_how_to_bring_it_back(objects):
         objects.get(ObjectRef("0" * 64, 3))
 
 
-def test_deleting_says_what_was_freed(objects):
+def test_deletion_prints_the_freed_bytes(objects):
     ref = objects.put(b"a" * 100)
     assert objects.has(ref.oid)
     assert objects.delete(ref.oid) == 100

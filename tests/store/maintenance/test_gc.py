@@ -22,7 +22,7 @@ def old(project):
     return age
 
 
-def test_what_nothing_refers_to_is_removed(project, checkpoints, save, holds, old):
+def test_unreferenced_objects_are_removed(project, checkpoints, save, holds, old):
     for seq in range(3):
         save(seq)
     checkpoints.delete("r/1")

@@ -46,7 +46,7 @@ def test_no_more_goes_than_needed():
     assert thin([], excess=10) == []
 
 
-def test_of_equally_useful_ones_the_larger_goes_first():
+def test_the_larger_of_two_equally_useful_checkpoints_goes_first():
     held = [KeptCheckpoint("small", "a", 1, 1), KeptCheckpoint("end a", "a", 2, 1)]
     held += [KeptCheckpoint("large", "b", 1, 100), KeptCheckpoint("end b", "b", 2, 1)]
     assert thin(held, excess=1) == ["large"]

@@ -28,7 +28,7 @@ def test_a_whole_store_has_no_problems(project, three, state):
     assert report.nbytes >= sum(len(data) for data in state(0).values())
 
 
-def test_a_damaged_object_is_named_with_what_is_lost(project, checkpoints, three):
+def test_a_damaged_object_is_named_with_the_lost_values(project, checkpoints, three):
     flip(checkpoints.objects.path(three[1].parts["large"].oid))
     report = verify(project)
     assert not report.ok
@@ -109,7 +109,7 @@ def test_a_manifest_that_cannot_be_rebuilt_is_set_aside(project, checkpoints, th
     assert (project.damaged / "checkpoints" / "r" / "00000001.json").read_bytes() == b"not json"
 
 
-def test_a_lost_format_number_is_written_anew(project, three):
+def test_a_lost_format_number_is_rewritten(project, three):
     (project.store / "format").write_text("what?")
     assert not verify(project).ok
     assert verify(project, repair=True).ok
@@ -123,7 +123,7 @@ def test_a_newer_store_is_refused_not_repaired(project):
     assert (project.store / "format").read_text() == "99"
 
 
-def test_damage_to_facts_of_a_run_is_told_and_repaired(project):
+def test_damaged_facts_of_a_run_are_reported_and_repaired(project):
     runs = Runs(project)
     for name in ("20240101-000000-aaaa", "20240101-000001-bbbb"):
         (project.runs / name).mkdir(parents=True)
@@ -145,14 +145,14 @@ def test_damage_to_facts_of_a_run_is_told_and_repaired(project):
     assert (second.id, second.args) == (bad.name, {"lr": 1})
 
 
-def test_progress_is_told_the_bytes_checked(project, three):
+def test_progress_is_called_with_the_number_of_checked_bytes(project, three):
     told = []
     report = verify(project, progress=told.append)
     assert told == sorted(told)
     assert told[-1] == report.nbytes
 
 
-def test_what_a_killed_sweep_had_renamed_is_brought_back(project, checkpoints, three, holds):
+def test_objects_that_a_killed_sweep_renamed_are_restored(project, checkpoints, three, holds):
     path = checkpoints.objects.path(three[1].parts["large"].oid)
     path.rename(path.with_name(f".gone-{path.name}"))
     assert not verify(project).ok

@@ -31,7 +31,7 @@ def filled(store, *names, name=None, **options):
     return [row[name] for row in table], marked
 
 
-def test_what_lies_between_two_values_is_on_a_straight_line(store):
+def test_interpolated_values_lie_on_a_straight_line(store):
     store.run(*epochs(loss=[9, 8, 7, 6, 5], acc=[0.0, None, None, None, 1.0]))
     assert filled(store, "loss", "acc") == (
         [0.0, 0.25, 0.5, 0.75, 1.0],
@@ -101,7 +101,7 @@ def test_whole_numbers_are_filled_with_fractions_and_large_ones_stay_exact(store
     assert filled(store, "x", "big") == ([2**60 + 1, None, 2**60 + 3], [False] * 3)
 
 
-def test_texts_and_what_is_not_finite_are_left_alone(store):
+def test_texts_and_values_that_are_not_finite_are_not_interpolated(store):
     store.run(
         *epochs(
             x=[1, 1, 1, 1],
@@ -124,7 +124,7 @@ def test_a_condition_does_not_hide_the_values_that_are_needed(store):
     assert filled(store, "x", "acc", order="acc desc")[0] == [1.0, 0.5, 0.0]
 
 
-def test_of_several_values_at_one_point_the_last_one_counts(store):
+def test_interpolation_uses_the_last_of_several_values_at_a_point(store):
     store.run(
         (at(epoch=0), [("acc", 5.0), ("acc", 0.0), ("x", 1), ("x", 2)]),
         (at(epoch=1), [("x", 1), ("x", 2)]),

@@ -88,7 +88,7 @@ def expected(runs, names):
     st.sets(st.sampled_from(NAMES), min_size=1),
     st.booleans(),
 )
-def test_a_table_is_what_plain_python_makes_of_the_records(
+def test_a_table_equals_a_pivot_of_the_records_in_plain_python(
     tmp_path_factory, monkeypatch, programs, names, before
 ):
     monkeypatch.setattr(points_module, "ENOUGH", 0 if before else 10**9)

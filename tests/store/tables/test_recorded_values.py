@@ -35,7 +35,7 @@ def told(file):
     return msgspec.json.decode(value)
 
 
-def test_a_sealed_file_says_what_it_holds(store):
+def test_a_sealed_file_describes_its_content(store):
     names = {f"name {k} \x18\x08{MARK}\x18 ü": k for k in range(300)}  # longer than one length byte
     run = store.run((at(epoch=1), {"loss": 0.5, "text": f"\x18\x08{MARK}\x18\x02{{}}"}))
     store.replay(run, f"{run}.a", (at(epoch=1), names))
@@ -46,7 +46,7 @@ def test_a_sealed_file_says_what_it_holds(store):
         assert read_summary(file) == told(file)
 
 
-def test_answers_are_not_read_to_know_what_the_run_logged(store, monkeypatch):
+def test_records_of_replays_are_not_read_to_find_the_values_of_the_run(store, monkeypatch):
     run = store.run()
     store.replay(run, f"{run}.a", (at(epoch=1), {"asked": 1.5}))
     seal(store)
@@ -55,7 +55,7 @@ def test_answers_are_not_read_to_know_what_the_run_logged(store, monkeypatch):
     assert list(recorded(store.runs.folder(run))) == []
 
 
-def test_what_was_logged_is_found_sealed_or_not(store):
+def test_logged_values_are_found_in_sealed_and_unsealed_files(store):
     run = store.run((at(epoch=1), {"loss": 0.5}), (at(epoch=2), {"loss": None}))
     before = list(recorded(store.runs.folder(run)))
     seal(store)

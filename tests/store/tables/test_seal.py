@@ -60,7 +60,7 @@ any_value = (
 @example(items=[("x", 2**60 + 1), ("x", 0.5)])
 @example(items=[("x", 2**70), ("x", 0.5)])
 @given(items=st.lists(st.tuples(st.text(min_size=1, max_size=4), any_value), min_size=1))
-def test_what_is_sealed_is_what_was_logged(tmp_path_factory, items):
+def test_sealed_records_equal_the_logged_records(tmp_path_factory, items):
     store = Recorded(tmp_path_factory.mktemp("p"))
     run = store.run((at(e=1, s=(0, "v")), items))
     before = [r for file in lines(store, run) for r in read(file)]
@@ -135,7 +135,7 @@ def test_a_failure_at_any_step_loses_nothing(store, monkeypatch, step):
     assert [tuple(row.values()) for row in found] == wanted
 
 
-def test_a_parquet_file_that_does_not_hold_what_was_written_is_not_kept(store, monkeypatch):
+def test_a_parquet_file_that_does_not_hold_the_written_records_is_not_kept(store, monkeypatch):
     run = store.run((at(e=0), {"a": 1}))
     real = Duck.execute
 
@@ -287,7 +287,7 @@ def test_files_that_are_not_sound_are_an_error_unless_cleaned(tmp_path):
     assert (found.summary.rows, found.summary.damaged) == (1, 1)
 
 
-def test_a_check_names_what_is_damaged_and_nothing_else(store):
+def test_a_check_names_the_damaged_files_and_no_others(store):
     good = store.run((at(), {"a": 1}))
     sealed = store.run((at(), {"a": 2}))
     Tables(store.project).refresh()

@@ -207,14 +207,14 @@ def test_a_condition_chooses_stretches_of_the_inner_loop(store):
     assert stretches(store, "loss > 99", a) == []
 
 
-def test_a_stretch_reaches_to_the_next_row_for_which_the_condition_does_not_hold(store):
+def test_a_selected_range_ends_at_the_next_row_that_does_not_fit_the_condition(store):
     calls = [(at(epoch=0, step=j), {"loss": float(j)}) for j in range(0, 50, 10)]
     run = store.run(*calls)
     assert stretches(store, "step > 10", run) == [(run, 0, 11, None)]
     assert stretches(store, "loss = 20 OR loss = 30", run) == [(run, 0, 11, 40)]
 
 
-def test_a_condition_on_what_stands_outside_of_loops_chooses_the_run(store):
+def test_a_condition_on_values_outside_of_loops_chooses_the_run(store):
     run = store.run((at(), {"seed": 7}), args={"lr": 0.1})
     (found,) = Tables(store.project).iteration_ranges("lr = 0.1", [run])
     assert (found.run, found.loops) == (run, ())
@@ -258,7 +258,7 @@ def test_a_virtual_name_is_a_column_of_nulls_at_its_points(store):
     assert rows(store, ["top"], virtual=[("top", ())]) == [(a, None), (b, None)]
 
 
-def test_a_virtual_name_with_some_values_shows_what_is_missing(store):
+def test_a_virtual_name_with_some_values_shows_empty_cells(store):
     run = store.run(*training(3))
     store.replay(run, "p", (at(epoch=1), {"norm": 5.0}))
     found = rows(store, ["norm"], virtual=[("norm", ("epoch",))], origins=True)
@@ -293,7 +293,7 @@ def test_a_virtual_name_takes_no_row_from_the_names_beside_it(store):
     assert found == [(a, 0, 7, 1), (b, None, 8, None)]
 
 
-def test_replays_stand_beside_and_never_hide_what_was_recorded(store):
+def test_values_of_replays_never_hide_recorded_values(store):
     run = store.run((at(e=0), {"a": 1}), (at(e=1), {"a": 2}))
     store.replay(run, "p1", (at(e=0), {"a": 99, "g": 10}), (at(e=1), {"g": 11}), proved=False)
     store.replay(run, "p2", (at(e=0), {"g": 20}))
@@ -354,7 +354,7 @@ def test_values_of_several_types_come_to_data_frames_as_they_were(store):
 @pytest.mark.parametrize(
     "values", [[10**30, 1, None], [{"lr": 0.1}, None, [1, 2]], [b"a", None, b"\x00"]]
 )
-def test_what_pandas_has_no_type_for_comes_as_python_values(store, values):
+def test_values_without_a_pandas_type_stay_python_values(store, values):
     store.run(*((at(i=i), {"v": value}) for i, value in enumerate(values)))
     table = Tables(store.project).table(["v"])
     assert table.pandas()["v"].tolist() == values == [row["v"] for row in table]
@@ -531,7 +531,7 @@ def test_the_page_about_the_tables_is_current():
         "-- how\nEXPLAIN /* this */ WITH a AS (SELECT 1 AS x) SELECT * FROM a",
     ],
 )
-def test_how_a_question_is_answered_can_be_asked(store, query):
+def test_sql_can_explain_the_plan_of_a_query(store, query):
     store.run(*training(2))
     table = Tables(store.project).sql(query)
     assert table.columns == ["explain_key", "explain_value"]
@@ -548,7 +548,7 @@ def test_how_a_question_is_answered_can_be_asked(store, query):
         "pragma show_tables;",
     ],
 )
-def test_what_a_table_is_like_can_be_asked(store, query):
+def test_sql_can_describe_and_summarize_a_table(store, query):
     store.run(*training(2))
     assert Tables(store.project).sql(query).rows()
 
@@ -573,7 +573,7 @@ def test_what_a_table_is_like_can_be_asked(store, query):
         "EXPLAIN",
     ],
 )
-def test_what_writes_is_refused_however_it_is_asked(store, query):
+def test_every_query_that_writes_is_refused(store, query):
     store.run(*training(2))
     file = store.project.store / "written.csv"
     tables = Tables(store.project)

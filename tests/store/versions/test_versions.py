@@ -272,7 +272,7 @@ def test_eight_runs_that_start_at_once_all_keep_their_version(tmp_path):
         assert set(versions(place).names()) == {f"runs/r{i}" for i in range(8)}
 
 
-def test_a_derived_version_changes_only_what_it_was_told(tmp_path):
+def test_a_derived_version_changes_only_the_given_files(tmp_path):
     store = versions(repo(tmp_path))
     version = store.save("r1")
     derived = store.derive(

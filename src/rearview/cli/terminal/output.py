@@ -177,35 +177,17 @@ def numeric(values: Iterable[Any]) -> bool:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time span in at most two units.
+    """Return a time span in at most two units; see `model.wording`."""
+    from rearview.model.wording import duration as time_span  # importing the model takes time
 
-    >>> [duration(s) for s in (0.0123, 0.9999, 5.25, 75, 4000, 200_000)]
-    ['12 ms', '1.0 s', '5.2 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
-    """
-    if seconds is None:
-        return ""
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, seconds_left = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds_left} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+    return time_span(seconds)
 
 
-def size(count: int) -> str:
-    """Return a number of bytes in a readable unit.
+def size(count: float) -> str:
+    """Return a number of bytes in a readable unit; see `model.wording`."""
+    from rearview.model.wording import size as readable  # importing the model takes time
 
-    >>> size(999), size(1_500_000), size(0)
-    ('999 B', '1.5 MB', '0 B')
-    """
-    amount, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
-    while amount >= 1000 and len(units) > 1:
-        amount /= 1000
-        units.pop(0)
-    return f"{count} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+    return readable(count)
 
 
 def moment(seconds: float) -> str:

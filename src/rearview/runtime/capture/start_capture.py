@@ -6,6 +6,7 @@ from types import FrameType
 
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
 from rearview.runtime.capture.captured_loggers import (
+    LoggerCalls,
     capture_keras,
     capture_lightning,
     capture_logging,
@@ -21,7 +22,6 @@ from rearview.runtime.capture.parameters import (
     capture_config_files,
     keep_dataclasses,
 )
-from rearview.runtime.capture.watch_loggers import LoggerCalls
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.session import PointEncoder
 from rearview.store.values import Put

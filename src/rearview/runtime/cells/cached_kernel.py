@@ -1,4 +1,4 @@
-"""Execute a cell in a kernel, or send its cached results again; cells that are run late show nothing."""
+"""Execute a cell in a kernel, or send its stored results instead; skipped cells that run later show nothing."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from rearview.store.files import publish
 from rearview.store.trust import is_trusted
 
 FILE = "reused.json"
-"""File in the folder of a run: per cell, why it was run; empty: its results were given again."""
+"""File in the folder of a run: for each cell, why it was run; empty if its stored results were shown instead."""
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
 _COMMS = ("comm_open", "comm_msg", "comm_close")
 
 
 class RunsCells(Protocol):
-    """What is needed of the cells that a kernel runs."""
+    """The cells of a notebook, as `CachedKernel` uses them."""
 
     notebook: Notebook
     random: Any
 
     def in_part(self, cell: CodeCell, text: str) -> AbstractContextManager[None]:
-        """Have a part of a cell instrumented as that cell would be."""
+        """Instrument a part of a cell, in the body, as the whole cell would be."""
         ...
 
     def is_last(self, cell: CodeCell) -> bool:
@@ -45,12 +45,12 @@ class RunsCells(Protocol):
 
 
 class ShownMessages:
-    """What a kernel shows, cell by cell."""
+    """The messages with which a kernel shows the output of cells."""
 
     def __init__(self, kernel: Any) -> None:
         self.messages: list[dict[str, Any]] = []
         self.problem = ""
-        """Why what a cell shows cannot be sent again."""
+        """Why the output of a cell cannot be sent again; empty if it can."""
         self.muted = False
         self._send = kernel.session.send
         kernel.session.send = self._pass
@@ -66,7 +66,7 @@ class ShownMessages:
             if kind in _COMMS or kw.get("buffers"):
                 self.problem = "it shows a widget"
             elif kind in SHOWN:
-                # as text: what the program changes later is not shown later
+                # a copy as text: the program may change the shown objects later
                 self.messages.append(
                     {"type": kind, "content": msgspec.json.decode(msgspec.json.encode(shown))}
                 )
@@ -75,7 +75,7 @@ class ShownMessages:
         return self._send(stream, message, content, *args, **kw)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return what was shown since the last time."""
+        """Return the messages since the last call, and forget them."""
         sys.stdout.flush()
         sys.stderr.flush()
         messages, self.messages = self.messages, []
@@ -95,7 +95,7 @@ class ShownMessages:
 
 
 class CachedKernel:
-    """Decides, cell by cell, between giving results again and running."""
+    """Decides for each cell whether to show its stored results or to run it."""
 
     def __init__(
         self, kernel: Any, cells: RunsCells, session: Recorder, cache: CellCache, off: str
@@ -106,7 +106,7 @@ class CachedKernel:
         self._cache = cache
         self._published = ShownMessages(kernel)
         self._off = off
-        """Why nothing is reused; empty: results are."""
+        """Why no results are reused; empty if results are reused."""
         self._why = ""
         self._logged = 0
 
@@ -114,7 +114,7 @@ class CachedKernel:
     def start(
         cls, kernel: Any, cells: RunsCells, session: Recorder, lineage: Lineage
     ) -> CachedKernel | None:
-        """Return the reuse of results for a notebook; None if its store is not trusted."""
+        """Return the object that reuses results for a notebook; None if the store is not trusted."""
         if not is_trusted(session.project.store, session.settings.trust):
             return None
         off = ""
@@ -133,7 +133,7 @@ class CachedKernel:
         return cls(kernel, cells, session, cache, off)
 
     async def before(self, cell: CodeCell, run: Callable[..., Any]) -> dict[str, Any] | None:
-        """Return the kernel's reply if a cell's results were given again; None: it is to be run."""
+        """Return the kernel's reply if stored results of a cell were shown; None if the cell has to run."""
         if self._off:
             self._cache.decisions.append((cell.number, self._off))
             return None
@@ -195,13 +195,13 @@ class CachedKernel:
         return "" if reply["status"] == "ok" else f"{reply.get('ename')}: {reply.get('evalue')}"
 
     def begin(self, cell: CodeCell) -> None:
-        """Take in that a cell is about to run."""
+        """Note that a cell is about to run."""
         if not self._off:
             self._logged = self._session.log_calls
             self._cache.begin(cell)
 
     def after(self, cell: CodeCell, reply: Mapping[str, Any], done: CellLineage | None) -> None:
-        """Take in what a cell that was run took in, left and showed."""
+        """Store the inputs, the results and the output of a cell that was run."""
         if self._off:
             return
         messages = self._published.take()
@@ -218,7 +218,7 @@ class CachedKernel:
             self._off = f"keeping results failed: {type(exc).__name__}: {exc}"
 
     def close(self) -> None:
-        """Write what was decided for each cell to the folder of the run, and remove old results."""
+        """Write the decision about each cell to the folder of the run, and remove old results."""
         folder: Path = self._session.runs.folder(self._session.run)
         if folder.is_dir():
             facts = {"format": 1, "cells": self._cache.decisions, "off": self._off}

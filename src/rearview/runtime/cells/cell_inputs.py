@@ -1,4 +1,6 @@
-"""Record what each cell of a notebook uses: files, variables, processes, connections, modules.
+"""Record the inputs of each cell of a notebook or script: files, variables, processes, connections, modules.
+
+`Lineage` records the cells of one run; `ScriptCells` tells it where the cells of a script begin and end.
 
 Python's audit hook reports reads through Python. Reads in C (Arrow, HDF5, polars, DuckDB, memory maps) and
 reads of child processes are reported by inotify, which watches the folders that may hold such files.
@@ -14,15 +16,18 @@ import errno
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
 from rearview.model.cell_lineage import CellLineage, Event, lineage_of
+from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
+from rearview.runtime.session import Session
 from rearview.source.cells import code_hash
 from rearview.state.variable_fingerprints import fingerprints
 from rearview.store.project import FOLDER
@@ -197,7 +202,7 @@ class Lineage:
         self._active = False
         self._before = ""
         self._begun = 0.0
-        self._known: set[str] = set()
+        self._variables_read_before: set[str] = set()
         self._modules: set[str] = set()
         self._memory = ProcessMemory()
         self._memory_before = 0
@@ -232,7 +237,7 @@ class Lineage:
                 self._looked_at.add(text)
         self._events = []
         self.written, self.listed, self.barred = set(), set(), ""
-        self._known = set(names_read())
+        self._variables_read_before = set(names_read())
         self._modules = set(sys.modules)
         self._active, self._begun = True, perf_counter()
 
@@ -271,7 +276,7 @@ class Lineage:
             events.append(("unseen", self._opened.lost))
         events += [
             ("environment", name, _hash(os.environ.get(name, "").encode()))
-            for name in sorted(set(names_read()) - self._known)
+            for name in sorted(set(names_read()) - self._variables_read_before)
         ]
         for name in sorted(set(sys.modules) - self._modules):
             file = getattr(sys.modules.get(name), "__file__", None)
@@ -384,6 +389,60 @@ class Lineage:
             return self._hashes[key]
         except OSError:
             return "gone"
+
+
+class ScriptCells:
+    """Records the cells of one script while they run, one after the other."""
+
+    def __init__(
+        self,
+        session: Session,
+        folder: Path,
+        texts: Sequence[str],
+        fail: Callable[[BaseException], object],
+    ) -> None:
+        self._texts = texts
+        self._belongs = session.belongs
+        self._report = fail
+        self._lineage: Lineage | None = Lineage(folder, session.root)
+        self._clock: list[int] = session.declared.get(clock.ROOT, [0])
+        self._chance: list[Any] = session.declared.get(entropy.ROOT, [])
+        self._cell = 0
+        self._clock_at, self._drawn = 0, list(self._chance)
+
+    def enter(self, number: int) -> None:
+        """End the cell before, and begin cell `number`: the script has reached it."""
+        self.end()
+        if self._lineage is None or not 0 < number <= len(self._texts):
+            return
+        self._cell = number
+        self._clock_at, self._drawn = self._clock[0], list(self._chance)
+        try:
+            self._lineage.begin(self._texts[number - 1], _script_variables())
+        except Exception as exc:
+            self._fail(exc)
+
+    def end(self) -> None:
+        """Write the lineage of the cell that was entered last, if there is one."""
+        number, self._cell = self._cell, 0
+        if self._lineage is None or not number:
+            return
+        used = {"clock": self._clock[0] - self._clock_at}
+        used["chance"] = int(self._drawn != self._chance)
+        try:
+            text, belongs = self._texts[number - 1], self._belongs
+            self._lineage.end(number, text, belongs, _script_variables(), used=used)
+        except Exception as exc:
+            self._fail(exc)
+
+    def _fail(self, exc: BaseException) -> None:
+        self._lineage = None
+        self._report(exc)
+
+
+def _script_variables() -> dict[str, object]:
+    main: ModuleType = sys.modules["__main__"]
+    return {name: value for name, value in vars(main).items() if not name.startswith("_")}
 
 
 def _texts(source: str) -> Iterator[str]:

@@ -193,7 +193,7 @@ class Cells:
         return None
 
     def begin(self, cell: CodeCell) -> None:
-        """Take in that a cell is about to run."""
+        """Note that a cell is about to run."""
         self.now = cell
         self.session.cell = cell.number
         self._expected = ast.dump(cell.tree())
@@ -213,7 +213,7 @@ class Cells:
 
     @contextlib.contextmanager
     def in_part(self, cell: CodeCell, text: str) -> Iterator[None]:
-        """Have `text`, which is a part of a cell, instrumented as that cell would be."""
+        """Instrument `text`, which is a part of a cell, in the body, as the whole cell would be."""
         self.now, self._expected = replace(cell, text=text), ast.dump(ast.parse(text))
         try:
             yield

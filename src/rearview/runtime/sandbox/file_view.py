@@ -233,7 +233,7 @@ class FileView:
         return real
 
     def is_folded(self, real: Any) -> bool:
-        """Return True if a real path is a folder that is a link for us and not for the program."""
+        """Return True if a real path is a link that the program sees as a folder."""
         return bool(self.folded) and not isinstance(real, int) and _full(real) in self.folded
 
     def folded_in(self, real: str) -> set[str]:

@@ -121,7 +121,7 @@ class Outputs:
         self._foreign = (os.path.realpath(self.root + FOLDER) + os.sep, *unrecorded_prefixes())
         self.pid = os.getpid()
         self.busy = False
-        """Whether our own code is using the files."""
+        """Whether Rearview itself is using the files."""
         self.written: dict[str, None] = {}
         self.contents: dict[str, tuple[tuple[int, ...], bytes]] = {}
 

@@ -10,6 +10,7 @@ the user set.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -148,15 +149,17 @@ class DiskBudget:
             self.run,
         ]
         env = {k: v for k, v in os.environ.items() if not k.startswith("REARVIEW_")}
-        self._child = subprocess.Popen(
-            [sys.executable, *command],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
+        # where no process can be started, a later save or the next run cleans up
+        with contextlib.suppress(OSError):
+            self._child = subprocess.Popen(
+                [sys.executable, *command],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            )
 
 
 @dataclass(slots=True)
