@@ -1,6 +1,7 @@
 """Studies for the tests: scripts and notebooks in a folder, replayed for real."""
 
 import os
+import sys
 from pathlib import Path
 
 import nbformat
@@ -36,7 +37,16 @@ def scripts(folder, **texts):
     return files
 
 
-def replay(files, *, measurements=None, store=None, study=None, tell=lambda _: None, **options):
+def replay(
+    files,
+    *,
+    measurements=None,
+    store=None,
+    study=None,
+    tell=lambda _: None,
+    python=sys.executable,
+    **options,
+):
     study = study or from_files(files)
     chosen = ReplayOptions(**options)
     known = measurements or Measurements()
@@ -48,6 +58,7 @@ def replay(files, *, measurements=None, store=None, study=None, tell=lambda _: N
         known,
         programs=programs,
         environment=os.environ,
+        python=python,
         store=store,
         tell=tell,
     )

@@ -60,6 +60,17 @@ def test_recorded_runs_are_one_tree_and_replay_as_they_printed(folder):
     assert report["exact"]
 
 
+def test_a_packed_run_of_a_notebook_is_judged_by_the_outputs_of_the_run(folder):
+    for n in (1, 2):
+        notebook(folder / "study.ipynb", ["x = 3", f"print(x + {n})", "x"])
+        rearview(folder, "run", "-q", "study.ipynb")
+    package = folder.parent / "notebooks.rvz"
+    rearview(folder, "pack", package)
+    report = json.loads(rearview(folder.parent, "replay", package, "--yes", "--offline", "--json"))
+    assert [v["verdict"] for v in report["versions"]] == ["same"] * 2
+    assert [len(v["cells"]) for v in report["versions"]] == [3, 3]
+
+
 def test_a_difference_is_printed_as_a_diff_with_exit_code_1(folder):
     for n in (1, 2):
         shown = [[], printed("3\n" if n == 1 else "<script>4</script>\n")]
@@ -99,6 +110,12 @@ def test_a_package_that_is_not_there_or_badly_named_is_refused(folder):
     rearview(folder, "replay", "gone.rvz", code=2)
     (folder / "a.py").write_text("x = 1\n")
     rearview(folder, "pack", "a.zip", "a.py", code=2)
+
+
+def test_cells_that_cannot_be_compared_are_named_with_the_reason(folder):
+    notebook(folder / "a.ipynb", ["x = 3", "print(x)"])
+    out = rearview(folder, "replay", "a.ipynb", "-q")
+    assert "cells 1, 2: not comparable: the author's outputs were not recorded" in out
 
 
 def test_an_empty_notebook_replays_to_nothing(folder):

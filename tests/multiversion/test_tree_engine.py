@@ -1,17 +1,21 @@
 """A tree is replayed as every version alone would run, whatever is kept and whatever fails."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import venv
 from dataclasses import replace as changed
+from importlib import metadata
 from pathlib import Path
 
 import pytest
-from studies import notebook, replay, scripts, texts
+from studies import notebook, printed, replay, scripts, texts
 
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
 from rearview.multiversion.process_control import CellProcesses
@@ -330,6 +334,7 @@ def test_a_process_that_dies_while_its_state_is_stored_ends_only_its_own_branch(
 
 READS_BELOW = """
 import os
+import re
 import sys
 from rearview.multiversion.cell_outputs import Reads
 
@@ -368,3 +373,37 @@ def test_a_short_link_to_a_deep_scratch_folder_is_removed_at_the_end(tmp_path, m
         assert processes.first.ask({"do": "switch", "program": "", "argv": [], "environment": {}})
         assert list(short.iterdir())
     assert not list(short.iterdir())
+
+
+def test_a_notebook_runs_in_an_environment_that_has_ipython_and_nothing_else(tmp_path):
+    """Such is the fresh environment of a package whose versions import no library."""
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    packages = next(environment.glob("lib/*/site-packages"))
+    for path in set(files_of("ipython", set())):
+        (packages / path.name).symlink_to(path)
+    has_matplotlib = [
+        python,
+        "-c",
+        "import importlib.util as u; exit(not u.find_spec('matplotlib'))",
+    ]
+    assert subprocess.run(has_matplotlib, check=False).returncode
+    shown = [printed("3\n")]
+    file = notebook(tmp_path / "a.ipynb", ["print(3)"], shown)
+    report = replay([file], python=str(python))
+    assert [v.same for v in report.versions] == ["same"]
+
+
+def files_of(distribution, seen):
+    """Yield the top-level files and folders of a distribution and of all that it requires."""
+    seen.add(distribution)
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found = metadata.distribution(distribution)
+        yield from {
+            found.locate_file(file.parts[0]) for file in found.files if ".." not in file.parts
+        }
+        for line in found.requires or ():
+            name = re.match(r"[\w.-]+", line)[0].lower().replace("_", "-")
+            if name not in seen and "extra ==" not in line:
+                yield from files_of(name, seen)

@@ -296,7 +296,14 @@ def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -
                 line=True,
             )
         )
-    variables = sorted({name for v in opened.study.versions for name in v.environment})
+    variables = sorted(
+        {
+            name
+            for version in opened.study.versions
+            for name, value in version.environment.items()
+            if value is not None
+        }
+    )
     if variables:
         output.said(output.printable(f"  It sets {', '.join(variables)}.", line=True))
     needs = requirements(manifest.environment)

@@ -391,9 +391,12 @@ def main() -> None:
     path, token, notebook = sys.argv[-3:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C and ends this process
     channel = Channel(path)
+    if notebook == "1":  # imported once, before all versions, and before the output is redirected
+        import IPython  # noqa: F401
+
+        with contextlib.suppress(ImportError):  # without matplotlib there is nothing to show inline
+            import matplotlib_inline  # noqa: F401
     process = CellProcess(channel)
-    if notebook == "1":
-        import matplotlib_inline  # noqa: F401 - imported once, before all versions
     channel.send({"hello": token, "pid": os.getpid()})
     process.serve()
 

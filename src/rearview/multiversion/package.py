@@ -40,6 +40,7 @@ from rearview.multiversion.package_metadata import (
 from rearview.multiversion.study import (
     FileRef,
     Study,
+    StudyCell,
     StudyVersion,
     digest_of,
     program_cells,
@@ -111,7 +112,11 @@ def pack(
                 contents[digest] = ref.place
             else:
                 referenced[name] = None
-        versions.append(_packed(version, source, files, measured))
+        outputs = _outputs_of_run(version, program)
+        digest = hashlib.sha256(outputs).hexdigest() if outputs else ""
+        if outputs:
+            contents[digest] = outputs
+        versions.append(_packed(version, source, files, measured, digest))
     environment = describe_environment([cell.text for v in study.versions for cell in v.cells])
     manifest = Manifest(
         FORMAT, round(time.time(), 3), tuple(versions), environment, to_json(tree), title
@@ -147,6 +152,7 @@ def _packed(
     source: str,
     files: dict[str, PackedFile],
     measured: Measured,
+    outputs_of_run: str,
 ) -> PackedVersion:
     cells = [
         PackedCell(
@@ -171,7 +177,18 @@ def _packed(
         version.printed,
         version.run,
         tuple(cells),
+        outputs_of_run,
     )
+
+
+def _outputs_of_run(version: StudyVersion, program: bytes) -> bytes:
+    """Return the outputs of a notebook's cells in JSON; nothing if the notebook itself holds them."""
+    if not version.notebook:
+        return b""
+    outputs = [cell.outputs for cell in version.cells]
+    if outputs == [cell.outputs for cell in program_cells(program, version.program)]:
+        return b""
+    return msgspec.json.encode(outputs)
 
 
 def _write(file: Path, manifest: Manifest, contents: Mapping[str, Path | bytes]) -> int:
@@ -307,6 +324,8 @@ class PackageReader:
                 if any(p in files for p in above):
                     raise _bad(self.file, f"{path!r} lies below another file")
             self._check_object(version.source, None)
+            if version.outputs:
+                self._check_object(version.outputs, None)
             for name, packed in version.files.items():
                 if packed.embedded:
                     self._check_object(packed.sha256, packed.size)
@@ -407,6 +426,8 @@ class PackageReader:
                     )
                     for cell, m in zip(cells, measured, strict=True)
                 )
+            if packed.outputs:
+                cells = self._with_outputs(cells, packed.outputs)
             versions.append(
                 StudyVersion(
                     packed.name,
@@ -424,6 +445,19 @@ class PackageReader:
             )
         study = Study(tuple(versions))
         return (study.only(only) if only else study), programs
+
+    def _with_outputs(self, cells: tuple[StudyCell, ...], digest: str) -> tuple[StudyCell, ...]:
+        """Return the cells with the outputs that the author's run showed."""
+        data = self.content(digest)
+        try:
+            outputs = msgspec.json.decode(data, type=list[tuple[dict[str, Any], ...] | None])
+        except (msgspec.MsgspecError, RecursionError) as exc:
+            raise _bad(self.file, f"content {digest[:12]} holds no outputs ({exc})") from exc
+        if len(outputs) != len(cells):
+            raise _bad(self.file, f"it has outputs of {len(outputs)} cells, not {len(cells)}")
+        return tuple(
+            replace(cell, outputs=shown) for cell, shown in zip(cells, outputs, strict=True)
+        )
 
     def _placed(
         self,

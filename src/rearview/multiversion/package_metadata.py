@@ -56,7 +56,7 @@ class PackedCell(msgspec.Struct, frozen=True):
     size: int | None = None
     reads: tuple[str, ...] | None = None
     outputs: tuple[dict[str, Any], ...] | None = None
-    """Outputs of a script, which does not store them itself; a notebook does."""
+    """Outputs of a script, which does not store them itself."""
 
 
 class PackedVersion(msgspec.Struct, frozen=True):
@@ -75,6 +75,9 @@ class PackedVersion(msgspec.Struct, frozen=True):
     printed: str | None = None
     run: str = ""
     cells: tuple[PackedCell, ...] = ()
+    outputs: str = ""
+    """sha256 of the outputs that the recorded run of a notebook showed, for each cell, in JSON; empty if the
+    notebook itself holds them."""
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -25,9 +25,14 @@ _BOOT = (
     "import sys; p = sys.argv[1]; sys.path.insert(0, p); "
     "from rearview.multiversion.cell_process import main; sys.path.remove(p); main()"
 )
-_REAPER = (
-    "import os, signal, sys; sys.stdin.buffer.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
-)
+_REAPER = """
+import os, signal, sys
+sys.stdin.buffer.read()
+try:
+    os.killpg(int(sys.argv[1]), signal.SIGKILL)
+except ProcessLookupError:
+    pass  # all of them have ended
+"""
 SOURCE = Path(__file__).parent.parent.parent
 HELLO = 60.0
 """Seconds in which a new process must announce itself."""
@@ -146,8 +151,8 @@ class CellProcesses:
             log = (scratch / "processes.log").read_text("utf-8", "replace").strip()
             raise ReplayError(
                 f"The process that runs cells could not be started with {python}: "
-                f"{log.splitlines()[-1] if log else exc}. Notebooks need IPython there, and "
-                "`matplotlib-inline`: pip install ipykernel.",
+                f"{log.splitlines()[-1] if log else exc}. Notebooks need IPython there: "
+                "pip install ipykernel.",
                 slug="cell-process",
             ) from exc
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rearview.model.wording import duration, plural, size
 from rearview.multiversion.execution_tree import ExecutionTree
-from rearview.multiversion.replay import StudyPlan, StudyReport
+from rearview.multiversion.replay import StudyPlan, StudyReport, VersionReport
 from rearview.multiversion.verdicts import OutputMatch
 from rearview.plan.versions.tree import START
 
@@ -137,6 +137,9 @@ def report_lines(report: StudyReport) -> list[str]:
             ):
                 lines.append(f"    cell {cell.number} ({cell.title}): {cell.verdict.why}")
                 lines.extend(f"        {line}" for line in cell.verdict.diff.splitlines()[2:12])
+        for why, numbers in _not_comparable(version).items():
+            cells = "cell" if len(numbers) == 1 else "cells"
+            lines.append(f"    {cells} {', '.join(map(str, numbers))}: not comparable: {why}")
     result = report.result
     alone = report.computed_alone
     saved = 1 - result.seconds / alone if alone > result.seconds else 0.0
@@ -147,6 +150,15 @@ def report_lines(report: StudyReport) -> list[str]:
     )]  # fmt: skip
     lines.extend(f"note: {note}" for note in result.notes)
     return lines
+
+
+def _not_comparable(version: VersionReport) -> dict[str, list[int]]:
+    """Return the numbers of the cells whose outputs cannot be compared, by reason."""
+    reasons: dict[str, list[int]] = {}
+    for cell in version.cells:
+        if cell.verdict.same is OutputMatch.NOT_COMPARABLE:
+            reasons.setdefault(cell.verdict.why, []).append(cell.number)
+    return reasons
 
 
 def report_json(report: StudyReport) -> dict[str, Any]:
