@@ -231,10 +231,11 @@ def _uncommon_magic(tree: ast.Module) -> str:
         if not isinstance(shell, ast.Name) or shell.id != "get_ipython":
             continue
         first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
+        name = first if isinstance(first, str) else ""
         if call.attr in {"system", "getoutput"}:
             return "it starts a process (a shell line)"
-        if call.attr.startswith("run_") and first not in SHOWING_MAGICS:
-            return f"it uses the magic %{first}"
+        if call.attr.startswith("run_") and name not in SHOWING_MAGICS:
+            return f"it uses the magic %{name}"
     return ""
 
 
