@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 
@@ -22,17 +23,25 @@ pytest.importorskip("papermill")
 CALL = (
     "import sys, papermill as pm; from papermill.engines import papermill_engines as known; "
     "from rearview.notebook.engine import RearviewEngine; known.register('rearview', RearviewEngine); "
-    "pm.execute_notebook('study.ipynb', 'out.ipynb', engine_name='rearview', progress_bar=False)"
+    "pm.execute_notebook('study.ipynb', sys.argv[1], engine_name='rearview', progress_bar=False)"
 )
 
 
-def execute(folder, *cells, fails=False, **env):
-    """Run a notebook by papermill; return its outputs, and why each cell that ran was run."""
+def execute(folder, *cells, fails=False, draws_seeds=True, out="out.ipynb", **env):
+    """Run a notebook by papermill; return its outputs, and why each cell that ran was run.
+
+    `draws_seeds` lets random generators begin with new states each time.
+    """
+    variables = environment(**env)
+    if draws_seeds:
+        variables["REARVIEW_ENTROPY"] = os.urandom(32).hex()
+    else:
+        del variables["REARVIEW_ENTROPY"]
     write(folder / "study.ipynb", *cells)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CALL],
+        [sys.executable, "-W", "ignore", "-c", CALL, out],
         cwd=folder,
-        env={**environment(**env), "REARVIEW_ENTROPY": os.urandom(32).hex()},
+        env=variables,
         capture_output=True,
         text=True,
         timeout=HUNG,
@@ -43,7 +52,7 @@ def execute(folder, *cells, fails=False, **env):
     folder_of_run = runs.folder(runs.all()[-1].id)
     facts = json.loads((folder_of_run / "reused.json").read_text())
     assert reuse_lines(folder_of_run)
-    return outputs(folder / "out.ipynb"), {number: why for number, why in facts["cells"] if why}
+    return outputs(folder / out), {number: why for number, why in facts["cells"] if why}
 
 
 def test_an_edited_cell_and_those_that_depend_on_it_run_and_the_others_are_given_again(tmp_path):
@@ -93,6 +102,8 @@ def test_cells_whose_inputs_cannot_be_shown_equal_run_again_and_say_why(tmp_path
         "open('result.txt', 'w').write('fixed')",
         "names = sorted(os.listdir('.'))\nprint('extra.txt' in names)",
         "print('steady')",
+        "!echo shell",
+        "%env LATER=1",
     ]
     execute(tmp_path, *cells, STUDY="a")
     _, ran = execute(tmp_path, *cells, STUDY="a")
@@ -103,6 +114,8 @@ def test_cells_whose_inputs_cannot_be_shown_equal_run_again_and_say_why(tmp_path
         8: "starts a process (true)",
         9: "asks the file system (exists)",
         10: "log.txt, which it reads",
+        14: "starts a process (a shell line)",
+        15: "uses the magic %env",
     }
     assert {
         number: text for number, text in reasons.items() if text in ran.get(number, "")
@@ -115,9 +128,9 @@ def test_cells_whose_inputs_cannot_be_shown_equal_run_again_and_say_why(tmp_path
     shown, ran = execute(tmp_path, *cells, STUDY="b")
     assert {2, 3, 4, 11, 12} <= set(ran)
     assert [out[0]["text"] for out in shown if out and "text" in out[0]] == [
-        *(["two"], ["b"], ["2"], ["True"], ["steady"])
+        *(["two"], ["b"], ["2"], ["True"], ["steady"], ["shell"])
     ] or [("".join(out[0]["text"])).strip() for out in shown if out and "text" in out[0]] == [
-        *("two", "b", "2", "True", "steady")
+        *("two", "b", "2", "True", "steady", "shell", "env: LATER=1")
     ]
     assert (tmp_path / "result.txt").read_text() == "fixed"
 
@@ -227,6 +240,63 @@ def test_names_and_effects_of_a_cell(source, names, calls):
     assert found.calls == calls
 
 
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("x = 1\nprint(x)", {"print"}),
+        ("x = x + 1", {"x"}),
+        ("x += 1", {"x"}),
+        ("x[0] = 1", {"x"}),
+        ("del x", {"x"}),
+        ("for i in y:\n    z = i\nprint(z, i)", {"y", "z", "i", "print"}),
+        ("if a:\n    b = 1\nelse:\n    b = 2\nc = b", {"a"}),
+        ("if a:\n    b = 1\nc = b", {"a", "b"}),
+        ("y = [f(i) for i in x]\ni = 1", {"f", "x"}),
+        ("fig, ax = plt.subplots()\nax.plot(x)", {"plt", "x"}),
+        ("with open(p) as f:\n    text = f.read()\nprint(text)", {"open", "p", "print", "text"}),
+        ("try:\n    a = b\nexcept E:\n    a = c\nd = a", {"a", "b", "c", "E"}),
+        ("def f(x):\n    y = x\n    return y + z\nw = f(1)", {"z"}),
+        ("z = 2\ndef f():\n    return z\nw = f()", set()),
+        ("while n:\n    n -= 1", {"n"}),
+        ("def f():\n    return a\nif b:\n    def f():\n        return c\nf()", {"a", "b", "c"}),
+        ("big = frame.query('a > @limit')", {"frame", "a", "limit"}),
+        ("%timeit -n 3 -r 2 f(x)", {"f", "x"}),
+        ("%%timeit y = 1\nf(y)", {"f"}),
+        ("r = %timeit -o f(x)", {"f", "x"}),
+        ("g = lambda a, n=n: a + m", {"n"}),
+    ],
+)
+def test_a_cell_reads_the_names_whose_value_it_may_use_before_it_sets_them(source, reads):
+    assert analyse(source).reads == reads
+
+
+def test_equal_content_has_one_digest_also_after_it_was_loaded(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    datasets, tree = pytest.importorskip("sklearn.datasets"), pytest.importorskip("sklearn.tree")
+    iris = datasets.load_iris()
+    texts = ["abc", "abcd"[:3]]
+    padded = numpy.empty(3, {"names": ["a", "b"], "formats": ["u1", "f8"], "offsets": [0, 8]})
+    padded["a"], padded["b"] = 1, 2.0
+    masked = numpy.ma.array([1, 2], mask=[0, 1])
+    pairs = numpy.zeros(2, numpy.dtype([("a", "f4", (3,))]))
+    model = tree.DecisionTreeClassifier(random_state=0).fit(iris.data, iris.target)
+    store = ResultStore(tmp_path / "cells")
+    for value in (
+        iris,
+        texts,
+        padded,
+        masked,
+        pairs,
+        model,
+        numpy.empty((0, 3)),
+        {"k": [texts[0]]},
+    ):
+        content = serialize({"x": value}, owned=True)
+        store.put(content)
+        loaded = store.get(content.digest, str)
+        assert serialize(loaded, owned=True).digest == content.digest, type(value)
+
+
 def test_a_seeded_generator_and_clock_readings_of_an_import_do_not_keep_a_cell_from_being_reused(
     tmp_path,
 ):
@@ -247,4 +317,104 @@ def test_a_seeded_generator_and_clock_readings_of_an_import_do_not_keep_a_cell_f
     again, ran = execute(tmp_path, *cells)
     assert again == first
     assert set(ran) == {4, 5, 6}
-    assert all("it draws randomness of the system" in ran[number] for number in (4, 5, 6))
+    assert all("seed of a random generator from the system" in ran[n] for n in (4, 5, 6))
+
+
+def test_measured_durations_are_given_again_unless_what_was_measured_has_changed(tmp_path):
+    cells = [
+        "def total(n):\n    return sum(range(n))",
+        "size = 1000",
+        "%timeit -n 2 -r 2 total(size)",
+        "%%time\nfound = total(size)\nprint(found)",
+        "other = 1",
+        "%time print(found + 1)",
+    ]
+    first, _ = execute(tmp_path, *cells)
+    cells[4] = "other = 2"
+    again, ran = execute(tmp_path, *cells)
+    assert again == first
+    assert set(ran) == {5}
+    cells[1] = "size = 2000"
+    _, ran = execute(tmp_path, *cells)
+    assert set(ran) == {2, 3, 4, 6}
+
+
+def test_generators_that_are_not_seeded_begin_as_in_the_last_execution_into_the_same_file(tmp_path):
+    pytest.importorskip("numpy")
+    cells = [
+        "import random, threading, uuid\nimport numpy as np",
+        "a = np.random.rand(3)\nprint(a)",
+        "pair = [threading.Lock(), random.random()]\nprint(pair[1])",
+        "print(uuid.uuid4(), np.random.default_rng().random())",
+        "print('end')",
+        "free = np.random.default_rng()\nprint(free.random())",
+    ]
+    first, _ = execute(tmp_path, *cells, draws_seeds=False)
+    cells[4] = "print(pair[1], random.random(), np.random.rand())"
+    again, ran = execute(tmp_path, *cells, draws_seeds=False)
+    assert set(ran) == {4, 5}
+    assert again[1:3] == first[1:3]
+    assert again[3] != first[3]  # an identifier does not come twice
+    assert again[5] == first[5]
+    # a full run begins with the same states: the cell with the lock was run again with the one that it had found
+    shutil.rmtree(tmp_path / ".rearview" / "cache" / "cells" / "entries")
+    full, ran = execute(tmp_path, *cells, draws_seeds=False)
+    assert set(ran) == {1, 2, 3, 4, 5, 6}
+    assert full[:3] == again[:3]
+    assert full[4] == again[4]
+    cells[1] = "a = np.random.rand(4)\nprint(a)"
+    _, ran = execute(tmp_path, *cells, draws_seeds=False)
+    assert set(ran) == {2, 4, 5}
+    other, ran = execute(tmp_path, *cells, draws_seeds=False, out="other.ipynb")
+    assert {2, 3, 4, 5, 6} <= set(ran)
+    assert other[2] != first[2]
+
+
+def test_settings_of_skipped_cells_are_set_again_without_running_the_rest_of_them(tmp_path):
+    pytest.importorskip("matplotlib")
+    cells = [
+        "%matplotlib inline\nimport matplotlib.pyplot as plt, numpy as np, warnings\nplt.style.use('ggplot')",
+        "before = np.seterr(all='ignore')\nplt.rc('font', size=17)\nprint(sorted(before))",
+        "with warnings.catch_warnings():\n    warnings.simplefilter('error')\n    x = np.arange(3)\nprint(x)",
+        "warnings.filterwarnings('ignore', message='odd')\ny = x + 1\nprint(y)",
+        "print('end')",
+    ]
+    first, _ = execute(tmp_path, *cells)
+    shows = (
+        "print(plt.rcParams['font.size'], plt.rcParams['axes.facecolor'], np.geterr()['over'], "
+        "any('odd' in str(f[1]) for f in warnings.filters), y)"
+    )
+    cells[4] = shows
+    late, ran = execute(tmp_path, *cells)
+    assert set(ran) == {5}
+    assert "".join(late[4][0]["text"]) == "17.0 #E5E5E5 ignore True [1 2 3]\n"
+    # a cell with a setting is edited, and not the setting: cells that do not depend on it are as before
+    cells[3] = cells[3].replace("print(y)", "print(y, 'edited')")
+    cells[0] = "print('edited')\n" + cells[0]
+    edited, ran = execute(tmp_path, *cells)
+    assert set(ran) == {1, 4}
+    assert edited[1:3] == first[1:3]
+    assert edited[4] == late[4]
+    cells[0] = cells[0].replace("ggplot", "dark_background")
+    _, ran = execute(tmp_path, *cells)
+    assert set(ran) == {1, 2, 3, 4, 5}
+
+
+def test_an_estimator_that_is_shown_has_the_number_that_it_has_in_a_full_run(tmp_path):
+    pytest.importorskip("sklearn")
+    cells = [
+        "from sklearn.svm import SVC\nfrom sklearn.linear_model import Ridge",
+        "SVC()",
+        "Ridge()",
+        "SVC(C=2)",
+    ]
+    first, _ = execute(tmp_path, *cells)
+    cells[2] = "Ridge(alpha=2)"
+    edited, ran = execute(tmp_path, *cells)
+    assert set(ran) == {3}
+    assert "sk-container-id-2" in str(edited[2])
+    assert edited[3] == first[3]
+    cells[1] = "SVC()\n'a text'"
+    edited, ran = execute(tmp_path, *cells)
+    assert "sk-container-id-1" in str(edited[2])
+    assert set(ran) == {2, 3, 4}

@@ -55,6 +55,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether a script is cut into cells, which its points begin with."""
     reuse_cells: bool = False
     """Whether cells of a notebook whose inputs are as in an earlier run are given again, not run."""
+    repeat_seeds: bool = False
+    """Whether the random generators of libraries begin as in the last run of the same notebook."""
     kernel: str | None = None
     """Connection file of the front end that sends the cells of a notebook; None: they run in order."""
 

@@ -136,8 +136,14 @@ def _check_installed() -> None:
 
 
 def with_reuse(command: StartCommand, *, reuse: bool) -> StartCommand:
-    """Return the command with the reuse of stored results of cells switched on or off."""
-    control = msgspec.structs.replace(control_of(command), reuse_cells=reuse)
+    """Return the command with the reuse of stored results of cells switched on or off.
+
+    Random generators that the notebook does not seed begin as in its last run, unless the environment
+    says that every cell is to be run.
+    """
+    control = msgspec.structs.replace(
+        control_of(command), reuse_cells=reuse, repeat_seeds=reuse_is_wanted(os.environ)
+    )
     environment = {**command.environment, VARIABLE: msgspec.json.encode(control).decode()}
     return replace(command, environment=environment)
 

@@ -150,7 +150,12 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     runs = Runs(project)
     joins = run is not None
     given_key = os.environ.get(ENTROPY_VARIABLE)
-    key = bytes.fromhex(given_key) if given_key else os.urandom(32)
+    key = bytes.fromhex(given_key) if given_key else os.urandom(entropy.KEY_BYTES)
+    if control.repeat_seeds and not given_key:
+        from rearview.runtime.cells.result_store import ResultStore
+
+        place = os.path.relpath(os.path.realpath(control.target), os.path.realpath(project.root))
+        key += ResultStore(project.cache / "cells").seeds(place)
     if run is None:
         run = control.run or runs.reserve()
         runs.start(run, facts(control, project, settings, run, key, watched=watched))

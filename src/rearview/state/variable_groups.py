@@ -41,6 +41,30 @@ class Serialized:
         return len(self.data) + sum(buffer.raw().nbytes for buffer in self.buffers)
 
 
+_TEXT, _DTYPE = "=", "#"
+"""First signs of what stands in a pickle for a text, and for a type of array elements; names have other ones."""
+
+
+class _Never:
+    """Nothing is an instance of it."""
+
+
+def _is_plain(dtype: Any) -> bool:
+    """Return True if a type of array elements is fully described by its short text."""
+    return dtype.kind in "biufcmMOSU" and dtype.metadata is None and dtype.subdtype is None
+
+
+def object_of(pid: str, find: Callable[[str], Any]) -> Any:
+    """Return the object that `pid` stands for in a pickle; `find` returns those that are known by name."""
+    if pid.startswith(_TEXT):
+        return pid[1:]
+    if pid.startswith(_DTYPE):
+        import numpy as np
+
+        return np.dtype(pid[1:])
+    return find(pid)
+
+
 def serialize(
     content: Mapping[str, Any],
     *,
@@ -51,7 +75,8 @@ def serialize(
     """Return variables as bytes; raise if something in them cannot be copied.
 
     Views of one array stay views of one array. `by_name` returns the name that is stored instead of an object,
-    or None to copy the object; `refuse` returns why an object cannot be copied, or an empty text. With `owned`, arrays and tensors own
+    or None to copy the object; `refuse` returns why an object cannot be copied, or an empty text. With `owned`, texts are
+    told apart by their value alone, and equal content has equal digests, also if it was loaded; arrays and tensors own
     their memory when they are loaded, as the originals do, and a tensor with a graph is refused; otherwise they
     use the memory of the copy, and a tensor is copied without the graph that computed it, with a note.
     """
@@ -62,14 +87,27 @@ def serialize(
     memory: dict[int, Any] = {}
     notes: list[str] = []
 
+    texts: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
+    dtype_type: Any = getattr(sys.modules.get("numpy"), "dtype", _Never)
+
     class GroupPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, obj: Any) -> str | None:
+            if owned:
+                # which equal texts are one object depends on how they came about: not so in the copy
+                if type(obj) is str:
+                    return texts.get(obj) or texts.setdefault(obj, _TEXT + obj)
+                if isinstance(obj, dtype_type) and _is_plain(obj):
+                    return dtypes.get(obj.str) or dtypes.setdefault(obj.str, _DTYPE + obj.str)
             return by_name(obj)
 
         def reducer_override(self, obj: Any) -> Any:
             reason = refuse(obj)
             if reason:
                 raise TypeError(reason)
+            steady = _as_loaded(obj) if owned else None
+            if steady is not None:
+                return steady
             kept = _view_of(obj) or _tensor_parts(obj, memory, notes, owned=owned)
             if kept is None:
                 _check_memory(obj, memory)
@@ -84,6 +122,20 @@ def serialize(
     for buffer in buffers:
         digest.update(buffer.raw())
     return Serialized(data, buffers, digest.hexdigest(), tuple(notes))
+
+
+def _as_loaded(obj: Any) -> Any:
+    """Return how to rebuild an object whose own pickle is another one once it was loaded; None for other objects."""
+    if type(obj).__module__ == "sklearn.utils._bunch" and isinstance(obj, dict):
+        return type(obj), (), None, None, iter(obj.items())  # it takes no other state
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(obj) is numpy.ma.MaskedArray and not obj.dtype.hasobject:
+        function, args, state = obj.__reduce__()
+        default = numpy.ma.default_fill_value(obj.dtype)
+        if state[-1] is not None and state[-1] == default:
+            state = (*state[:-1], None)
+        return function, args, state
+    return None
 
 
 def _view_of(obj: Any) -> Any:
@@ -117,14 +169,32 @@ def _as_owned(obj: Any) -> Any:
     if numpy is None or type(obj) is not numpy.ndarray:
         return None
     flags = obj.flags
-    if obj.dtype.hasobject or not (flags.c_contiguous or flags.f_contiguous) or not obj.size:
+    if obj.dtype.hasobject or not (flags.c_contiguous or flags.f_contiguous):
         return None
+    if not obj.size:
+        return _no_elements, (obj.shape, obj.dtype, bool(flags.writeable))
+    writeable = bool(flags.writeable)
+    fields = obj.dtype.fields or {}
+    if fields and sum(each[0].itemsize for each in fields.values()) < obj.dtype.itemsize:
+        # bytes between the fields are whatever was there before
+        clean = numpy.zeros(obj.shape, obj.dtype, order="C" if flags.c_contiguous else "F")
+        for name in fields:
+            clean[name] = obj[name]
+        obj = clean
     order = "C" if flags.c_contiguous else "F"
     flat = obj.reshape(-1, order=order).view(numpy.uint8)
     return _owned_array, (
         pickle.PickleBuffer(flat),
-        *(obj.dtype, obj.shape, order, bool(flags.writeable)),
+        *(obj.dtype, obj.shape, order, writeable),
     )
+
+
+def _no_elements(shape: Any, dtype: Any, writeable: bool) -> Any:
+    import numpy as np
+
+    made = np.empty(shape, dtype)
+    made.flags.writeable = writeable
+    return made
 
 
 def _owned_array(data: Any, dtype: Any, shape: Any, order: str, writeable: bool) -> Any:
@@ -254,8 +324,14 @@ def codes_of(value: Any) -> Iterator[types.CodeType]:
             todo += [each for each in code.co_consts if isinstance(each, types.CodeType)]
 
 
-def sharing_groups(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the variables in groups: variables that share a mutable object are in one group."""
+def sharing_groups(
+    variables: Mapping[str, Any], walked: dict[str, dict[int, Any]] | None = None
+) -> list[tuple[str, ...]]:
+    """Return the variables in groups: variables that share a mutable object are in one group.
+
+    `walked` has the objects of variables that are as they were in an earlier call, by name, and gets those
+    of the others.
+    """
     owner: dict[int, str] = {}
     parent = {name: name for name in variables}
 
@@ -266,30 +342,44 @@ def sharing_groups(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
     count = 0
     for name, value in variables.items():
-        todo = [value]
-        mine: set[int] = set()
-        while todo:
-            obj = todo.pop()
-            if isinstance(obj, (*_ATOMS, *BY_REFERENCE)) or id(obj) in mine:
-                continue
-            mine.add(id(obj))
-            count += 1
-            if count > MOST_OBJECTS:
-                return [tuple(sorted(variables))]
-            first = owner.setdefault(id(obj), name)
+        mine = walked.get(name) if walked is not None else None
+        if mine is None:
+            mine = _objects_of(value, MOST_OBJECTS - count)
+        count += len(mine)
+        if count > MOST_OBJECTS:
+            return [tuple(sorted(variables))]
+        if walked is not None:
+            walked[name] = mine
+        shared = {owner[each] for each in owner.keys() & mine.keys()}
+        for first in shared:
             if top(first) != top(name):
                 parent[top(name)] = top(first)
-            todo += gc.get_referents(obj)
-            todo += _hidden_referents(obj)
-            address = _memory_address(obj)
-            if address:
-                first = owner.setdefault(-address, name)
-                if top(first) != top(name):
-                    parent[top(name)] = top(first)
+        owner.update(dict.fromkeys(mine, name))
     groups: dict[str, list[str]] = {}
     for name in variables:
         groups.setdefault(top(name), []).append(name)
     return [tuple(sorted(names)) for names in groups.values()]
+
+
+def _objects_of(value: Any, most: int) -> dict[int, Any]:
+    """Return the objects that a variable reaches by address, without those that never change.
+
+    Blocks of memory that arrays and tensors share count too, with a minus. More than `most` are not looked for.
+    """
+    mine: dict[int, Any] = {}
+    todo = [value]
+    never = (*_ATOMS, *BY_REFERENCE)
+    while todo and len(mine) <= most:
+        obj = todo.pop()
+        if id(obj) in mine or isinstance(obj, never):
+            continue
+        mine[id(obj)] = obj
+        todo += gc.get_referents(obj)
+        todo += _hidden_referents(obj)
+        address = _memory_address(obj)
+        if address:
+            mine[-address] = None
+    return mine
 
 
 def _hidden_referents(obj: Any) -> list[Any]:

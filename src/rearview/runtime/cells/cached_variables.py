@@ -44,10 +44,14 @@ class NotebookState:
         self.loaded: dict[tuple[str, ...], str] = {}
         """Groups that were loaded and not touched since, with the digest that they then have."""
         self.settings = library_settings()
+        self.settings_values: dict[str, str] = {}
+        """By library: under which digest its settings are stored, if cells changed them."""
         self.hidden_setup = ""
         """Which cells have set up libraries, in order, as a hash."""
         self.ids: dict[str, int] = {}
         """Address of each variable's object before the current cell."""
+        self._walked: dict[str, dict[int, Any]] = {}
+        """Objects of each variable by address, if no cell could reach it since they were looked for."""
         self.reached: set[str] | None = set()
         """Variables that the current cell can reach; None: all."""
 
@@ -59,14 +63,24 @@ class NotebookState:
                     self.loaded[names] = self.serialized(names, self.references()).digest
                 except Exception:
                     self.loaded[names] = "?"
+        # objects that the cell may drop are not kept alive
+        self._walked = {k: v for k, v in self._walked.items() if not self.touches((k,))}
         self.ids = {name: id(value) for name, value in self.variables().items()}
 
-    def reach(self, names: Iterable[str]) -> set[str] | None:
-        """Return the variables that a cell with these names can reach; None: all."""
+    def reach(
+        self, names: Iterable[str], definitions: Iterable[Definition] = ()
+    ) -> set[str] | None:
+        """Return the variables that a cell with these names can reach; None: all.
+
+        `definitions` are the cell's own: functions of earlier cells may call them.
+        """
         todo, seen = list(names), set(names)
+        own: dict[str, set[str]] = {}
+        for each in definitions:
+            own.setdefault(each.name, set()).update(each.names)
         while todo:
             name = todo.pop()
-            more: set[str] = set()
+            more = set(own.get(name, ()))
             if name in self.definitions:
                 more |= self.definitions[name][0].names
             if name in self.groups:
@@ -92,9 +106,10 @@ class NotebookState:
         """Return a hash of the settings of libraries and of what cells have set up."""
         return digest_of(sorted(self.settings.items()), self.hidden_setup)
 
-    def hide_setup(self, analysis: CellAnalysis, inputs: Mapping[str, str]) -> None:
+    def hide_setup(self, setup: str) -> None:
         """Take in that a cell set up something outside the variables: later cells depend on it."""
-        self.hidden_setup = digest_of(self.hidden_setup, analysis.digest, sorted(inputs.items()))
+        if setup:
+            self.hidden_setup = digest_of(self.hidden_setup, setup)
 
     def define(self, definition: Definition) -> None:
         """Take in that a name stands for a function or class now."""
@@ -128,22 +143,30 @@ class NotebookState:
             id(self.namespace[name]): name for name in self.definitions if name in self.namespace
         }
 
-    def serialized(self, names: tuple[str, ...], references: Mapping[int, str]) -> Serialized:
-        """Return the content of variables; definitions of the notebook are referred to by name."""
-        return serialize(
-            {name: self.namespace[name] for name in names},
-            by_name=lambda obj: (
-                references.get(id(obj)) if isinstance(obj, types.FunctionType | type) else None
-            ),
-            refuse=_refused,
-            owned=True,
-        )
+    def serialized(
+        self, names: tuple[str, ...], references: Mapping[int, str], used: set[str] | None = None
+    ) -> Serialized:
+        """Return the content of variables; definitions of the notebook are referred to by name.
+
+        The names of those are added to `used`.
+        """
+        seen = set[str]() if used is None else used
+
+        def by_name(obj: Any) -> str | None:
+            name = references.get(id(obj)) if isinstance(obj, types.FunctionType | type) else None
+            if name is not None:
+                seen.add(name)
+            return name
+
+        variables = {name: self.namespace[name] for name in names}
+        return serialize(variables, by_name=by_name, refuse=_refused, owned=True)
 
     def take_changes(
         self, key: str, seconds: float, analysis: CellAnalysis
     ) -> tuple[list[GroupRef], list[str]]:
         """Return the variables that a cell changed, in groups, and those that it deleted."""
         live = self.variables()
+        self.absent -= live.keys()  # it bound them without using what they were
         defined = {each.name for each in analysis.definitions}
         for name in [*self.definitions]:
             # a name that was defined as a function and is something else now
@@ -163,7 +186,12 @@ class NotebookState:
             else:
                 rest[name] = value
         references = self.references()
-        for names in sharing_groups(rest):
+        self._walked = {
+            name: objects
+            for name, objects in self._walked.items()
+            if name in rest and self.ids.get(name) == id(rest[name])
+        }
+        for names in sharing_groups(rest, self._walked):
             group = self.groups.get(names[0])
             same = group is not None and group.names == names
             moved = any(self.ids.get(name) != id(live[name]) for name in names)
@@ -204,12 +232,13 @@ class NotebookState:
     def _grouped(
         self, names: tuple[str, ...], key: str, seconds: float, references: Mapping[int, str]
     ) -> GroupRef:
+        used: set[str] = set()
         try:
-            content = self.serialized(names, references)
+            content = self.serialized(names, references, used)
         except Exception as exc:
             why = str(exc).partition("\n")[0][:200] or type(exc).__name__
             return GroupRef(names, digest_of(key, names), uses=self._uses(names), why=why)
-        uses = tuple(sorted(_persistent_names(content.data) & set(references.values())))
+        uses = tuple(sorted(used))
         if content.nbytes > max(SMALL, seconds * BYTES_A_SECOND):
             return GroupRef(names, content.digest, uses=uses, why="computing it again is faster")
         self.store.put(content)
@@ -247,10 +276,3 @@ def _refused(obj: Any) -> str:
     if kind.__module__ == "numpy" and kind.__name__ == "memmap":
         return "an array that is mapped from a file"
     return ""
-
-
-def _persistent_names(data: bytes) -> set[str]:
-    """Return the texts of a pickle: among them are the names of what it refers to."""
-    import pickletools
-
-    return {arg for _, arg, _ in pickletools.genops(data) if isinstance(arg, str)}

@@ -9,17 +9,43 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rearview.runtime.cells.used_names import (
+    CellReads,
+    names_in,
+    names_in_texts,
+    names_used,
+)
 from rearview.source.cells import code_hash
 from rearview.source.notebooks import python_of
 
 HARMLESS_MAGICS = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "precision")
 """Line magics that only set something up: a cell of them can be run again at any time."""
-TIMING = frozenset({"time", "timeit", "prun", "lprun", "memit"})
+SHOWING_MAGICS = frozenset({"html", "HTML", "latex", "markdown", "javascript", "js", "svg", "SVG"})
+"""Cell magics that only show their text."""
+PROFILERS = frozenset({"prun", "lprun", "memit", "mprun"})
+_MEASURED = re.compile(
+    r"(?P<indent>\s*)(?:(?P<target>\w+)\s*=\s*)?%%?(?P<magic>timeit|time)\b(?P<rest>.*)\Z",
+    re.DOTALL,
+)
+"""A line by which IPython measures how long a statement takes."""
+_OPTIONS = re.compile(r"(?:\s*-(?:[nrpv]\s*\d+|[tcqo]+)(?=\s|\Z))*")
+"""Options of `%timeit`, before the statement."""
 FILE_QUESTIONS = frozenset(
     {"exists", "lexists", "isfile", "isdir", "is_file", "is_dir", "stat", "lstat", "access"}
     | {"getmtime", "getctime", "getatime", "getsize", "disk_usage"}
 )
 """Functions that ask the file system without opening anything: what they were told is not known."""
+CLOCKS = frozenset(
+    {"time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime", "clock"}
+    | {"time_ns", "perf_counter_ns", "monotonic_ns", "process_time_ns", "now", "utcnow", "today"}
+    | {"localtime", "gmtime", "ctime", "strftime", "asctime"}
+)
+"""Functions that read the clock."""
+UNDOING = frozenset(
+    {"catch_warnings", "printoptions", "errstate", "option_context", "rc_context", "context"}
+    | {"config_context"}
+)
+"""Context managers that undo, at their end, what their module was set to inside."""
 SHOWN = frozenset({"_", "__", "___", "Out", "_oh", "In", "_ih", "_i", "_ii", "_iii"})
 """Names under which a kernel keeps earlier cells and their results."""
 
@@ -33,12 +59,24 @@ class Definition:
     name: str
     digest: str
     names: frozenset[str]
-    """Names in its body."""
+    """Names outside of it that its body uses."""
     attributes: frozenset[str]
     at_once: frozenset[str]
     """Names that are looked up when it is defined: decorators, defaults, bases."""
     calls: frozenset[str]
     """Calls in its body for their effect, dotted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatementEffect:
+    """A call for its effect, and the top-level statement that makes it."""
+
+    call: str
+    digest: str
+    """Hash of the statement."""
+    names: frozenset[str]
+    """Names in the statement."""
+    node: ast.stmt
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +87,8 @@ class CellAnalysis:
     """Hash of its code."""
     names: frozenset[str]
     """Variables that it names, without those in functions that it only defines."""
+    reads: frozenset[str]
+    """Those of them whose value it may use: not those that it sets before."""
     attributes: frozenset[str]
     definitions: tuple[Definition, ...]
     preamble: str
@@ -59,12 +99,36 @@ class CellAnalysis:
     """Calls for their effect, dotted: `plt.style.use`."""
     last_call: str
     """The call that is the last statement: for its effect only if it shows no result."""
-    sets_up: bool
-    """Whether it has magics that set something up."""
+    text: str
+    """Its source as Python, without `setup_magics` and with the statements that `%timeit` runs."""
+    setup_magics: tuple[tuple[int, str], ...]
+    """Line and text of its magics that set something up."""
+    effects: tuple[StatementEffect, ...]
+    """Its calls for their effect, and the statements that make them."""
+    reads_clock: bool
+    """Whether it names a function that reads the clock."""
     refused: str
     """Why its results cannot be kept; empty if nothing in its text speaks against it."""
     shown: bool
     """Whether it reads results of earlier cells by `_`, `Out` and the like."""
+
+    def setup_text(self, effects: Iterable[StatementEffect]) -> str:
+        r"""Return its imports, definitions and set-up magics, and the statements of some effects, as Python.
+
+        >>> cell = analyse("%matplotlib inline\nimport seaborn as sns\nsns.set(); x = 1\nx")
+        >>> print(cell.setup_text([each for each in cell.effects if each.call == "sns.set"]))
+        get_ipython().run_line_magic('matplotlib', 'inline')
+        import seaborn as sns
+        sns.set()
+        """
+        body = ast.parse(self.text).body
+        kept = [node for node in body if _is_preamble(node)]
+        kept += {id(each.node): each.node for each in effects}.values()
+        lines = _only_lines(self.text, sorted(kept, key=lambda node: node.lineno)).split("\n")
+        for number, magic in self.setup_magics:
+            lines += [""] * (number + 1 - len(lines))
+            lines[number] = python_of(magic)
+        return "\n".join(lines).rstrip()
 
 
 @lru_cache(maxsize=4096)
@@ -74,15 +138,24 @@ def analyse(source: str) -> CellAnalysis:
     >>> cell = analyse("import numpy as np\nx = np.ones(3)\nnp.seterr(all='raise')")
     >>> sorted(cell.names), cell.preamble, cell.only_preamble, cell.last_call
     (['np', 'x'], 'import numpy as np', False, 'np.seterr')
-    >>> analyse("%%time\nx = 1").refused
-    'it measures time'
+    >>> sorted(analyse("%timeit -n 10 f(x)").names), analyse("%prun f(x)").refused
+    (['f', 'x'], 'it is profiled')
     """
-    lines, sets_up = [], False
-    for line in source.split("\n"):
+    lines: list[str] = []
+    setup_magics: list[tuple[int, str]] = []
+    is_python = _parses(source)
+    for number, line in enumerate(source.split("\n")):
+        if is_python:
+            lines.append(line)
+            continue
         bare = line.strip()
+        timed = _MEASURED.match(line)
+        if timed is not None and (not bare.startswith("%%") or number == 0):
+            lines.append(_timed_statement(timed))
+            continue
         if bare.startswith("%") and not bare.startswith("%%"):
             if bare.lstrip("%").split()[:1] and bare.lstrip("%").split()[0] in HARMLESS_MAGICS:
-                sets_up = True
+                setup_magics.append((number, bare))
                 lines.append("")
                 continue
         lines.append(line)
@@ -93,16 +166,17 @@ def analyse(source: str) -> CellAnalysis:
         tree = ast.Module([], [])
     magics = _magics(source)
     refused = ""
-    if magics & TIMING:
-        refused = "it measures time"
+    if magics & PROFILERS:
+        refused = "it is profiled"
     elif any(line.startswith("#! ") for line in text.split("\n")):
         refused = "it is not Python"
+    refused = refused or _uncommon_magic(tree)
     top = list(tree.body)
     definitions = tuple(_definition(node) for node in top if _defined_name(node))
     plain = [node for node in top if not _is_preamble(node)]
     kept = [node for node in top if _is_preamble(node)]
     last = plain[-1] if plain and plain[-1] is top[-1] and isinstance(plain[-1], ast.Expr) else None
-    names, attributes = _names(tree)
+    names, attributes = names_in(tree)
     loads = {
         node.id
         for node in ast.walk(tree)
@@ -115,16 +189,65 @@ def analyse(source: str) -> CellAnalysis:
     return CellAnalysis(
         code_hash(source),
         frozenset(_names_at_once(top, definitions)),
+        frozenset(CellReads(definitions).of(top)),
         frozenset(attributes),
         definitions,
         _only_lines(text, kept),
         not plain,
         frozenset(_effect_calls([node for node in plain if node is not last])),
         next(_effect_calls([last]), "") if last is not None else "",
-        sets_up,
+        text,
+        tuple(setup_magics),
+        tuple(
+            StatementEffect(call, _digest(node), frozenset(names_in(node)[0]), node)
+            for node in plain
+            for call in sorted({*_effect_calls([node])})
+        ),
+        bool((attributes | names) & CLOCKS),
         refused,
         shown,
     )
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _digest(node: ast.AST) -> str:
+    return hashlib.sha256(ast.dump(node).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _uncommon_magic(tree: ast.Module) -> str:
+    """Return why a cell with magics or shell lines must run, because what they do is not known; empty: it has none."""
+    for node in ast.walk(tree):
+        call = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(node, ast.Call) or not isinstance(call, ast.Attribute):
+            continue
+        shell = call.value.func if isinstance(call.value, ast.Call) else None
+        if not isinstance(shell, ast.Name) or shell.id != "get_ipython":
+            continue
+        first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
+        name = first if isinstance(first, str) else ""
+        if call.attr in {"system", "getoutput"}:
+            return "it starts a process (a shell line)"
+        if call.attr.startswith("run_") and name not in SHOWING_MAGICS:
+            return f"it uses the magic %{name}"
+    return ""
+
+
+def _timed_statement(timed: re.Match[str]) -> str:
+    """Return the statement that `%time` or `%timeit` runs; a result that is assigned is any value."""
+    rest = timed["rest"].strip()
+    if timed["magic"] == "timeit":
+        rest = rest[_OPTIONS.match(rest).end() :].strip()  # type: ignore[union-attr]  # it may be empty
+    parts = [
+        part for part in (rest, f"{timed['target']} = None" if timed["target"] else "") if part
+    ]
+    return timed["indent"] + "; ".join(parts)
 
 
 def _names_at_once(body: Iterable[ast.stmt], definitions: Iterable[Definition]) -> set[str]:
@@ -132,7 +255,7 @@ def _names_at_once(body: Iterable[ast.stmt], definitions: Iterable[Definition]) 
     names: set[str] = set()
     for node in body:
         if not _defined_name(node):
-            names |= _names(node)[0]
+            names |= names_in(node)[0]
     for definition in definitions:
         names |= definition.at_once
     waiting = list(definitions)
@@ -166,7 +289,7 @@ def _is_preamble(node: ast.stmt) -> bool:
 
 
 def _definition(node: ast.stmt) -> Definition:
-    names, attributes = _names(node)
+    attributes = names_in(node)[1]
     now: list[ast.AST] = []
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         now = [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
@@ -181,34 +304,19 @@ def _definition(node: ast.stmt) -> Definition:
         body = node.body
     else:
         body = []
-    at_once = {name for part in now for name in _names(part)[0]}
-    digest = hashlib.sha256(ast.dump(node).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            given = node.value.args
+            now = [*given.defaults, *filter(None, given.kw_defaults)]
+    at_once = {name for part in now for name in names_in(part)[0]}
     calls = frozenset(_effect_calls(body, deep=True))
     return Definition(
         _defined_name(node),
-        digest,
-        frozenset(names),
+        _digest(node),
+        frozenset(names_used(node, when_called=True) | names_in_texts(node)),
         frozenset(attributes),
         frozenset(at_once),
         calls,
     )
-
-
-def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
-    names: set[str] = set()
-    attributes: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            names.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            attributes.add(node.attr)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.Global):
-            names.update(node.names)
-    return names, attributes
 
 
 def _only_lines(text: str, kept: Iterable[ast.stmt]) -> str:
@@ -239,6 +347,16 @@ def _effect_calls(body: Iterable[ast.stmt], *, deep: bool = False) -> Iterator[s
             )
             if inner and not deep:
                 continue
+            if isinstance(node, ast.With):
+                undone = {
+                    name.partition(".")[0]
+                    for name in (_dotted(item.context_expr) for item in node.items)
+                    if name.rpartition(".")[2] in UNDOING
+                }
+                if undone:
+                    inside = _effect_calls(node.body, deep=deep)
+                    yield from (each for each in inside if each.partition(".")[0] not in undone)
+                    continue
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await):
                 call = node.value.value if isinstance(node.value, ast.Await) else node.value
                 name = _dotted(call.func) if isinstance(call, ast.Call) else ""

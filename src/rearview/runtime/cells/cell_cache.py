@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import msgspec
 
 from rearview.model.cell_lineage import CellLineage
 from rearview.runtime.cells.cached_variables import NotebookState
-from rearview.runtime.cells.cell_analysis import CellAnalysis, analyse
-from rearview.runtime.cells.cell_effects import CellEffects
+from rearview.runtime.cells.cell_analysis import analyse
+from rearview.runtime.cells.cell_effects import CellEffects, ProjectModules
 from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.cells.library_state import (
     RandomUse,
@@ -28,6 +27,7 @@ from rearview.runtime.cells.library_state import (
     digest_of,
     library_settings,
     listing,
+    settings_bytes,
 )
 from rearview.runtime.cells.result_store import FORMAT, CellEntry, GroupRef, ResultStore
 from rearview.runtime.cells.skipped_cells import LateRun, Skipped, SkippedCells
@@ -61,19 +61,25 @@ class CellCache:
         self.decisions: list[tuple[int, str]] = []
         """Number of each cell, and why it was run; empty: it was not."""
         self._lineage = lineage
-        self._belongs = belongs
+        self._project_modules = ProjectModules(belongs)
         self._base = base_digest()
         self._random = RandomUse()
         self._skipped = SkippedCells(self.state, self._random)
-        self._effects = CellEffects(self.state, lineage, belongs, clock, chance)
+        self._effects = CellEffects(self.state, lineage, self._project_modules, clock, chance)
+        self._read: set[str] | None = set()
+        """Variables whose value the current cell can use; None: all."""
         self._environment: set[str] = set()
+        """Environment variables that the cells so far have read."""
+        self._variables_before: dict[str, str] = {}
+        self._set_variables: dict[str, str] = {}
+        """Hashes of environment variables that the cells so far have changed."""
         self._modules: dict[str, str] = {}
 
     def find(self, cell: CodeCell) -> tuple[CellEntry | None, str]:
         """Return the execution whose results can be given again, or why the cell must be run."""
         analysis = analyse(cell.source)
         why = "it has not been run before"
-        inputs = self.state.inputs(self.state.reach(analysis.names))
+        inputs = self.state.inputs(self.state.reach(analysis.reads, analysis.definitions))
         for entry in self.store.entries(self._code(cell)):
             why = self._differs(entry, inputs)
             if not why:
@@ -89,9 +95,12 @@ class CellCache:
                 return f"{name} is not what it was"
         if entry.settings != self.state.settings_digest():
             return "settings of libraries are not what they were"
+        first = entry.random_loaded if entry.seeds == self._random.seeds else {}
         for library, state in entry.random.items():
-            if self._random.states.get(library) != state:
+            if self._random.states.get(library, first.get(library)) != state:
                 return f"it draws random numbers of {library}, whose state is not what it was"
+        if entry.draws_seeds and entry.seeds != self._random.seeds:
+            return "it draws the seed of a random generator from the system"
         before = entry.random_before_imports
         if before and not self._random.own and self._random.states.get("random") != before:
             return "its imports draw random numbers of random, whose state is not what it was"
@@ -102,8 +111,15 @@ class CellCache:
             if listing(path) != names:
                 return f"the files in {path} are not those that were there"
         for name, value in entry.environment.items():
-            if digest_of(os.environ.get(name)) != value:
+            if self._set_variables.get(name, digest_of(os.environ.get(name))) != value:
                 return f"the environment variable {name} is not what it was"
+        return self._gone(entry)
+
+    def _gone(self, entry: CellEntry) -> str:
+        """Return what of the results of an execution is no longer there; empty: nothing."""
+        for library, kept in entry.settings_values.items():
+            if not self.store.has(kept):
+                return f"the settings of {library} that it left were removed from the cache"
         gone = [g.names[0] for g in entry.groups if g.stored and not self.store.has(g.content)]
         if gone:
             return f"what it left in {gone[0]} was removed from the cache"
@@ -123,6 +139,8 @@ class CellCache:
         for definition in analysis.definitions:
             self.state.define(definition)
             self.state.absent.add(definition.name)
+        if entry.seeds == self._random.seeds:
+            self._random.states = {**entry.random_loaded, **self._random.states}
         before = entry.random_before_imports
         for library, state in entry.random_after.items():
             if library == "random":
@@ -133,8 +151,11 @@ class CellCache:
                 self._random.own = False
             self._random.due[library] = state
             self._random.states[library] = state
-        self._take_settings(entry, analysis)
+        self.state.settings |= msgspec.json.decode(entry.settings_after)
+        self.state.settings_values |= entry.settings_values
+        self.state.hide_setup(entry.setup)
         self._environment |= set(entry.environment)
+        self._set_variables |= entry.environment_after
         self._modules |= entry.modules
         self._skipped.cells.append(Skipped(cell, entry, analysis))
         self.decisions.append((cell.number, ""))
@@ -146,11 +167,6 @@ class CellCache:
         )
         return list(messages)
 
-    def _take_settings(self, entry: CellEntry, analysis: CellAnalysis) -> None:
-        self.state.settings |= msgspec.json.decode(entry.settings_after)
-        if entry.again:
-            self.state.hide_setup(analysis, entry.inputs)
-
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
         """Bring about the state that a cell is about to find; raise GivenUp if that cannot be done."""
         await self._skipped.prepare(cell, late_run)
@@ -158,8 +174,11 @@ class CellCache:
     def begin(self, cell: CodeCell) -> None:
         """Take note of the state before a cell is run."""
         state = self.state
-        state.reached = state.reach(analyse(cell.source).names)
+        analysis = analyse(cell.source)
+        state.reached = state.reach(analysis.names, analysis.definitions)
+        self._read = state.reach(analysis.reads, analysis.definitions)
         state.begin()
+        self._variables_before = dict(os.environ)
         self._random.begin()
         self._effects.begin()
 
@@ -176,7 +195,7 @@ class CellCache:
         `problem` says why it cannot, as far as the kernel knows; `why` is why it was run.
         """
         analysis = analyse(cell.source)
-        inputs = self.state.inputs(self.state.reached)
+        inputs = self.state.inputs(self._read)
         settings = self.state.settings_digest()
         problem = problem or self._effects.problem(analysis, done)
         for definition in analysis.definitions:
@@ -189,19 +208,28 @@ class CellCache:
             key = secrets.token_hex(16)  # nothing follows from the inputs
         groups, deleted = self.state.take_changes(key, done.seconds if done else 0.0, analysis)
         now = library_settings()
-        again = self._effects.sets_up(analysis, messages) or any(
-            self.state.settings.get(library, value) != value for library, value in now.items()
-        )
+        values = {
+            library: self.store.put_bytes(settings_bytes(library))
+            for library, value in now.items()
+            if self.state.settings.get(library) != value
+        }
+        setup = self._effects.setup(analysis, messages, inputs)
         self.state.settings |= now
-        if again:
-            self.state.hide_setup(analysis, inputs)
+        self.state.settings_values |= values
+        self.state.hide_setup(setup.digest if setup else "")
         reason = f"{why}; {problem}" if problem and why != problem else why
         self.decisions.append((cell.number, reason))
         if problem or done is None:
             return
-        entry = self._entry(key, inputs, settings, used, after, groups, deleted, again, done)
-        shown = self.store.put_bytes(msgspec.json.encode(list(messages)))
-        self.store.add(self._code(cell), msgspec.structs.replace(entry, messages=shown))
+        entry = msgspec.structs.replace(
+            self._entry(key, inputs, settings, used, after, groups, deleted, done),
+            messages=self.store.put_bytes(msgspec.json.encode(list(messages))),
+            again=setup is not None and not setup.text,
+            setup=setup.digest if setup else "",
+            setup_text=setup.text if setup else "",
+            settings_values=values,
+        )
+        self.store.add(self._code(cell), entry)
 
     def _entry(
         self,
@@ -212,7 +240,6 @@ class CellCache:
         after: dict[str, str],
         groups: Sequence[GroupRef],
         deleted: Sequence[str],
-        again: bool,
         done: CellLineage,
     ) -> CellEntry:
         content, root = self._lineage.content, Path(self._lineage.root)
@@ -224,10 +251,14 @@ class CellCache:
         self._environment |= {
             name for name in names_read() if not name.startswith((*_MACHINE, "REARVIEW", "PYTHON"))
         }
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if isinstance(file, str) and self._belongs(file):
-                self._modules[file] = content(file)
+        changed = {
+            name: digest_of(os.environ.get(name))
+            for name in self._environment
+            if os.environ.get(name) != self._variables_before.get(name)
+        }
+        self._set_variables |= changed
+        for _, module in self._project_modules.of_project():
+            self._modules[str(module.__file__)] = content(str(module.__file__))
         return CellEntry(
             format=FORMAT,
             key=key,
@@ -235,16 +266,21 @@ class CellCache:
             settings=settings,
             random=used,
             random_before_imports=self._random.by_imports,
+            draws_seeds=self._effects.draws_seeds(),
+            seeds=self._random.seeds,
+            random_loaded=dict(self._random.loaded),
             files=files,
             folders={path: listing(path) for path in self._lineage.listed},
-            environment={name: digest_of(os.environ.get(name)) for name in self._environment},
+            environment={
+                name: digest_of(self._variables_before.get(name)) for name in self._environment
+            },
+            environment_after=changed,
             modules=dict(self._modules),
             groups=tuple(groups),
             deleted=tuple(deleted),
             random_after=after,
             settings_after=msgspec.json.encode(self.state.settings).decode(),
             written={path: content(path) for path in self._lineage.written},
-            again=again,
             seconds=done.seconds,
             size=done.size,
             events=done.events,

@@ -6,6 +6,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rearview.model.cell_lineage import CellLineage
@@ -48,6 +49,42 @@ SETTERS = (
 """Beginnings of names of functions that change settings all the same."""
 
 
+class ProjectModules:
+    """The modules of the project that are loaded; each module is looked at once, as there are thousands."""
+
+    def __init__(self, belongs: Callable[[str], bool]) -> None:
+        self._belongs = belongs
+        self._seen: dict[str, int] = {}
+        self._own: dict[str, types.ModuleType] = {}
+        self._count = 0
+
+    def of_project(self) -> list[tuple[str, types.ModuleType]]:
+        """Return the names and modules of the project, without `__main__`."""
+        same = all(sys.modules.get(name) is module for name, module in self._own.items())
+        if same and self._count == len(sys.modules):
+            return [*self._own.items()]
+        self._count = len(sys.modules)
+        for name, module in list(sys.modules.items()):
+            if self._seen.get(name) == id(module) or name == "__main__":
+                continue
+            self._seen[name] = id(module)
+            self._own.pop(name, None)
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and self._belongs(file):
+                self._own[name] = module
+        return [(name, module) for name, module in self._own.items() if name in sys.modules]
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """How a cell changes something outside its variables."""
+
+    digest: str
+    """Hash of the statements that do so, and of the variables that they can reach."""
+    text: str
+    """Those statements, imports and definitions, if they need no variables; empty: all of the cell is needed."""
+
+
 class CellEffects:
     """What the current cell does beside changing variables."""
 
@@ -55,18 +92,19 @@ class CellEffects:
         self,
         state: NotebookState,
         lineage: Lineage,
-        belongs: Callable[[str], bool],
+        modules: ProjectModules,
         clock: Clock | None,
         chance: list[Any],
     ) -> None:
         self._state = state
         self._lineage = lineage
-        self._belongs = belongs
+        self._modules = modules
         self._chance = chance
         self._clock_readers: set[str] = set()
         if clock is not None:
             clock.listeners[:] = [self._clock_readers.add]
         self._drawn = 0
+        self._seeding = 0
         entropy.overwritten[:] = [0]
         self._module_data: dict[str, str] = {}
         self._threads: set[int | None] = set()
@@ -75,13 +113,20 @@ class CellEffects:
         """Take note of the process before a cell is run."""
         self._clock_readers.clear()
         self._drawn = entropy.bytes_used(self._chance)
+        self._seeding = entropy.seeding[0]
         self._module_data = self._project_data()
         self._threads = {thread.ident for thread in threading.enumerate()}
+
+    def draws_seeds(self) -> bool:
+        """Return True if the cell has made generators whose seed the system draws."""
+        return self._seeding != entropy.seeding[0]
 
     def problem(self, analysis: CellAnalysis, done: CellLineage | None) -> str:
         """Return why the results of a cell cannot be given again; empty if they can."""
         if done is None:
             return "its inputs were not recorded"
+        if analysis.refused and not analysis.only_preamble:
+            return analysis.refused
         if self._lineage.barred:
             return self._lineage.barred
         kinds = {event[0]: event for event in done.events}
@@ -90,8 +135,6 @@ class CellEffects:
                 return f"its inputs are not all known ({kinds[kind][1]})"
         if analysis.only_preamble:
             return ""  # what libraries do while they are imported is no input
-        if analysis.refused:
-            return analysis.refused
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
         )
@@ -99,8 +142,9 @@ class CellEffects:
             asked = self._state.definitions[name][0].attributes & FILE_QUESTIONS
             if asked:
                 return f"{name} asks the file system ({min(asked)})"
+        harmless = OWN_TIMERS if analysis.reads_clock else (*OWN_TIMERS, "timeit.")
         readers = sorted(
-            each for each in self._clock_readers if not f"{each}.".startswith(OWN_TIMERS)
+            each for each in self._clock_readers if not f"{each}.".startswith(harmless)
         )
         if readers:
             return f"it reads the clock ({'the cell' if readers[0] == '__main__' else readers[0]})"
@@ -122,19 +166,40 @@ class CellEffects:
         ]
         return f"it changes data of the module {changed[0]}" if changed else ""
 
-    def sets_up(self, analysis: CellAnalysis, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Return True if a cell changes something outside its variables, such as a library's settings."""
-        if analysis.sets_up:
-            return True
-        calls = set(analysis.calls)
-        if not any(message["type"] == "execute_result" for message in messages):
-            calls.add(analysis.last_call)
+    def setup(
+        self,
+        analysis: CellAnalysis,
+        messages: Sequence[Mapping[str, Any]],
+        inputs: Mapping[str, str],
+    ) -> SetUp | None:
+        """Return how a cell changes something outside its variables, such as a library's settings."""
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
         )
         for name in reached & self._state.definitions.keys():
-            calls |= self._state.definitions[name][0].calls
-        return any(map(self._sets_library, calls - {""}))
+            if any(map(self._sets_library, self._state.definitions[name][0].calls)):
+                return SetUp(digest_of(analysis.digest, sorted(inputs.items())), "")
+        shows = any(message["type"] == "execute_result" for message in messages)
+        effects = [
+            effect
+            for effect in analysis.effects
+            if self._sets_library(effect.call)
+            and not (shows and effect.call == analysis.last_call not in analysis.calls)
+        ]
+        if not effects and not analysis.setup_magics:
+            return None
+        names = {name for effect in effects for name in effect.names}
+        used = self._state.reach(names)
+        known = sorted((n, v) for n, v in inputs.items() if used is None or n in used)
+        digest = digest_of(
+            [magic for _, magic in analysis.setup_magics], [each.digest for each in effects], known
+        )
+        alone = all(
+            isinstance(self._state.namespace.get(name, len), BY_REFERENCE)
+            and name not in self._state.definitions
+            for name in names
+        )
+        return SetUp(digest, analysis.setup_text(effects) if alone else "")
 
     def _sets_library(self, call: str) -> bool:
         root, _, rest = call.partition(".")
@@ -157,16 +222,12 @@ class CellEffects:
     def _project_data(self) -> dict[str, str]:
         """Return a fingerprint of the data of each module of the project."""
         found: dict[str, str] = {}
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if name != "__main__" and isinstance(file, str) and self._belongs(file):
-                data = {
-                    key: value
-                    for key, value in vars(module).items()
-                    if not key.startswith("__") and not isinstance(value, BY_REFERENCE)
-                }
-                known = fingerprints(data, 0.05)
-                found[name] = digest_of(
-                    sorted((k, known.get(k, str(id(v)))) for k, v in data.items())
-                )
+        for name, module in self._modules.of_project():
+            data = {
+                key: value
+                for key, value in vars(module).items()
+                if not key.startswith("__") and not isinstance(value, BY_REFERENCE)
+            }
+            known = fingerprints(data, 0.05)
+            found[name] = digest_of(sorted((k, known.get(k, str(id(v)))) for k, v in data.items()))
         return found

@@ -43,7 +43,7 @@ MEASURED_SHARE = 0.002
 """Share of the time that adding up the memory of the process may take."""
 CHANGES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
-    *("os.chdir", "os.fork", "os.chmod", "os.chown", "os.utime"),
+    *("os.chdir", "os.fork", "os.forkpty", "os.chmod", "os.chown", "os.utime"),
 )
 """Audit events that change files in another way than by replacing the whole content."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}

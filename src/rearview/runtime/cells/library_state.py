@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import importlib.util
 import os
 import pickle
@@ -10,7 +12,7 @@ import platform
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
@@ -50,9 +52,23 @@ def base_digest() -> str:
     )
 
 
+_NUMBERED = ("sklearn.utils._repr_html.estimator", "sklearn.utils._estimator_html_repr")
+"""Modules of scikit-learn, of several versions, that number the estimators shown as pages."""
+_COUNTERS = ("_CONTAINER_ID_COUNTER", "_ESTIMATOR_ID_COUNTER")
+NUMBERS = "numbers of scikit-learn"
+"""Key of those numbers among the random states: a cell that shows an estimator uses the next ones."""
+
+
 def _random_states() -> dict[str, Any]:
-    """Return the random states of libraries on the CPU, by library."""
-    return {name: state for name, state in read_random_state().items() if name != "devices"}
+    """Return the random states of libraries on the CPU, by library, and the numbers that outputs contain."""
+    states = {name: state for name, state in read_random_state().items() if name != "devices"}
+    return {**states, NUMBERS: [counter.count for counter in _counters()] or [0] * len(_COUNTERS)}
+
+
+def _counters() -> list[Any]:
+    modules = filter(None, map(sys.modules.get, _NUMBERED))
+    found = [getattr(module, name, None) for module in modules for name in _COUNTERS]
+    return [counter for counter in found if hasattr(counter, "count")][: len(_COUNTERS)]
 
 
 def random_bytes(library: str) -> bytes:
@@ -73,7 +89,15 @@ def _digest(state: Any) -> str:
 
 def set_random(library: str, state: Any) -> None:
     """Set the random state of a library."""
-    write_random_state({library: state})
+    if library != NUMBERS:
+        write_random_state({library: state})
+        return
+    if "sklearn" in sys.modules and not _counters():
+        for name in _NUMBERED:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    for counter, count in zip(_counters(), state, strict=False):
+        counter.count = count
 
 
 class _ImportDraws:
@@ -133,11 +157,17 @@ class RandomUse:
     """The random states of libraries, cell by cell: which ones a cell draws from, and which it leaves."""
 
     def __init__(self) -> None:
-        self.states: dict[str, str] = {}
+        self.states = random_digests()
         """By library, as the cells so far have left them."""
+        self.seeds = self.states["random"]
+        """Equal for runs whose generators begin in the same state."""
+        self.loaded: dict[str, str] = {}
+        """First states of the generators of libraries that the current cell has imported."""
         self.due: dict[str, str] = {}
         """States that skipped cells left: set before the next cell is run."""
         self._before: dict[str, str] = {}
+        self._states_before: dict[str, Any] = {}
+        self._first_states: dict[str, Any] = {}
         self._seeded: set[str] = set()
         self.own = True
         """Whether Python's generator is as the process began with it, but for draws of imports."""
@@ -150,8 +180,10 @@ class RandomUse:
     def begin(self) -> None:
         """Take note of the states before a cell is run."""
         self._seeded.clear()
+        self.loaded = {}
         self._imports.draws = {}
-        self._before = random_digests()
+        self._states_before = _random_states()
+        self._before = {name: _digest(state) for name, state in self._states_before.items()}
         self.states |= {k: self.states.get(k, v) for k, v in self._before.items()}
 
     def take(self, put: Callable[[bytes], str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -174,7 +206,8 @@ class RandomUse:
             if library == "random":
                 self.own = False
             if before is not None and library not in self._seeded:
-                used[library] = before
+                drawn_from = {**self._first_states, **self._states_before}[library]
+                used[library] = put(pickle.dumps(drawn_from, protocol=5))
             if before is not None or library in self._seeded:
                 after[library] = put(random_bytes(library))
                 self.states[library] = after[library]
@@ -182,13 +215,31 @@ class RandomUse:
                 self.states[library] = digest
         return used, after
 
+    @contextlib.contextmanager
+    def as_it_was(self, states: Mapping[str, Any]) -> Iterator[None]:
+        """Set random states by library for the body; after it, all are what they were before it."""
+        before = _random_states()
+        for library, state in states.items():
+            set_random(library, state)
+        try:
+            yield
+        finally:
+            for library, state in _random_states().items():
+                kept = before.get(library, self._first_states.get(library, state))
+                if _digest(kept) != _digest(state):
+                    set_random(library, kept)
+
     def _watch_seed(self, module: types.ModuleType) -> None:
         """Notice when a random state is set before anything was drawn from it in a cell."""
         library = {"numpy.random": "numpy"}.get(module.__name__, module.__name__)
         name = "manual_seed" if library == "torch" else "seed"
         real = getattr(module, name)
         # the state with which it was imported: nothing was drawn from it yet
-        self._before.setdefault(library, random_digests()[library])
+        self._first_states[library] = _random_states()[library]
+        first = _digest(self._first_states[library])
+        self._before.setdefault(library, first)
+        self.states.setdefault(library, first)
+        self.loaded[library] = first
 
         def seed(*args: Any, **kwargs: Any) -> Any:
             if random_digests().get(library) == self._before.get(library):
@@ -198,32 +249,66 @@ class RandomUse:
         setattr(module, name, PatchedBuiltin(seed, real))
 
 
+_PANDAS_OPTIONS = (
+    *("display.max_rows", "display.max_columns", "display.precision", "display.width"),
+    *("display.float_format", "display.max_colwidth", "display.min_rows"),
+    "display.expand_frame_repr",
+)
+
+
+def _settings(library: str) -> dict[str, Any] | None:
+    """Return the settings of a library by name; None if it is not loaded."""
+    module: Any = sys.modules.get(library)
+    if library == "matplotlib" and hasattr(module, "rcParams"):
+        return {k: v for k, v in dict.items(module.rcParams) if not k.startswith("backend")}
+    if library == "numpy" and hasattr(module, "get_printoptions"):
+        return {"print": module.get_printoptions(), "errors": module.geterr()}
+    if library == "pandas" and hasattr(module, "options"):
+        return {name: module.get_option(name) for name in _PANDAS_OPTIONS}
+    if library == "torch" and hasattr(module, "get_default_dtype"):
+        return {
+            "dtype": module.get_default_dtype(),
+            "threads": module.get_num_threads(),
+            "gradients": module.is_grad_enabled(),
+            "deterministic": module.are_deterministic_algorithms_enabled(),
+        }
+    return None
+
+
 def library_settings() -> dict[str, str]:
     """Return the settings of libraries that are loaded, each as a hash."""
-    digests: dict[str, str] = {}
-    plotting, numpy = sys.modules.get("matplotlib"), sys.modules.get("numpy")
-    pandas, torch = sys.modules.get("pandas"), sys.modules.get("torch")
-    if plotting is not None and hasattr(plotting, "rcParams"):
-        chosen = {k: v for k, v in dict.items(plotting.rcParams) if not k.startswith("backend")}
-        digests["matplotlib"] = digest_of(sorted((k, repr(v)) for k, v in chosen.items()))
-    if numpy is not None and hasattr(numpy, "get_printoptions"):
-        digests["numpy"] = digest_of(
-            sorted(numpy.get_printoptions().items()), sorted(numpy.geterr().items())
-        )
-    if pandas is not None and hasattr(pandas, "options"):
-        digests["pandas"] = digest_of(
-            [
-                (name, repr(pandas.get_option(name)))
-                for name in ("display.max_rows", "display.max_columns", "display.precision",
-                             "display.width", "display.float_format", "display.max_colwidth",
-                             "display.min_rows", "display.expand_frame_repr")
-            ]
-        )  # fmt: skip
-    if torch is not None and hasattr(torch, "get_default_dtype"):
-        digests["torch"] = digest_of(
-            str(torch.get_default_dtype()),
-            torch.get_num_threads(),
-            torch.is_grad_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
-        )
-    return digests
+    settings = {
+        library: _settings(library) for library in ("matplotlib", "numpy", "pandas", "torch")
+    }
+    return {
+        library: digest_of(sorted((name, repr(value)) for name, value in values.items()))
+        for library, values in settings.items()
+        if values is not None
+    }
+
+
+def settings_bytes(library: str) -> bytes:
+    """Return the settings of a loaded library as they are stored; empty if they cannot be."""
+    try:
+        return pickle.dumps(_settings(library), protocol=5)
+    except Exception:
+        return b""
+
+
+def set_settings(library: str, data: bytes) -> None:
+    """Set the settings of a loaded library, as `settings_bytes` returned them."""
+    module: Any = sys.modules[library]
+    values = pickle.loads(data) if data else {}
+    if library == "matplotlib":
+        dict.update(module.rcParams, values)
+    elif library == "numpy" and values:
+        module.set_printoptions(**values["print"])
+        module.seterr(**values["errors"])
+    elif library == "pandas":
+        for name, value in values.items():
+            module.set_option(name, value)
+    elif library == "torch" and values:
+        module.set_default_dtype(values["dtype"])
+        module.set_num_threads(values["threads"])
+        module.set_grad_enabled(values["gradients"])
+        module.use_deterministic_algorithms(values["deterministic"])

@@ -1,7 +1,8 @@
 """Results of cells on disk: what a cell took in, what it left, and what it showed.
 
 Below `cache/cells` of the store, which can be deleted at any time: `entries/<code>/<key>.json`, one for each
-set of inputs with which a cell was run, and `contents/<digest>`, the pickles and outputs that they name.
+set of inputs with which a cell was run, `contents/<digest>`, the pickles and outputs that they name, and
+`seeds/<notebook>`, the bytes that the notebook's random generators begin with.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import msgspec
 import xxhash
 
 from rearview.model.cell_lineage import Event
-from rearview.state.variable_groups import Serialized
+from rearview.state.variable_groups import Serialized, object_of
 from rearview.store.files import make_folder
 
-FORMAT = 1
+FORMAT = 2
+SEED_BYTES = 32
+"""Bytes that the random generators of a notebook begin with."""
 MOST_ENTRIES = 8
 """Sets of inputs that are kept for the code of one cell."""
 DRAFT_SECONDS = 3600.0
@@ -57,9 +60,18 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Random states that it drew from, by library."""
     random_before_imports: str = ""
     """State of Python's generator from which only its imports drew."""
+    draws_seeds: bool = False
+    """Whether it made generators whose seed the system draws."""
+    seeds: str = ""
+    """Equal for runs whose random generators begin in the same state."""
+    random_loaded: dict[str, str] = {}
+    """First states of the generators of libraries that it imported, by library."""
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
     environment: dict[str, str] = {}
+    """Environment variables that it and the cells before it read, as it found them."""
+    environment_after: dict[str, str] = {}
+    """Those of them that it changed, as it left them."""
     modules: dict[str, str] = {}
     groups: tuple[GroupRef, ...] = ()
     deleted: tuple[str, ...] = ()
@@ -68,6 +80,12 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     written: dict[str, str] = {}
     again: bool = False
     """Whether it sets up something outside the variables: it is run again before any other cell."""
+    setup: str = ""
+    """Hash of the statements by which it does."""
+    setup_text: str = ""
+    """Those statements alone, if they need no variables: they are run instead of all of the cell."""
+    settings_values: dict[str, str] = {}
+    """Settings that it changed, by library: the digests under which they are stored."""
     messages: str = ""
     seconds: float = 0.0
     size: int = 0
@@ -80,8 +98,23 @@ class ResultStore:
     def __init__(self, folder: Path) -> None:
         self._entries = folder / "entries"
         self._contents = folder / "contents"
+        self._seeds = folder / "seeds"
         make_folder(self._entries)
         make_folder(self._contents)
+
+    def seeds(self, notebook: str) -> bytes:
+        """Return the bytes that the random generators of a notebook begin with, drawn on the first call."""
+        name = xxhash.xxh3_128(notebook.encode("utf-8", "surrogatepass")).hexdigest()
+        file = self._seeds / name
+        try:
+            data = file.read_bytes()
+        except OSError:
+            data = b""
+        if len(data) != SEED_BYTES:
+            data = os.urandom(SEED_BYTES)
+            make_folder(self._seeds)
+            _publish(file, lambda out: out.write(data))
+        return data
 
     def entries(self, code: str) -> list[CellEntry]:
         """Return the executions of a cell, newest first; damaged ones are left out."""
@@ -158,8 +191,8 @@ class ResultStore:
         _mark_used(file)
 
         class ContentUnpickler(pickle.Unpickler):
-            def persistent_load(self, name: str) -> Any:
-                return find(name)
+            def persistent_load(self, pid: str) -> Any:
+                return object_of(pid, find)
 
         import io
 

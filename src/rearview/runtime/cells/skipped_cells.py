@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import CellAnalysis, analyse
-from rearview.runtime.cells.library_state import RandomUse, library_settings, set_random
+from rearview.runtime.cells.library_state import (
+    RandomUse,
+    library_settings,
+    set_random,
+    set_settings,
+)
 from rearview.runtime.cells.result_store import CellEntry, GroupRef
 from rearview.source.notebooks import CodeCell
 
@@ -33,6 +38,11 @@ class Skipped:
     analysis: CellAnalysis
     done: bool = False
     """Whether its set-up part was run after all."""
+
+    @property
+    def setup_text(self) -> str:
+        """The part of it that is run before any other cell: imports, definitions, settings; may be empty."""
+        return self.entry.setup_text or self.analysis.preamble
 
 
 LateRun = Callable[[CodeCell, str], Awaitable[str]]
@@ -55,15 +65,23 @@ class SkippedCells:
             skipped.done = True
             if skipped.entry.again:
                 await self._run_late(skipped, late_run)
-            elif skipped.analysis.preamble:
+            elif skipped.setup_text:
                 await self._run_preamble(skipped, late_run)
-        reached = self.state.reach(analyse(cell.source).names)
+        analysis = analyse(cell.source)
+        reached = self.state.reach(analysis.reads, analysis.definitions)
         await self._load(self.state.absent if reached is None else reached, late_run)
         for library, state in self.random.due.items():
             set_random(library, pickle.loads(self.state.store.get_bytes(state)))
         self.random.due = {}
         live = library_settings()
         different = [k for k, value in live.items() if self.state.settings.get(k, value) != value]
+        if different and self.cells:
+            for library in different:
+                if library in self.state.settings_values:
+                    kept = self.state.store.get_bytes(self.state.settings_values[library])
+                    set_settings(library, kept)
+            live = library_settings()
+            different = [k for k in different if self.state.settings.get(k) != live.get(k)]
         if different and self.cells:
             raise GivenUp(f"the settings of {different[0]} cannot be brought about")
         self.state.settings |= live
@@ -72,7 +90,7 @@ class SkippedCells:
         at_once = {name for each in skipped.analysis.definitions for name in each.at_once}
         reached = self.state.reach(at_once)
         await self._load(self.state.absent if reached is None else reached, late_run)
-        failed = await late_run(skipped.cell, skipped.analysis.preamble)
+        failed = await late_run(skipped.cell, skipped.setup_text)
         if failed:
             raise GivenUp(
                 f"the imports and definitions of cell {skipped.cell.number} fail: {failed}"
@@ -97,8 +115,13 @@ class SkippedCells:
         """
         entry, number = skipped.entry, skipped.cell.number
         skipped.done = True
-        if entry.random:
-            raise GivenUp(f"cell {number} would have to run again with random states of that time")
+        try:
+            states = {
+                library: pickle.loads(self.state.store.get_bytes(state))
+                for library, state in entry.random.items()
+            }
+        except (OSError, ValueError) as exc:
+            raise GivenUp(f"cell {number} would have to run again: {exc}") from exc
         older: list[str] = []
         for name, content in entry.inputs.items():
             if self.state.content_of(name) == content or (
@@ -124,7 +147,8 @@ class SkippedCells:
             values = self.state.store.get(content, self.state.namespace.__getitem__)
             self.state.namespace.update(values)
             stale |= values.keys() - chain
-        failed = await late_run(skipped.cell, skipped.cell.text)
+        with self.random.as_it_was(states):
+            failed = await late_run(skipped.cell, skipped.cell.text)
         if failed:
             raise GivenUp(f"cell {number} fails when it is run again: {failed}")
         for group in entry.groups:

@@ -63,6 +63,8 @@ TIMERS = (
 for other processes or a front end takes a different number of readings each time."""
 between_cells: list[Callable[[], bool]] = []
 """In a notebook kernel: returns True if no cell is running, so that readings do not belong to the program."""
+_TIMEIT = "<magic-timeit>"
+"""File name that IPython gives to the code of `%timeit`."""
 _FLUSH = 512
 """Readings after which they are written to the file."""
 _DEPRECATED = (
@@ -198,9 +200,14 @@ class Clock:
 
 
 def _reading_module(frame: types.FrameType | None) -> str:
-    """Return the module that reads the time, directly or through Rearview's patches."""
+    """Return the module that reads the time, directly or through Rearview's patches.
+
+    The loop by which `%timeit` measures a statement runs in the namespace of the notebook: it is `timeit`.
+    """
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename == _TIMEIT:
+        return "timeit"
     return str(frame.f_globals.get("__name__")) if frame is not None else ""
 
 

@@ -31,8 +31,19 @@ ROOT = "$chance"
 """Root of the state under which the position in the random stream is stored."""
 FIRST = 32
 """Bytes that are drawn before the program starts, to seed Python's own generator."""
+KEY_BYTES = 32
+"""Length of a key. In a longer one, the last bytes of this number are the key of the generators' first states, so
+that they can be those of another run while `os.urandom` has bytes of its own."""
 overwritten: list[int] = []
-"""If not empty: how many bytes were drawn for generators that were seeded at once with something else."""
+"""If not empty: how many bytes were drawn that no result depends on: for generators that were seeded at once with
+something else, and for names that libraries give to their own parts."""
+seeding: list[int] = [0]
+"""How many bytes were drawn to seed generators of NumPy that the program or a library makes without a seed."""
+OWN_NAMES = (
+    *("joblib.", "loky.", "matplotlib.", "plotly.", "bokeh.", "altair.", "pandas.io.formats."),
+    *("IPython.", "ipywidgets.", "comm.", "tqdm.", "sklearn."),
+)
+"""Libraries that draw names of their own parts: of a thread pool, of an element of a page."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 
@@ -92,9 +103,9 @@ class Randomness:
         Generators that the program has `seeded` stay as they are.
         """
         _use(self.read)
-        first = int.from_bytes(self.stream.read(FIRST), "big")
+        self.stream.read(FIRST)
         if "random" not in seeded:
-            random.seed(first)
+            random.seed(_python_seed(self.stream.key))
             random.getrandbits(32 * self.words)
         for name, act in self.acts.items():
             module = sys.modules.get(name)
@@ -104,7 +115,7 @@ class Randomness:
     def initial(self) -> dict[str, Any]:
         """Return the states that the key gives to the global generators of loaded libraries, as `read_global` would."""
         key = self.stream.key
-        own = random.Random(int.from_bytes(Stream(key).read(FIRST), "big"))  # noqa: S311 - as it is
+        own = random.Random(_python_seed(key))  # noqa: S311 - as it is
         own.getrandbits(32 * self.words)
         states: dict[str, Any] = {"random": own.getstate()}
         numpy = sys.modules.get("numpy.random")
@@ -146,6 +157,8 @@ def install(key: bytes) -> Randomness:
         library = library or ("tempfile" if _names_files(caller) else "")
         if library:
             return loaded.setdefault(library, Stream(_key_of(stream.key, library))).read(size)
+        if overwritten and _names_own_parts(caller):
+            overwritten[0] += size
         return stream.read(size)
 
     def read_bits(bits: int) -> int:
@@ -158,6 +171,8 @@ def install(key: bytes) -> Randomness:
         size = (bits + 7) // 8
         if overwritten and _is_seeded_at_once(caller):
             overwritten[0] += size
+        else:
+            seeding[0] += size
         return int.from_bytes(stream.read(size), "big") >> (size * 8 - bits)
 
     acts = {
@@ -299,6 +314,16 @@ def _names_files(frame: FrameType | None) -> bool:
     return False
 
 
+def _names_own_parts(frame: FrameType | None) -> bool:
+    """Return True if a library of `OWN_NAMES` draws, through Python's modules such as `uuid`."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name not in _FORWARDING and not is_standard(name):
+            return f"{name}.".startswith(OWN_NAMES)
+        frame = frame.f_back
+    return False
+
+
 def _imports() -> bool:
     """Return True if an import may be running: Python then holds the import lock of a module."""
     return bool(getattr(_bootstrap, "_module_locks", True))
@@ -313,12 +338,16 @@ def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stre
     vars(tempfile)["_name_sequence"] = None
 
 
+def _python_seed(key: bytes) -> int:
+    return int.from_bytes(Stream(key[-KEY_BYTES:]).read(FIRST), "big")
+
+
 def _numpy_seed(key: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(key + b"numpy").digest()[:4], "big")
+    return int.from_bytes(hashlib.sha256(key[-KEY_BYTES:] + b"numpy").digest()[:4], "big")
 
 
 def _torch_seed(key: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(key + b"torch").digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(key[-KEY_BYTES:] + b"torch").digest()[:8], "big") >> 1
 
 
 def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int], int]) -> None:
@@ -330,10 +359,10 @@ def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int]
 
 
 def bytes_used(place: Sequence[Any]) -> int:
-    """Return how many bytes of the stream at `place` the program may have used."""
+    """Return how many bytes of the stream at `place` the program may have used, but for seeds."""
     count, unread = place or (0, b"")
     drawn = int(count) * hashlib.sha256().digest_size - len(unread)
-    return drawn - (overwritten[0] if overwritten else 0)
+    return drawn - (overwritten[0] if overwritten else 0) - seeding[0]
 
 
 def _is_seeded_at_once(frame: FrameType) -> bool:
