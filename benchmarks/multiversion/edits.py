@@ -233,7 +233,7 @@ def shown(cell):
             before["text"] += output["text"]
         else:
             outputs.append(output)
-    return PLACES.sub("", json.dumps(outputs, sort_keys=True))
+    return PLACES.sub("0x", json.dumps(outputs, sort_keys=True))
 
 
 def edited(book, draw):
@@ -492,7 +492,7 @@ def main():
             os.chdir("/")
             facts = make_references(file)
             store.write_text(json.dumps(facts))
-        facts = json.loads(PLACES.sub("", store.read_text()))
+        facts = json.loads(PLACES.sub("0x", store.read_text()))
         if facts is None:
             print(f"  {file.name}: too few cells run here", file=sys.stderr, flush=True)
             continue

@@ -264,6 +264,7 @@ def test_names_and_effects_of_a_cell(source, names, calls):
         ("%%timeit y = 1\nf(y)", {"f"}),
         ("r = %timeit -o f(x)", {"f", "x"}),
         ("g = lambda a, n=n: a + m", {"n"}),
+        ("!ls {folder} $name", {"ls", "folder", "name"}),
     ],
 )
 def test_a_cell_reads_the_names_whose_value_it_may_use_before_it_sets_them(source, reads):

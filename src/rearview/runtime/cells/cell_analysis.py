@@ -230,12 +230,12 @@ def _uncommon_magic(tree: ast.Module) -> str:
         shell = call.value.func if isinstance(call.value, ast.Call) else None
         if not isinstance(shell, ast.Name) or shell.id != "get_ipython":
             continue
-        first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
-        name = first if isinstance(first, str) else ""
+        given = node.args[0] if node.args else None
+        first = str(given.value) if isinstance(given, ast.Constant) else ""
         if call.attr in {"system", "getoutput"}:
             return "it starts a process (a shell line)"
-        if call.attr.startswith("run_") and name not in SHOWING_MAGICS:
-            return f"it uses the magic %{name}"
+        if call.attr.startswith("run_") and first not in SHOWING_MAGICS:
+            return f"it uses the magic %{first}"
     return ""
 
 

@@ -74,6 +74,13 @@ def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
     >>> sorted(names_used(ast.parse("y = [f(i) for i in x]").body[0]))
     ['f', 'x']
     """
+    if isinstance(node, ast.Expr) and _is_shell_line(node.value):
+        return {
+            name
+            for text in ast.walk(node)
+            if isinstance(text, ast.Constant) and isinstance(text.value, str)
+            for name in re.findall(r"[^\W\d]\w*", text.value)
+        }
     try:
         table = symtable.symtable(ast.unparse(node), "<cell>", "exec")
     except (SyntaxError, ValueError, RecursionError):
@@ -94,6 +101,18 @@ def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
         }
         todo += scope.get_children()
     return names
+
+
+def _is_shell_line(node: ast.expr) -> bool:
+    """Return True for what IPython makes of `!command`: it uses variables that the command names."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "system"
+        and isinstance(node.func.value, ast.Call)
+        and isinstance(node.func.value.func, ast.Name)
+        and node.func.value.func.id == "get_ipython"
+    )
 
 
 class CellReads:
