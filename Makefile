@@ -12,6 +12,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints-cpu.txt
+# one more than two cores: tests often wait for processes that they started
+WORKERS ?= 3
 GROUP := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["test"])
 export PYTHONUTF8 := 1
 
@@ -65,11 +67,11 @@ test: test-env
 	fi
 	$(MAKE) --no-print-directory lint
 	$(call compile)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/sites
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/sites
 
 quick: test-env
 	$(call compile)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not server" --ignore=tests/sites
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not server" --ignore=tests/sites
 
 # Batch systems with their real daemons: heavy, so apart.
 test-sites: test-env

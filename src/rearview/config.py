@@ -28,7 +28,7 @@ _NOTEBOOK = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user can set: `[rearview]` in `.rearview/config.toml`, or `REARVIEW_<NAME>`.
+    """The settings of a user: `[rearview]` in `.rearview/config.toml`, or `REARVIEW_<NAME>`.
 
     The environment wins over the file, the file over the default.
     """

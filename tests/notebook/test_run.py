@@ -4,10 +4,12 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import rearview
+from limits import HUNG
 from notebooks import cell, environment, outputs, write
 from notebooks import rearview as run
 
@@ -142,3 +144,18 @@ def test_an_empty_notebook_runs_and_does_nothing(tmp_path):
     write(tmp_path / "empty.ipynb")
     run(tmp_path, "run", "empty.ipynb")
     assert rearview.history(tmp_path).run().status == "finished"
+
+
+def test_a_kernel_does_not_outlive_a_command_that_is_killed_while_the_kernel_starts(tmp_path):
+    write(tmp_path / "study.ipynb", "import time\ntime.sleep(1000)")
+    command = subprocess.Popen(
+        [sys.executable, "-m", "rearview", "run", "study.ipynb"],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+    )
+    children = Path(f"/proc/{command.pid}/task/{command.pid}/children")
+    while not children.read_text():
+        assert command.poll() is None
+    command.kill()
+    command.communicate(timeout=HUNG)  # the kernel has the other end of the pipe until it ends

@@ -89,9 +89,9 @@ class MissingValues:
     """By run."""
     refusals: list[Refusal] = field(default_factory=list)
     statements: StatementSources | None = None
-    """Where statements come from, and where they belong in each version."""
+    """The sources of statements, and their places in each version."""
     other_scripts: list[Run] = field(default_factory=list)
-    """Runs that are left out because they ran another script than those that log the names."""
+    """Runs that are left out because they ran another script than the runs that log the names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ class Backfiller:
         return run.script not in scripts and (self.project.root / run.script).is_file()
 
     def plan(self, question: Question, missing: MissingValues) -> PlanReport:
-        """Return the segments that fill what is missing, with their cost; nothing runs."""
+        """Return the segments that fill the missing cells, with their cost; nothing runs."""
         prepared = dict(missing.prepared)
         incomplete = [
             each
@@ -375,7 +375,7 @@ class Backfiller:
     def report(
         self, planned: PlanReport, question: Question, result: _PoolResult, seconds: float
     ) -> BackfillReport:
-        """Return what a backfill did."""
+        """Return the report on a backfill."""
         runs = {segment.run for segment in planned.plan.segments}
         return BackfillReport(
             outcomes=result.outcomes,
@@ -574,7 +574,7 @@ def _named(runs: Sequence[str]) -> str:
 def _insertions(
     statements: StatementSources | None, prepared: Sequence[PreparedRun]
 ) -> list[Insertion]:
-    """Return what is inserted into the source of runs, once for runs with the same source."""
+    """Return the statements that are inserted into the source of runs, once for runs with the same source."""
     if statements is None:
         return []
     runs: dict[str, list[str]] = {}

@@ -20,7 +20,7 @@ from rearview.store.runs import Replay
 from rearview.store.tables.tables import IterationRange
 
 SelectedIterations = dict[int, IterationRange]
-"""By iteration of the outermost loop, what a condition selects in it; a range that names no inner loop
+"""By iteration of the outermost loop, the inner iterations that a condition selects in it; a range that names no inner loop
 selects the whole iteration."""
 Cell = int | str
 """An iteration of the main loop, `head` or `tail`."""
@@ -227,7 +227,7 @@ def _covered_iterations(query: CoverageQuery, facts: Mapping[str, Any]) -> froze
 
 
 def _covers_inside(query: CoverageQuery, facts: Mapping[str, Any], index: int) -> bool:
-    """Return True if a replay covers what is requested inside one iteration of the main loop."""
+    """Return True if a replay covers all requested inner iterations of one iteration of the main loop."""
     for loop, spans in facts.get("inner", {}).items():
         span = spans.get(str(index))
         if span is None:
@@ -280,7 +280,7 @@ def _counts(query: CoverageQuery, replay: Replay, name: str, digest_of: DigestOf
 
 
 def _contains(filled: At, requested: At | None) -> bool:
-    """Return True if all requested iterations are among those that were filled.
+    """Return True if all requested iterations were filled.
 
     >>> _contains(At("step", 0, 5), At("step", 2, 4)), _contains(At("step", 0, 5), None)
     (True, False)

@@ -1,4 +1,4 @@
-"""Measure how fast machines are: those that recorded runs, and the one that would replay them.
+"""Measure the speed of machines: of those that recorded runs, and of the machine that would replay them.
 
 A machine is measured in a process of its own: short computing kernels, and the disk of the store.
 `python -m rearview.backfill.machine_speed FOLDER` prints the measurement as one line of JSON. The real

@@ -50,7 +50,7 @@ class Renaming:
     _known: dict[str, FileNames] = field(default_factory=dict)
 
     def now(self, version: str, used: Collection[str] | None = None) -> FileNames:
-        """Return what the work tree calls the files of a version.
+        """Return the names that the files of a version have in the work tree.
 
         `used` names the files that matter: if the work tree has all of them under the same names, no
         other file is looked at.
@@ -67,7 +67,7 @@ class Renaming:
         return renames(self.text(self.chain[0]), self.edited)
 
     def newest(self, version: str) -> FileNames:
-        """Return what the newest version that was run calls the files of `version`."""
+        """Return the names that the files of `version` have in the newest version that was run."""
         newer: str | None = None
         for each in self.chain[: self.chain.index(version) + 1]:
             if each not in self._known:

@@ -48,7 +48,7 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """What a backfill did."""
+    """The outcome of a backfill."""
 
     outcomes: list[ReplayOutcome] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -138,7 +138,7 @@ class MissingCells:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What a backfill would run and what it would cost, before anything runs."""
+    """The segments that a backfill would run, and their cost, before anything runs."""
 
     plan: Plan
     refusals: list[Refusal] = field(default_factory=list)
@@ -156,9 +156,9 @@ class PlanReport:
     insertions: list[Insertion] = field(default_factory=list)
     """The statements that are inserted into the source of the runs, as a diff for each version."""
     prepared: Mapping[str, PreparedRun] = field(default_factory=dict, repr=False)
-    """By run, what the plan was made from: used to run it."""
+    """By run, the request that the plan was made from; running the plan needs it."""
     statements: StatementSources | None = field(default=None, repr=False)
-    """Where statements come from, and where they belong in each version."""
+    """The sources of statements, and their places in each version."""
     shared: SharedStages = field(default_factory=lambda: SharedStages({}), repr=False)
     """The parts of their set-up that segments share, and why others are not shared."""
 

@@ -106,7 +106,7 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
 
 
 def replay_facts(request: RunRequest, segment: Segment) -> dict[str, Any]:
-    """Return the facts that are stored with the replay of a segment, to know later what it covers."""
+    """Return the facts to store with the replay of a segment, from which later backfills see what it covers."""
     return {
         "limits": request.coverage.limits,
         "same": dict(request.digests or {}),
@@ -203,7 +203,7 @@ def run_facts(
     blocked: str = "",
     machine: planning.Machine | None = None,
 ) -> planning.RunFacts:
-    """Return what a run measured about itself.
+    """Return the facts that a run measured about itself.
 
     `version` is the source that replays of it execute; `blocked` says why it cannot be replayed.
     """

@@ -116,7 +116,7 @@ class SegmentClaims:
     def _cells_of_others(
         self, request: RunRequest, replays: Sequence[Replay]
     ) -> tuple[Cells, Cells]:
-        """Return the cells that are filled, and those that other backfills have claimed."""
+        """Return the filled cells, and the cells that other backfills have claimed."""
         active = active_backfills(self.replays.project) - {self.status.id} if replays else ()
         claims = [
             replace(replay, proved=True)

@@ -72,11 +72,11 @@ COMMANDS = {
     "propagate": ("source", "Show where the statements that log NAMES go in past versions."),
     "resume": ("run", "Resume a run that was stopped."),
     "submit": ("submit", "Write the job file for a script that a batch system runs to its end."),
-    "energy": ("green", "Show the power in the grid, and what a run used of it."),
+    "energy": ("green", "Show the power in the grid, and the energy that a run used."),
     "verify": ("maintenance", "Check everything in the store; repair what can be rebuilt."),
     "trust": (
         "maintenance",
-        "Trust a store that was not made here: let replays run what is in it.",
+        "Trust a store that was not made here: let replays run its source.",
     ),
     "gc": ("maintenance", "Free space by dropping checkpoints."),
     "doctor": ("doctor", "Check this machine and this project, and say what to do."),

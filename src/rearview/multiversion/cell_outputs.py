@@ -1,4 +1,4 @@
-"""What a cell prints, displays and reads, observed inside its process. Standard library and IPython only."""
+"""Observe inside a cell process what its cell prints, displays and reads. Standard library and IPython only."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ class CellProcess:
         return f"the namespace cannot be pickled: {exc}"
 
     def load(self, file: str) -> None:
-        """Replace the namespace and settings by those that were saved to a file."""
+        """Replace the namespace and settings by saved ones from a file."""
         with open(file, "rb") as stream:
             state = unpickler(stream, self.namespace).load()
         sys.path[:] = state["path"]

@@ -1,4 +1,4 @@
-"""Keep the state of a cell process: what a fork, or a stored namespace, must save and restore.
+"""Save and restore the state of a cell process, for a fork or for a stored namespace.
 
 It runs inside the cell process and imports only the standard library.
 """

@@ -312,7 +312,7 @@ def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, F
 
 
 def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tuple[StudyCell, ...]:
-    """Return the cells with estimated seconds and sizes, from what the run measured.
+    """Return the cells with seconds and sizes, estimated from the measurements of the run.
 
     Imports and loops were measured; the rest of the run is divided equally over the other cells.
     """

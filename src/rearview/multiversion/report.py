@@ -103,7 +103,7 @@ def depth_first(tree: ExecutionTree) -> list[int]:
 
 
 def plan_lines(plan: StudyPlan, *, cache: float, workers: int) -> list[str]:
-    """Return what a replay will do, and how good its order is proved to be."""
+    """Return the plan of a replay in lines of text, with the bound that its order is proved against."""
     tree, order = plan.tree, plan.order
     cells = len(tree.tree)
     count = len(tree.paths)

@@ -34,7 +34,7 @@ class StudyCell:
     code: str
     """Hash of its code."""
     outputs: tuple[dict[str, Any], ...] | None = None
-    """What the author saw below it, as notebooks store it; None: not recorded."""
+    """The outputs that the author saw below the cell, as notebooks store them; None: not recorded."""
     seconds: float | None = None
     size: int | None = None
     """Bytes of the state after it, as measured."""

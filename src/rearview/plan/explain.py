@@ -1,4 +1,4 @@
-"""A plan as plain data for the user: what it does, what it costs, and what would make it cheaper."""
+"""Explain a plan to the user: its work, its cost, and cheaper questions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OnWorkers:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is shown about a plan before it runs."""
+    """The explanation of a plan, before it runs."""
 
     segments: tuple[Segment, ...]
     seconds: float

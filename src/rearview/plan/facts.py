@@ -151,7 +151,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """What the planner knows about a checkpoint."""
+    """A checkpoint, as the planner sees it."""
 
     id: str
     point: Point
@@ -165,7 +165,7 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, slots=True)
 class LoopFacts:
-    """What the planner knows about a loop of a run, over all its iterations."""
+    """A loop of a run with all its iterations, as the planner sees it."""
 
     name: str
     """The loop's id, because two loops may have the same name."""
@@ -185,7 +185,7 @@ class LoopFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeepFacts:
-    """What the planner knows about a loop inside two or more others."""
+    """A loop inside two or more others, as the planner sees it."""
 
     counts: Sequence[int]
     """Its number of iterations in each iteration of the outermost loop."""
@@ -195,7 +195,7 @@ class DeepFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the planner knows about a run."""
+    """A run, as the planner sees it."""
 
     run: str
     version: str

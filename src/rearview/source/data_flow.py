@@ -242,7 +242,7 @@ def rebinds(used: Uses, other: Uses) -> bool:
 
 
 def conflict(first_uses: Uses, second_uses: Uses) -> bool:
-    """Return True if the order of two pieces of code can affect what they compute."""
+    """Return True if the order of two pieces of code can affect their results."""
     first, second = first_uses.writes | first_uses.changes, second_uses.writes | second_uses.changes
     if first_uses.leaves or second_uses.leaves:
         return True

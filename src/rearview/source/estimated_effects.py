@@ -1,4 +1,4 @@
-"""What a loop changes, by Flor's six static rules.
+"""Estimate the variables that a loop changes, by Flor's six static rules.
 
 The rules guess from the text alone, so they only explain a loop to its author. Replays are exact because
 state is captured from the live objects, not because of these rules.
@@ -74,7 +74,7 @@ class LibraryFacts:
 def changeset(
     loop: Loop, *, before: Iterable[str] = (), after: Iterable[str] = (), code: Iterable[str] = ()
 ) -> Changeset:
-    r"""Return what a loop changes by rules 0 to 5 and the loop-scoped filter.
+    r"""Return the variables that a loop changes, by rules 0 to 5 and the loop-scoped filter.
 
     `before` are the names bound before the loop, `after` the names read after it, `code` the names of
     modules, whose members are functions and not methods.
@@ -258,7 +258,7 @@ def _around(scope: ast.AST, loop: Loop) -> tuple[set[str], set[str]]:
 
 
 def explain(changeset: Changeset) -> tuple[str, ...]:
-    """Return what a loop changes, in sentences.
+    """Return the variables that a loop changes, in sentences.
 
     >>> explain(Changeset(("net",), ("x",), inferred={"net": "`opt` updates it"}))
     ('Changes `net`: `opt` updates it.', '`x` lives only inside the loop.')

@@ -48,7 +48,7 @@ class LoopReport:
     """This is the loop that Rearview takes for the training loop."""
     changes: Changeset
     sentences: tuple[str, ...]
-    """What it changes, in words."""
+    """The variables that it changes, in words."""
     left_alone: str
     """Why the loop is not watched; empty if it is."""
 
@@ -85,7 +85,7 @@ class ProbePlace:
     """Line after which the statement would go."""
     where: str
     cost: str
-    """What a backfill has to run again for a probe there."""
+    """The part of a run that a backfill has to run again for a probe there."""
     reads: tuple[str, ...]
 
 
@@ -109,7 +109,7 @@ class Inspection:
 
 
 def inspect(script: str, files: Mapping[str, str]) -> Inspection:
-    r"""Return what the text of a program shows about recording it; `files` maps path to text.
+    r"""Inspect the text of a program for loops, log calls and obstacles; `files` maps path to text.
 
     >>> text = "for epoch in range(3):\n    for x in data:\n        loss = net(x)\n        loss.backward()\n"
     >>> report = inspect("t.py", {"t.py": text})

@@ -1,4 +1,4 @@
-"""What a program logs: the names in its log calls, whatever the logger."""
+"""Find the log calls of a program and the names that they log, for every logger that Rearview knows."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Aliases:
 
 
 def log_call(node: ast.AST, aliases: Aliases | None = None) -> LogCall | None:
-    """Return what a call logs, or None when it is not a log call.
+    """Return the names and values that a call logs, or None if it is no log call.
 
     >>> call = ast.parse('writer.add_scalar("loss", loss, step)').body[0].value
     >>> log_call(call).names

@@ -181,7 +181,7 @@ Files = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FileNames:
-    """What the files of an older version are called in a newer one."""
+    """The names that the files of an older version have in a newer one."""
 
     now: Mapping[str, str] = field(default_factory=dict)
     """Path then -> path now, of the files that are in both."""

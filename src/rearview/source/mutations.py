@@ -182,7 +182,7 @@ def join(*levels: Level) -> Level:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFacts:
-    """What the recorded texts say about names, over all files."""
+    """The names that the recorded texts bind and change, over all files."""
 
     modules: frozenset[str] = frozenset()
     """Expressions that recorded code treats as modules or optimizers: `model`, `self.net`."""
@@ -191,7 +191,7 @@ class ProgramFacts:
 
 
 def facts(trees: list[ast.Module]) -> ProgramFacts:
-    """Collect what the recorded texts say about names."""
+    """Collect the names that the recorded texts bind and change."""
     modules: set[str] = set()
     generators: set[str] = set()
     for tree in trees:

@@ -311,7 +311,7 @@ def whole_words(node: StatementNode) -> list[str]:
 
 
 def value_of(node: StatementNode) -> tuple[str, ...]:
-    """Return what a simple assignment computes; empty if the value is trivial."""
+    """Return the text of the value of a simple assignment; empty if the value is trivial."""
     if node.kind != "Assign" or not lead(node):
         return ()
     value = node.words[len(lead(node)) + 1 :]
@@ -319,7 +319,7 @@ def value_of(node: StatementNode) -> tuple[str, ...]:
 
 
 def lead(node: StatementNode) -> tuple[str, ...]:
-    """Return what a simple statement sets, or the dotted name it calls; empty if neither."""
+    """Return the target of a simple statement, or the dotted name that it calls; empty if it has neither."""
     words = node.words
     if node.kind in {"Assign", "AugAssign"}:
         for at, word in enumerate(words[:12]):

@@ -156,7 +156,7 @@ def is_trusted(store: Path, setting: str = "auto") -> bool:
 
 
 def check_trust(store: Path, setting: str, doing: str) -> None:
-    """Raise if the store is not trusted; `doing` says what would have been run."""
+    """Raise if the store is not trusted; `doing` names the refused action."""
     if is_trusted(store, setting):
         return
     if setting == "no":

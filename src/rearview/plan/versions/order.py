@@ -50,7 +50,7 @@ PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Steps that replay every version, what they cost and how good they are proved to be."""
+    """Steps that replay every version, their cost, and the proved bound of the best cost."""
 
     steps: tuple[ReplayStep, ...]
     seconds: float

@@ -25,7 +25,7 @@ SMALL_SECONDS, SMALL_BYTES = 1.0, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of one version: what identifies it, and what it costs."""
+    """One cell of one version: its identity and its cost."""
 
     code: str
     """Hash of its code."""
@@ -162,7 +162,7 @@ class Tree:
         return cell.save + cell.size * level.save_byte
 
     def parts(self) -> list[tuple[int, list[int], Tree]]:
-        """Return (node to begin from, nodes of this tree, tree) for what is replayed separately.
+        """Return (node to begin from, nodes of this tree, tree) for each part that is replayed separately.
 
         The nodes below an existing checkpoint begin there, unless loading it takes longer than
         computing it again. Cells that lead only to existing checkpoints are left out.

@@ -52,6 +52,8 @@ _OUTPUTS = re.compile(r"(Out|_oh|_{1,3}|_\d+)\Z")
 """Names under which a kernel keeps what cells have returned."""
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _PR_SET_PDEATHSIG = 1
+_PARENT = "JPY_PARENT_PID"
+"""Environment variable with the process number of the front end."""
 _INTERRUPTED = 130
 
 
@@ -61,6 +63,8 @@ def make_kernel(control: Control) -> Any:
     Called before the session starts: the random numbers, files and imports of a starting kernel do not
     belong to the program.
     """
+    if control.kernel is not None:
+        _end_with_parent()
     try:
         import ipykernel
         from ipykernel.kernelapp import IPKernelApp
@@ -73,7 +77,6 @@ def make_kernel(control: Control) -> Any:
     traits: dict[str, Any] = {"kernel_class": _kernel_class(), "parent_handle": 1}
     if control.kernel is not None:
         traits["connection_file"] = control.kernel
-        _end_with_parent()
     else:
         assert control.segment is not None
         traits["connection_file"] = str(Path(control.segment).with_name("kernel.json"))
@@ -111,6 +114,9 @@ def _end_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = os.environ.get(_PARENT, "")
+    if parent.isdecimal() and int(parent) != os.getppid():
+        os._exit(1)  # it has ended before the system was asked
 
 
 def _kernel_class() -> Any:

@@ -54,7 +54,7 @@ def rebindable(trees: Iterable[ast.Module]) -> Rebindable:
 
 
 def computed_before(stmt: ast.stmt, reads: set[int], rebindable: Rebindable) -> str:
-    """Return what the statement computes before the last of `reads`, as text; '' if it only reads variables.
+    """Return the expression that a statement computes before the last of `reads`; '' if it only reads variables.
 
     `reads` are ids of names in the statement. Reading a variable or a method may be done later, unless a
     call may rebind it.
@@ -300,7 +300,7 @@ def _names(target: ast.expr) -> Iterator[ast.Name]:
 
 
 def _order(lifted: list[NamedValue], stmt: ast.stmt, rebindable: Rebindable) -> str:
-    """Return what was computed before a value that is now computed first, or ''."""
+    """Return the expression that was computed before a value that is now computed first, or ''."""
     names = [named_value.target.id for named_value in lifted]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

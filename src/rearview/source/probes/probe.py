@@ -164,7 +164,7 @@ def logging_fingerprint(probes: Probes, name: str) -> str:
 
 
 def needed(probes: Probes, names: Sequence[str]) -> set[Probe]:
-    """Return the statements that log `names`, those that bind what they read, and so on.
+    """Return the statements that log `names`, the statements that bind their variables, and so on.
 
     Names that recorded code binds need no added statement. Other added statements that mention one of the
     variables may change it, so they are included; if such a statement is no probe, the edit is refused.

@@ -1,4 +1,4 @@
-"""Find what a variable of the newest text is called in an older text, and whether it exists there."""
+"""Find the name that a variable of the newest text has in an older text, and whether it exists there."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def _trivial(node: StatementNode | None) -> bool:
 
 
 def _target(new: StatementNode | None, old: StatementNode | None, name: str) -> str | None:
-    """Return what the partner of a definition binds at the position where the definition binds `name`."""
+    """Return the name that the partner of a definition binds in the position of `name`."""
     if new is None or old is None:
         return None
     if isinstance(new.tree, (ast.FunctionDef, ast.AsyncFunctionDef)) and isinstance(
@@ -435,7 +435,7 @@ def _defined(matching: Matching, attributes: set[str]) -> set[str]:
 
 
 def keywords(matching: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
-    """Return, for keywords of calls, what the called function named that parameter in the old text."""
+    """Return, for keywords of calls, the name of that parameter of the called function in the old text."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     renamed: dict[str, str] = {}
     calls = [n for stmt in chosen for n in ast.walk(stmt) if isinstance(n, ast.Call) and n.keywords]

@@ -150,7 +150,7 @@ def between(
 def _follows_definition(
     matching: Matching, new_place: NewPlace, target: StatementNode, low: int
 ) -> bool:
-    """Return True if the unchanged statement above, which sets what is read, is right before a place."""
+    """Return True if the unchanged statement above, which sets the variables that are read, is right before a place."""
     if not new_place.index or not low:
         return False
     above = new_place.block.children[new_place.index - 1]

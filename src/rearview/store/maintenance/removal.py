@@ -29,7 +29,7 @@ FOLDER = "removed"
 
 @dataclass(frozen=True, slots=True)
 class RunRemoval:
-    """A run that can be removed, and what is removed with it."""
+    """A run that can be removed, with its checkpoints, replays and bytes."""
 
     run: str
     checkpoints: int
@@ -39,7 +39,7 @@ class RunRemoval:
 
 
 def removal_of(project: Project, run: str, *, together: Collection[str] = ()) -> RunRemoval:
-    """Return what is removed with a run; raise if a run that is not in `together` needs it."""
+    """Return the checkpoints, replays and bytes of a run; raise if a run that is not in `together` needs it."""
     runs = Runs(project)
     _refuse_if_used(runs, run, together)
     folder = runs.folder(run)

@@ -47,7 +47,7 @@ class FileCheck(NamedTuple):
 
     file: Path
     what: str = ""
-    """What is wrong with it; empty if it is intact."""
+    """The damage in words; empty if it is intact."""
     checked: bool = True
     """False for a file without checksums: it can be read, and no more is known."""
 
@@ -114,7 +114,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The counts of what was checked, and the problems."""
+    """The numbers of checked runs, checkpoints and objects, and the problems."""
 
     objects: int = 0
     packs: int = 0
@@ -183,7 +183,7 @@ class _Check:
     unchecked: int = 0
     packs: set[str] = field(default_factory=set)
     verdicts: dict[ObjectRef, str] = field(default_factory=dict)
-    """What is wrong with a part; empty if it is intact."""
+    """The damage of a part in words; empty if it is intact."""
 
     def format(self) -> None:
         try:
@@ -408,7 +408,7 @@ class _Check:
             self._note(path, f"a part is lost: {bad}", self._aside(path), lost=(checkpoint.id,))
 
     def _judge(self, ref: ObjectRef) -> str:
-        """Return what is wrong with `ref`; its bytes are read once."""
+        """Return the damage of `ref` in words; its bytes are read once."""
         verdict = self.verdicts.get(ref)
         if verdict is None:
             verdict = ""
@@ -457,7 +457,7 @@ class _Check:
 
 
 def _state_damage(folder: Path) -> str:
-    """Return what is wrong with a stored state of a cell; empty if it is complete."""
+    """Return the damage of a stored state of a cell in words; empty if it is complete."""
     try:
         facts = json.loads((folder / "complete.json").read_text("utf-8"))
         size = (folder / "namespace").stat().st_size

@@ -170,7 +170,7 @@ def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
 def _load_batch(
     con: Duck, run_records: RunRecords, batch: list[Path], *, growing: bool
 ) -> list[Path]:
-    """Seal a batch of files, or load into memory what cannot be sealed; return the sealed files."""
+    """Seal a batch of files, or load files that cannot be sealed into memory; return the sealed files."""
     try:
         return _seal_or_keep(con, run_records, load(con, batch, growing=growing), growing=growing)
     except (RearviewError, OSError):

@@ -123,7 +123,7 @@ class Table:
         return load
 
     def __repr__(self) -> str:
-        """Return the first rows as text: what a prompt shows."""
+        """Return the first rows as text, for a prompt."""
         shown, rest = self._preview()
         cells = [self.columns, *([_cell(row[name]) for name in self.columns] for row in shown)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -134,7 +134,7 @@ class Table:
         return "\n".join([*lines, *([f"… and {plural(rest, 'more row')}"] if rest else [])])
 
     def _repr_html_(self) -> str:
-        """Return the first rows as HTML: what a notebook shows."""
+        """Return the first rows as HTML, for a notebook."""
         shown, rest = self._preview()
         draw = _Drawing(THUMBNAILS)
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
