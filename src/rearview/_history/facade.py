@@ -23,7 +23,7 @@ from rearview._history.checkpoint_state import (
 from rearview._history.plots import Plot, plot_of
 from rearview._history.run_command import Preemption
 from rearview._history.run_reports import Comparison, Removal, RunReport, compare
-from rearview._history.value_files import SavedValue, load_stored, save_values
+from rearview._history.save_values import SavedValue, load_stored, save_values
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
 from rearview.execute.backfill_status import (
@@ -43,7 +43,7 @@ from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.store import labels, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.written_files import RunFile, content_of, files_of
+from rearview.store.checkpoints.find_written_files import RunFile, content_of, files_of
 from rearview.store.files import write_error
 from rearview.store.labels import check_name, check_note, check_tag
 from rearview.store.maintenance.gc import Freed, recorded_objects

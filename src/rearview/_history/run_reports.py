@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rearview.model import Checkpoint, Run, Verdict
-from rearview.model.environment_variables import Environment
+from rearview.model.restored_environment import Environment
 from rearview.store.maintenance.gc import Freed
 from rearview.store.maintenance.removal import RunRemoval
 from rearview.store.recorded_inputs import read_environment

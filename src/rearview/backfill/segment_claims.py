@@ -31,7 +31,7 @@ _ACTIVE_SECONDS = 0.5
 
 @dataclass
 class SegmentClaims:
-    """Claims the segments of one plan (the `Claims` of `execute.pool`)."""
+    """Claims the segments of one plan (the `Claims` of `execute.run_plan`)."""
 
     replays: ReplayJobs
     status: StatusFile

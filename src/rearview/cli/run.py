@@ -31,7 +31,7 @@ from rearview.cli.options import (
     span,
 )
 from rearview.cli.terminal import output
-from rearview.cli.terminal.notebook_run import (
+from rearview.cli.terminal.run_notebook import (
     check_notebook,
     check_together,
     notebook_options,

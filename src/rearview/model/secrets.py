@@ -1,6 +1,6 @@
 """Recognise and hide secrets in files and on command lines.
 
-Names and values are judged as those of environment variables (`model.environment_variables`):
+Names and values are judged as those of environment variables (`model.restored_environment`):
 
 - A *file* is not part of a version if its name is that of a file with credentials, or if its text contains a
   private key or the token of a known service.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rearview.model.environment_variables import _SECRET_VALUE, is_secret_name, is_secret_value
+from rearview.model.restored_environment import _SECRET_VALUE, is_secret_name, is_secret_value
 
 HIDDEN = "***"
 """Replaces a secret."""

@@ -27,7 +27,7 @@ from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
-from rearview.runtime.capture.captured_record_files import CapturedRecords
+from rearview.runtime.capture.captured_value_writer import CapturedRecords
 from rearview.runtime.cells.cell_inputs import ScriptCells
 from rearview.runtime.final_message import closing_lines, print_closing_lines
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, ended_at_test

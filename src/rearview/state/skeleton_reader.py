@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from rearview.model.environment_variables import SET_IN_REPLAYS, is_restored
+from rearview.model.restored_environment import SET_IN_REPLAYS, is_restored
 from rearview.state.builder_names import LOST_CLASS, NAMES, prelude
 from rearview.state.capture import split
 from rearview.state.codecs.containers import SAME

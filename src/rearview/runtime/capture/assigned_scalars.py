@@ -18,7 +18,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from rearview.model.run import Origin
-from rearview.runtime.capture.captured_record_files import Allowance, CapturedRecords
+from rearview.runtime.capture.captured_value_writer import Allowance, CapturedRecords
 from rearview.runtime.loops import LoopEntry
 
 COLUMNS = 40

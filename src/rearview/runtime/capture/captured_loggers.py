@@ -26,7 +26,7 @@ from rearview.model import Point, Step
 from rearview.model.run import SEEN, Origin
 from rearview.model.wording import parameter_in_text
 from rearview.runtime.capture.assigned_scalars import number
-from rearview.runtime.capture.captured_record_files import Allowance
+from rearview.runtime.capture.captured_value_writer import Allowance
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox.entropy import after_import

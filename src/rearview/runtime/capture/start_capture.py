@@ -15,7 +15,7 @@ from rearview.runtime.capture.captured_loggers import (
     capture_transformers,
     capture_wandb,
 )
-from rearview.runtime.capture.captured_record_files import CapturedRecords
+from rearview.runtime.capture.captured_value_writer import CapturedRecords
 from rearview.runtime.capture.parameters import (
     Parameters,
     capture_command_lines,

@@ -1,7 +1,7 @@
 # ruff: noqa: INP001 - a script, not a package
 """First file of a process that runs the user's program.
 
-Started as `python …/start.py`, alone in its folder: `-m` would put the user's folder first on the
+Started as `python …/first_file.py`, alone in its folder: `-m` would put the user's folder first on the
 path, so that its files could shadow our imports, and `-P` would show in `sys.flags`, which children
 inherit.
 """

@@ -29,7 +29,7 @@ from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
 from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
 from rearview.state.codecs.open_files import transforms
-from rearview.store.checkpoints.written_files import PREFIX
+from rearview.store.checkpoints.find_written_files import PREFIX
 from rearview.store.project import FOLDER
 
 _KINDS = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})

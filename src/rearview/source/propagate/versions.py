@@ -1,6 +1,6 @@
 """Put the statements of the newest source into every past version.
 
-`carry` (in `statement`) handles two texts; `through` handles whole projects and a chain of versions,
+`carry` (in `carry_statement`) handles two texts; `through` handles whole projects and a chain of versions,
 directly and step by step.
 """
 
