@@ -157,7 +157,7 @@ def test_a_script_that_refuses_its_arguments_is_told_where_they_stand(tmp_path):
     code, text = recorded(tmp_path, "train.py", REARVIEW_CLOSING_LINES="always")
     assert code == 2
     assert "the following arguments are required: data" in text
-    assert "behind its name" in text
+    assert "they come after its name" in text
 
 
 def test_a_script_that_does_not_parse_is_named_with_its_line(ask, project):

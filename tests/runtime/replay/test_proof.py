@@ -50,7 +50,7 @@ def test_a_stretch_after_the_last_checkpoint_is_not(tmp_path):
     (tmp_path / "train.py").write_text(PROBED)
     report = history(tmp_path).backfill(["w"], at="epoch=5:7")
     assert not report.proved
-    assert "nothing behind to compare with" in report.proof
+    assert "nothing was recorded after the last part that it computed" in report.proof
     rows = history(tmp_path).sql(
         "SELECT DISTINCT origin FROM records WHERE name = 'w' AND (origin = 'recorded' OR replay IS NOT NULL)"
     )
