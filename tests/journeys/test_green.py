@@ -83,7 +83,13 @@ def test_a_green_run_waits_pauses_resumes_and_ends_with_the_same_result(job, tru
         code, out, err = done(job, url, "run", "--green", "job.py")
         assert (code, out) == (0, truth), err
         said = [line.removeprefix("rearview: ").split(":")[0] for line in err.splitlines()]
-        assert said == ["waiting", "recording", "pausing at the next point", "waiting", "continuing"]
+        assert said == [
+            "waiting",
+            "recording",
+            "pausing at the next point",
+            "waiting",
+            "continuing",
+        ]
         code, out, err = done(job, url, "energy", "report", "--json")
     found = json.loads(out)
     assert len(found["on"]) == 2  # once before the pause, once after it

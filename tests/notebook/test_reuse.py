@@ -419,3 +419,21 @@ def test_an_estimator_that_is_shown_has_the_number_that_it_has_in_a_full_run(tmp
     edited, ran = execute(tmp_path, *cells)
     assert "sk-container-id-1" in str(edited[2])
     assert set(ran) == {2, 3, 4}
+
+
+def test_a_cell_finds_the_values_of_skipped_cells_not_older_ones_that_a_cell_before_them_used(
+    tmp_path,
+):
+    cells = [
+        "import time\nx = [1]\nalias = x\ngone = 1",
+        "t = time.time()\nprint(x, gone)",  # always runs, so it loads what the first cell left
+        "x = [2]\ndel gone",
+        "edited = 1",
+        "t = time.time()\nprint(x, alias, 'gone' in globals())",
+    ]
+    first, _ = execute(tmp_path, *cells)
+    assert [each[0]["text"] for each in first if each] == [["[1] 1\n"], ["[2] [1] False\n"]]
+    cells[3] = "edited = 2"
+    again, ran = execute(tmp_path, *cells)
+    assert set(ran) == {2, 4, 5}
+    assert again == first

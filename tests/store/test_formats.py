@@ -72,7 +72,11 @@ def test_facts_of_runs_of_an_old_format_are_read(tmp_path, number):
     (replay,) = runs.Runs(project).replays(name)
     assert (replay.id, replay.names, replay.proved) == ("a.1", ("norm",), True)
     kept = OverwrittenFiles.of(project.runs / name, "/project/", lambda: False)
-    assert (kept.was_created("out.txt"), list(kept.folders), kept.read) == (True, ["logs"], {"out.txt"})
+    assert (kept.was_created("out.txt"), list(kept.folders), kept.read) == (
+        True,
+        ["logs"],
+        {"out.txt"},
+    )
     assert Account(project.runs / name / runs.ACCOUNT).report().kwh == 0.5
     report = verify(project)
     assert report.problems == ()

@@ -136,6 +136,8 @@ class CellCache:
             self.state.absent |= set(group.names)
         for name in entry.deleted:
             self.state.forget(name)
+        for name in {*entry.deleted, *(name for group in entry.groups for name in group.names)}:
+            self.state.namespace.pop(name, None)  # an older value, which a cell that ran has used
         for definition in analysis.definitions:
             self.state.define(definition)
             self.state.absent.add(definition.name)
