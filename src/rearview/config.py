@@ -45,7 +45,7 @@ class Settings:
     max_source: int = 1_000_000
     """Files larger than this many bytes are not part of a version."""
     shared: Literal["never", "group"] = "never"
-    """Who besides its owner may read and write the store: nobody (`never`), or the `group` of its folder."""
+    """Who may read and write the store: only its owner (`never`), or also the `group` of its folder."""
     autolog: bool = False
     """Log every scalar that is assigned in a loop."""
     capture: str = "all"

@@ -14,7 +14,7 @@ from rearview.backfill.shared_setup import (
 )
 from rearview.model import Run, Status
 from rearview.model.run import MainLoop, RunEnd, RunStart
-from rearview.runtime.replay.setup_statements import is_safe, only_gives_seeds
+from rearview.runtime.replay.shareable_statements import is_safe, only_gives_seeds
 
 HOME = "/home/project"
 LOADS = b"import numpy\nRATE = 1\ndata = load()\nx = data * 2\nfor epoch in x:\n    pass\n"

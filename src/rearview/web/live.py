@@ -14,7 +14,7 @@ from rearview.web.run_index import Index
 MOST_LISTENERS = 12
 """Pages that listen at once; one more is refused."""
 MOST_WAITING = 200
-"""Events that wait for one page; a slower page loses them and is told to load everything again."""
+"""Most events that are kept for one page. If a page reads more slowly, they are dropped and it loads everything again."""
 BEAT = 20.0
 """Seconds between empty messages while nothing happens; they keep the connection open."""
 OFTEN, SELDOM = 1.0, 10.0

@@ -40,7 +40,7 @@ from rearview.runtime.replay.fork_server import (
     threads_left,
 )
 from rearview.runtime.replay.replayer import Replayer
-from rearview.runtime.replay.setup_statements import SetupScript, names_mean_libraries
+from rearview.runtime.replay.shareable_statements import SetupScript, names_mean_libraries
 from rearview.runtime.replay.silent_trackers import point_trackers
 from rearview.runtime.replay.start_replay import RunInputs, SharedStart
 from rearview.runtime.sandbox import clock as clocks
