@@ -1,7 +1,9 @@
 """Transfers to real servers that stop, come back, or hold half of what was sent."""
 
+import gc
 import os
 import time
+import warnings
 
 import pytest
 
@@ -107,6 +109,18 @@ def test_s3_states_its_own_checksum(server, file):
     remote = open_remote(f"{found.url}/sum", retry=Retry(1), **found.options)
     remote.put(file, "model.pt")
     assert remote.stat("model.pt").checksum == checksum(file, "md5")
+
+
+def test_a_remote_that_is_no_longer_used_has_no_open_connection(server, file):
+    found = server("webdav")
+    gc.collect()
+    remote = open_remote(f"{found.url}/unused", retry=Retry(1), **found.options)
+    remote.put(file, "model.pt")
+    del remote
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert not [each for each in warned if issubclass(each.category, ResourceWarning)]
 
 
 @pytest.mark.parametrize("kind", ["webdav"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class FsspecRemote(VerifiedRemote):
                 options["skip_instance_cache"] = True
             if scheme_of(self.url).startswith("webdav"):
                 fs, root = _webdav(self.url, self.options)
+                weakref.finalize(self, fs.client.http.close).atexit = False
             else:
                 fs, root = fsspec.core.url_to_fs(self.url, **options)
             self._opened = (os.getpid(), fs, root.rstrip("/"))
