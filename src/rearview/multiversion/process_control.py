@@ -121,7 +121,7 @@ class CellProcesses:
         self._arrived: dict[str, tuple[CellHandle, str]] = {}
         self._news = threading.Condition()
         self._tokens = 0
-        self._pids: set[int] = set()
+        self._handles: list[CellHandle] = []
         self._log = (scratch / "processes.log").open("wb")
         threading.Thread(target=self._accept, daemon=True, name="rearview-cells").start()
         token = self._token()
@@ -173,15 +173,19 @@ class CellProcesses:
         while True:
             try:
                 connection, _ = self._listener.accept()
-                connection.settimeout(HELLO)
-                hello = receive(connection)
-            except (OSError, EOFError, ValueError):
+            except OSError:
                 if self._listener.fileno() < 0:
                     return
                 continue
+            try:
+                connection.settimeout(HELLO)
+                hello = receive(connection)
+            except (OSError, EOFError, ValueError):
+                connection.close()
+                continue
             handle = CellHandle(connection, int(hello["pid"]))
             with self._news:
-                self._pids.add(handle.pid)
+                self._handles.append(handle)
                 self._arrived[str(hello["hello"])] = (handle, str(hello.get("error", "")))
                 self._news.notify_all()
 
@@ -226,14 +230,18 @@ class CellProcesses:
         self._listener.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        for pid in self._pids:
+        with self._news:
+            handles = list(self._handles)
+        for handle in handles:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(pid) == self._process.pid:
-                    os.kill(pid, signal.SIGKILL)
+                if os.getpgid(handle.pid) == self._process.pid:
+                    os.kill(handle.pid, signal.SIGKILL)
         if self._reaper.stdin:
             self._reaper.stdin.close()
         self._reaper.wait()  # before the leader is waited for: its group id is still taken
         self._process.wait()
+        for handle in handles:
+            handle.connection.close()
         self._log.close()
         self._address.unlink(missing_ok=True)
         if self._link_folder is not None:
