@@ -437,3 +437,50 @@ def test_a_cell_finds_the_values_of_skipped_cells_not_older_ones_that_a_cell_bef
     again, ran = execute(tmp_path, *cells)
     assert set(ran) == {2, 4, 5}
     assert again == first
+
+
+IMPORTS = """
+import os, sqlite3
+import duckdb, h5py, matplotlib, numpy as np, polars as pl, pyarrow as pa, pyarrow.parquet as pq
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+if not os.path.exists("table.parquet"):
+    pq.write_table(pa.table({"x": [1.0]}), "table.parquet")
+"""
+REPLACED = {
+    "savefig": "plt.plot(x); plt.savefig('figure.png'); plt.close()",
+    "open": "with open('whole.txt', 'w+') as file: print(x, file=file)",
+    "save": "np.savez('arrays.npz', x=x)",
+    "arrow": "pq.write_table(pa.table({'x': x}), 'other.parquet')",
+    "hdf5": "with h5py.File('whole.h5', 'w') as file: file['x'] = x",
+    "polars": "pl.DataFrame({'x': x}).write_parquet('polars.parquet')",
+}
+UPDATED = {
+    "add": "with open('log.txt', 'a') as file: print(x, file=file)",
+    "system": "n = os.open('part', os.O_WRONLY | os.O_CREAT); os.write(n, bytes(x)); os.close(n); del n",
+    "memmap": "m = np.memmap('map', 'd', 'r+' if os.path.exists('map') else 'w+', shape=4); m += x; m.flush(); del m",
+    "sqlite": """with sqlite3.connect('s.db') as db:
+    db.execute('create table if not exists t(x real)'); db.execute('insert into t values (?)', x[:1])
+db.close()""",
+    "duckdb": """with duckdb.connect('d.db') as db:
+    db.execute('create table if not exists t(x double)'); db.execute('insert into t values (?)', [x[0]])""",
+    "hdf5": "with h5py.File('add.h5', 'a') as file: file[str(len(file))] = x",
+    "arrow": """t = pq.read_table('table.parquet')
+pq.write_table(pa.concat_tables([t, t]), 'table.parquet')
+del t""",
+}
+
+
+def test_a_cell_that_replaces_a_file_is_given_again_and_one_that_changes_what_is_there_runs(
+    tmp_path,
+):
+    cells = [IMPORTS, "x = np.arange(4.0)", *REPLACED.values(), *UPDATED.values(), "print('end')"]
+    execute(tmp_path, *cells)
+    cells[1] = "x = np.arange(4.0) + 1"  # every cell writes over the files that are there now
+    execute(tmp_path, *cells)
+    cells[-1] = "print('the end')"
+    _, ran = execute(tmp_path, *cells)
+    kept = dict(enumerate(REPLACED, 3))
+    assert not {kept[n]: ran[n] for n in kept.keys() & ran.keys()}
+    changed = dict(enumerate(UPDATED, 3 + len(REPLACED)))
+    assert not {changed[n] for n in changed.keys() - ran.keys()}

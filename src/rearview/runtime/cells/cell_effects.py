@@ -25,18 +25,12 @@ OWN_TIMERS = (
 )
 """Libraries that time their own work: a duration that they report is no input."""
 QUIET_MODULES = frozenset(
-    {"numpy", "pandas", "random", "matplotlib", "mpl_toolkits", "seaborn", "time", "gc", "pprint"}
-    | {"heapq", "bisect", "joblib", "pickle", "json", "csv", "math", "itertools", "collections"}
-    | {
-        "IPython",
-        "tqdm",
-        "scipy",
-        "torch",
-        "sklearn",
-        "statsmodels",
-        "builtins",
-        "copy",
-        "operator",
+    {
+        *("numpy", "pandas", "scipy", "sklearn", "statsmodels", "torch", "xgboost", "lightgbm"),
+        *("matplotlib", "mpl_toolkits", "seaborn", "PIL", "IPython", "tqdm", "networkx"),
+        *("joblib", "pickle", "json", "csv", "h5py", "pyarrow", "polars"),
+        *("builtins", "collections", "copy", "itertools", "operator", "math", "heapq", "bisect"),
+        *("random", "time", "gc", "pprint"),
     }
 )
 """Libraries whose functions, called for their effect, change their arguments and nothing else."""

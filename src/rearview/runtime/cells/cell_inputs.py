@@ -27,6 +27,7 @@ from rearview.model.cell_lineage import CellLineage, Event, lineage_of
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
+from rearview.runtime.sandbox.written_files import for_native_paths
 from rearview.runtime.session import Session
 from rearview.source.cells import code_hash
 from rearview.state.variable_fingerprints import fingerprints
@@ -47,9 +48,12 @@ CHANGES = (
 )
 """Audit events that change files in another way than by replacing the whole content."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
-_OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
-_CREATE, _MOVED_TO, _MOVE_SELF, _IGNORED = 0x100, 0x80, 0x800, 0x8000
-_REPORTED = _OPEN | _MODIFY | _CLOSE_WRITE | _CREATE | _MOVED_TO | _MOVE_SELF
+_OPEN, _MODIFY, _CLOSE_WRITE, _CLOSE_READ = 0x20, 0x2, 0x8, 0x10
+_CREATE, _MOVED_TO, _MOVE_SELF, _IGNORED, _IS_DIR, _OVERFLOW = (
+    *(0x100, 0x80, 0x800, 0x8000, 0x40000000, 0x4000),
+)
+_REPORTED = _OPEN | _MODIFY | _CLOSE_WRITE | _CLOSE_READ | _CREATE | _MOVED_TO | _MOVE_SELF
+_SQLITE, _DUCKDB = b"SQLite format 3", b"DUCK"
 _HEADER = struct.Struct("iIII")
 _CHUNK = 1 << 22
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -63,6 +67,8 @@ class Opened:
         """Why an opened file may be missing; empty if none is."""
         self.written: set[str] = set()
         """Files that were written between the last two times that `drain` was called."""
+        self.read_first: set[str] = set()
+        """Those of them that were read before."""
         self.dropped = False
         """Whether a watched folder was removed or moved since this was last set to False."""
         self._folders: dict[int, str] = {}
@@ -106,40 +112,45 @@ class Opened:
     def drain(self) -> list[str]:
         """Return the files that were opened and not written since the last time, sorted."""
         opened: set[str] = set()
-        written: set[str] = set()
         made: list[str] = []
+        changes = FileChanges()
+        for number, mask, name in self._reports():
+            if mask & _OVERFLOW:
+                self.lost = "more files were opened than the system remembers"
+                continue
+            folder = self._folders.get(number)
+            if folder is None:
+                continue
+            path = f"{folder}{os.sep}{name}"
+            if mask & (_IGNORED | _MOVE_SELF):
+                self._drop(number)
+                made.append(folder)  # a folder of that name may have been made again
+            elif mask & _IS_DIR:
+                if mask & (_CREATE | _MOVED_TO) and self._follows(folder, name):
+                    made.append(path)
+            elif mask & _OPEN:
+                opened.add(path)
+            else:
+                changes.take(path, mask)
+        for folder in made:
+            if os.path.isdir(folder):  # noqa: PTH112 - text
+                self._watch_below(folder)
+        self.written, self.read_first = changes.written, changes.read_first()
+        return sorted(opened - self.written)
+
+    def _reports(self) -> Iterator[tuple[int, int, str]]:
+        """Yield what the system has to report: number of a folder, what happened, name of the file."""
         while self._fd >= 0:
             try:
                 data = os.read(self._fd, 1 << 20)
             except BlockingIOError:
-                break
+                return
             at = 0
             while at < len(data):
                 number, mask, _, size = _HEADER.unpack_from(data, at)
-                name = os.fsdecode(data[at + _HEADER.size : at + _HEADER.size + size].rstrip(b"\0"))
+                name = data[at + _HEADER.size : at + _HEADER.size + size]
                 at += _HEADER.size + size
-                if mask & _OVERFLOW:
-                    self.lost = "more files were opened than the system remembers"
-                    continue
-                folder = self._folders.get(number)
-                if folder is None:
-                    continue
-                path = f"{folder}{os.sep}{name}"
-                if mask & (_IGNORED | _MOVE_SELF):
-                    self._drop(number)
-                    made.append(folder)  # a folder of that name may have been made again
-                elif mask & _IS_DIR:
-                    if mask & (_CREATE | _MOVED_TO) and self._follows(folder, name):
-                        made.append(path)
-                elif mask & _OPEN:
-                    opened.add(path)
-                elif not mask & (_CREATE | _MOVED_TO):
-                    written.add(path)
-        for folder in made:
-            if os.path.isdir(folder):  # noqa: PTH112 - text
-                self._watch_below(folder)
-        self.written = written
-        return sorted(opened - written)
+                yield number, mask, os.fsdecode(name.rstrip(b"\0"))
 
     def _drop(self, number: int) -> None:
         """Forget a folder that was removed or moved, and those below it."""
@@ -156,6 +167,48 @@ class Opened:
         """Return True if a new folder is in the project and may hold inputs."""
         inside = folder == self._root or folder.startswith(f"{self._root}{os.sep}")
         return bool(self._root) and inside and _may_hold_inputs(name)
+
+
+class FileChanges:
+    """Which files were written, and which of them were read before, from the system's reports in order."""
+
+    def __init__(self) -> None:
+        self.written: set[str] = set()
+        self._modified: set[str] = set()
+        self._made: set[str] = set()
+        """Files that were not there before, or that another file replaced."""
+        self._read: set[str] = set()
+        """Files that some reader closed before they were modified."""
+
+    def take(self, path: str, mask: int) -> None:
+        """Take in one report about a file."""
+        if mask & (_CREATE | _MOVED_TO):
+            self._made.add(path)
+            if mask & _MOVED_TO:
+                self.written.add(path)
+        elif mask & _CLOSE_READ:
+            if path not in self._modified:
+                self._read.add(path)
+        else:
+            if mask & _MODIFY:
+                self._modified.add(path)
+            self.written.add(path)
+
+    def read_first(self) -> set[str]:
+        """Return the files that were read, and then modified."""
+        return (self._modified & self._read) - self._made
+
+
+def _is_database(path: str) -> bool:
+    """Return True for a file of SQLite or DuckDB: what is stored there is added to what is there."""
+    if path.endswith(("-journal", "-wal", ".wal")):
+        return True
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - text
+            head = file.read(16)
+    except OSError:
+        return False
+    return head.startswith(_SQLITE) or head[8:12] == _DUCKDB
 
 
 def _may_hold_inputs(name: str) -> bool:
@@ -220,6 +273,7 @@ class Lineage:
         self._pid = os.getpid()
         listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
         listen(self._notice, "socket.connect", "os.listdir", "os.scandir", *CHANGES)
+        for_native_paths(self._native)
 
     def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Note that a cell is about to run."""
@@ -264,11 +318,15 @@ class Lineage:
             # a front end writes the notebook while its cells run
             if path not in seen and not self._is_foreign(path) and not path.endswith(".ipynb"):
                 self._events.append(("file", path))
-        self.written |= {
-            path
-            for path in self._opened.written
-            if not self._is_foreign(path) and ".ipynb" not in path
-        }
+        for path in sorted(self._opened.written):
+            if self._is_foreign(path) or ".ipynb" in path:
+                continue
+            # before a file that Python opens is overwritten, Rearview itself reads it
+            if path in self._opened.read_first - self.written:
+                self._bar(f"it changes {path}, which it reads")
+            elif _is_database(path):
+                self._bar(f"it changes the database {path}")
+            self.written.add(path)
         events = [self._hashed(event) for event in self._events[:MOST_FILES]]
         if len(self._events) > MOST_FILES:
             events.append(("more", str(len(self._events) - MOST_FILES)))
@@ -322,11 +380,8 @@ class Lineage:
                     if reads:
                         self._events.append(("file", name))
                     elif not _is_bytecode(name):
-                        self.written.add(name)
-                        if ("file", name) in self._events:
-                            self.barred = self.barred or f"it changes {name}, which it reads"
-                        adds = set(mode or "") & {"a", "+"} or int(flags or 0) & os.O_APPEND
-                        self.barred = self.barred or ("it adds to a file" if adds else "")
+                        replaces = int(flags or 0) & (os.O_TRUNC | os.O_EXCL)
+                        self._writes(name, replaces=bool(replaces))
             elif event == "socket.connect":
                 self._events.append(("socket", str(args[1])))
             elif event in {"os.listdir", "os.scandir"}:
@@ -342,10 +397,30 @@ class Lineage:
                     or event == "os.chdir"
                     or not (self._is_foreign(path) or _is_bytecode(path))
                 ):
-                    self.barred = self.barred or f"it changes the system ({event})"
+                    self._bar(f"it changes the system ({event})")
             else:
                 words = args[1] if event == "subprocess.Popen" else args[:1]
                 self._events.append(("process", *map(str, words)))
+
+    def _native(self, path: Any, mode: str) -> Any:
+        """Note that native code opens a file."""
+        if self._active and mode != "r" and os.getpid() == self._pid:
+            with contextlib.suppress(Exception):  # it may be an open file
+                name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - text
+                if not self._is_foreign(name):
+                    self._writes(name, replaces="w" in mode)
+        return path
+
+    def _writes(self, name: str, *, replaces: bool) -> None:
+        """Note that a file is opened for writing; with `replaces`, its content is removed first."""
+        self.written.add(name)
+        if ("file", name) in self._events:
+            self._bar(f"it changes {name}, which it reads")
+        if not replaces:
+            self._bar(f"it changes {name} without replacing it")
+
+    def _bar(self, why: str) -> None:
+        self.barred = self.barred or why
 
     def _watch_near(self, text: str) -> bool:
         """Watch the folder of a text that may be a path; return False if it may come to be one later."""

@@ -7,10 +7,12 @@ Files of the system, of installed libraries and in caches are not inputs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,25 @@ from rearview.store.project import FOLDER
 
 Listener = Callable[[str, tuple[Any, ...]], None]
 _listeners: dict[str, list[Listener]] = {}
+
+
+class _OwnWork(threading.local):
+    """Whether this thread is doing work of Rearview."""
+
+    busy = False
+
+
+_own = _OwnWork()
+
+
+@contextlib.contextmanager
+def unnoticed() -> Iterator[None]:
+    """Do not tell the listeners what this thread does meanwhile: it is Rearview's own work."""
+    before, _own.busy = _own.busy, True
+    try:
+        yield
+    finally:
+        _own.busy = before
 
 
 def listen(listener: Listener, *events: str) -> None:
@@ -35,7 +56,7 @@ def _call_listeners(
     listening: Callable[[str], list[Listener] | None] = _listeners.get,
 ) -> None:
     listeners = listening(event)
-    if listeners is not None:
+    if listeners is not None and not _own.busy:
         for listener in listeners:
             listener(event, args)
 

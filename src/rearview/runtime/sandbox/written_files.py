@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.runtime.sandbox.entropy import after_import
-from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
+from rearview.runtime.sandbox.input_files import listen, unnoticed, unrecorded_prefixes
 from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
 from rearview.state.codecs.open_files import transforms
 from rearview.store.checkpoints.find_written_files import PREFIX
@@ -188,7 +188,8 @@ class Outputs:
             return ""
         if self.traces is not None:
             try:
-                act(self.traces, name)
+                with unnoticed():
+                    act(self.traces, name)
             except (OSError, ValueError):
                 self.traces = None  # the program must be able to write a file that cannot be noted
         return name
