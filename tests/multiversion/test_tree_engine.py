@@ -366,9 +366,9 @@ def test_reads_are_named_from_the_work_folder_wherever_a_cell_runs(tmp_path):
 def test_a_replay_closes_the_connections_to_its_processes(tmp_path):
     files = scripts(tmp_path, **{f"v{n}": SETUP + END.format(n=n) for n in range(2)})
     replay(files)  # libraries that a replay loads may keep files open
-    open_before = set(os.listdir("/proc/self/fd"))
+    open_before = set(Path("/proc/self/fd").iterdir())
     replay(files)
-    assert set(os.listdir("/proc/self/fd")) == open_before
+    assert set(Path("/proc/self/fd").iterdir()) == open_before
 
 
 def test_a_short_link_to_a_deep_scratch_folder_is_removed_at_the_end(tmp_path, monkeypatch):

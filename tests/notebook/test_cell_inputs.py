@@ -8,7 +8,8 @@ import pytest
 from notebooks import rearview as run
 from notebooks import write
 from rearview.model.cell_lineage import same_state
-from rearview.runtime.cells.cell_inputs import Lineage, Opened, ProcessMemory
+from rearview.runtime.cells.cell_inputs import Lineage, ProcessMemory
+from rearview.runtime.cells.watched_folders import WatchedFolders
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import read_cells
 from rearview.store.runs import Runs
@@ -87,7 +88,7 @@ def test_lineage_differs_from_the_cell_on_whose_code_or_input_differs(tmp_path):
 
 def test_a_file_that_is_written_is_no_input(tmp_path):
     (tmp_path / "read").write_text("a")
-    opened = Opened()
+    opened = WatchedFolders()
     opened.watch(str(tmp_path))
     subprocess.run(["sh", "-c", "cat read > written"], cwd=tmp_path, check=True)
     assert opened.drain() == [str(tmp_path / "read")]

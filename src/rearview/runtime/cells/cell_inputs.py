@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import ctypes
-import errno
 import os
-import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.model.cell_lineage import CellLineage, Event, lineage_of
+from rearview.runtime.cells.watched_folders import WatchedFolders, is_database
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
@@ -34,8 +32,6 @@ from rearview.state.variable_fingerprints import fingerprints
 from rearview.store.project import FOLDER
 from rearview.store.recorded_inputs import append_cell
 
-MOST_FOLDERS = 2000
-"""Folders that are watched at most."""
 MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
 LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
@@ -47,173 +43,8 @@ CHANGES = (
     *("os.chdir", "os.fork", "os.forkpty", "os.chmod", "os.chown", "os.utime"),
 )
 """Audit events that change files in another way than by replacing the whole content."""
-_SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
-_OPEN, _MODIFY, _CLOSE_WRITE, _CLOSE_READ = 0x20, 0x2, 0x8, 0x10
-_CREATE, _MOVED_TO, _MOVE_SELF, _IGNORED, _IS_DIR, _OVERFLOW = (
-    *(0x100, 0x80, 0x800, 0x8000, 0x40000000, 0x4000),
-)
-_REPORTED = _OPEN | _MODIFY | _CLOSE_WRITE | _CLOSE_READ | _CREATE | _MOVED_TO | _MOVE_SELF
-_SQLITE, _DUCKDB = b"SQLite format 3", b"DUCK"
-_HEADER = struct.Struct("iIII")
 _CHUNK = 1 << 22
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-class Opened:
-    """Files that any process opens in the watched folders."""
-
-    def __init__(self) -> None:
-        self.lost = ""
-        """Why an opened file may be missing; empty if none is."""
-        self.written: set[str] = set()
-        """Files that were written between the last two times that `drain` was called."""
-        self.read_first: set[str] = set()
-        """Those of them that were read before."""
-        self.dropped = False
-        """Whether a watched folder was removed or moved since this was last set to False."""
-        self._folders: dict[int, str] = {}
-        self._watched: set[str] = set()
-        self._root = ""
-        """New folders below it are watched, too."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._add: Any = getattr(libc, "inotify_add_watch", None)
-        start: Any = getattr(libc, "inotify_init1", None)
-        self._fd = start(os.O_NONBLOCK | os.O_CLOEXEC) if start is not None else -1
-        if self._fd < 0:
-            self.lost = "this system does not report which files are opened"
-
-    def watch(self, folder: str) -> None:
-        """Watch the files directly in a folder."""
-        if folder in self._watched or self._fd < 0:
-            return
-        if len(self._watched) >= MOST_FOLDERS:
-            self.lost = f"more than {MOST_FOLDERS} folders hold files"
-            return
-        number = self._add(self._fd, os.fsencode(folder), _REPORTED)
-        if number >= 0:
-            self._watched.add(folder)
-            self._folders[number] = folder
-        elif ctypes.get_errno() == errno.ENOSPC:
-            self.lost = "this system watches no more folders"
-
-    def watch_project(self, root: str) -> None:
-        """Watch a folder and all folders below it, also those that are made later."""
-        self._root = root
-        self._watch_below(root)
-
-    def _watch_below(self, top: str) -> None:
-        """Watch a folder and all folders below it, except caches and environments."""
-        for folder, names, _ in os.walk(top):
-            names[:] = [name for name in names if _may_hold_inputs(name)]
-            self.watch(folder)
-            if self.lost:
-                return
-
-    def drain(self) -> list[str]:
-        """Return the files that were opened and not written since the last time, sorted."""
-        opened: set[str] = set()
-        made: list[str] = []
-        changes = FileChanges()
-        for number, mask, name in self._reports():
-            if mask & _OVERFLOW:
-                self.lost = "more files were opened than the system remembers"
-                continue
-            folder = self._folders.get(number)
-            if folder is None:
-                continue
-            path = f"{folder}{os.sep}{name}"
-            if mask & (_IGNORED | _MOVE_SELF):
-                self._drop(number)
-                made.append(folder)  # a folder of that name may have been made again
-            elif mask & _IS_DIR:
-                if mask & (_CREATE | _MOVED_TO) and self._follows(folder, name):
-                    made.append(path)
-            elif mask & _OPEN:
-                opened.add(path)
-            else:
-                changes.take(path, mask)
-        for folder in made:
-            if os.path.isdir(folder):  # noqa: PTH112 - text
-                self._watch_below(folder)
-        self.written, self.read_first = changes.written, changes.read_first()
-        return sorted(opened - self.written)
-
-    def _reports(self) -> Iterator[tuple[int, int, str]]:
-        """Yield what the system has to report: number of a folder, what happened, name of the file."""
-        while self._fd >= 0:
-            try:
-                data = os.read(self._fd, 1 << 20)
-            except BlockingIOError:
-                return
-            at = 0
-            while at < len(data):
-                number, mask, _, size = _HEADER.unpack_from(data, at)
-                name = data[at + _HEADER.size : at + _HEADER.size + size]
-                at += _HEADER.size + size
-                yield number, mask, os.fsdecode(name.rstrip(b"\0"))
-
-    def _drop(self, number: int) -> None:
-        """Forget a folder that was removed or moved, and those below it."""
-        gone = self._folders[number]
-        self._folders = {
-            each: folder
-            for each, folder in self._folders.items()
-            if folder != gone and not folder.startswith(f"{gone}{os.sep}")
-        }
-        self._watched = set(self._folders.values())
-        self.dropped = True
-
-    def _follows(self, folder: str, name: str) -> bool:
-        """Return True if a new folder is in the project and may hold inputs."""
-        inside = folder == self._root or folder.startswith(f"{self._root}{os.sep}")
-        return bool(self._root) and inside and _may_hold_inputs(name)
-
-
-class FileChanges:
-    """Which files were written, and which of them were read before, from the system's reports in order."""
-
-    def __init__(self) -> None:
-        self.written: set[str] = set()
-        self._modified: set[str] = set()
-        self._made: set[str] = set()
-        """Files that were not there before, or that another file replaced."""
-        self._read: set[str] = set()
-        """Files that some reader closed before they were modified."""
-
-    def take(self, path: str, mask: int) -> None:
-        """Take in one report about a file."""
-        if mask & (_CREATE | _MOVED_TO):
-            self._made.add(path)
-            if mask & _MOVED_TO:
-                self.written.add(path)
-        elif mask & _CLOSE_READ:
-            if path not in self._modified:
-                self._read.add(path)
-        else:
-            if mask & _MODIFY:
-                self._modified.add(path)
-            self.written.add(path)
-
-    def read_first(self) -> set[str]:
-        """Return the files that were read, and then modified."""
-        return (self._modified & self._read) - self._made
-
-
-def _is_database(path: str) -> bool:
-    """Return True for a file of SQLite or DuckDB: what is stored there is added to what is there."""
-    if path.endswith(("-journal", "-wal", ".wal")):
-        return True
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - text
-            head = file.read(16)
-    except OSError:
-        return False
-    return head.startswith(_SQLITE) or head[8:12] == _DUCKDB
-
-
-def _may_hold_inputs(name: str) -> bool:
-    """Return False for the names of caches, environments and hidden folders."""
-    return name not in _SKIPPED and not name.startswith(".")
 
 
 class ProcessMemory:
@@ -248,8 +79,8 @@ class Lineage:
         self._folder = folder
         self.root = root
         self._ignored = unrecorded_prefixes()
-        self._opened = Opened()
-        self._opened.watch_project(root.rstrip(os.sep))
+        self._folders = WatchedFolders()
+        self._folders.watch_project(root.rstrip(os.sep))
         self._events: list[Event] = []
         self._hashes: dict[tuple[int, int, int, int], str] = {}
         self._active = False
@@ -278,10 +109,10 @@ class Lineage:
     def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Note that a cell is about to run."""
         self._memory_before = self._memory_before or self._memory.size()
-        self._opened.drain()
+        self._folders.drain()
         now = os.getcwd()  # noqa: PTH109 - text
-        if self._opened.dropped or self._folder_now != now:
-            self._folder_now, self._opened.dropped = now, False
+        if self._folders.dropped or self._folder_now != now:
+            self._folder_now, self._folders.dropped = now, False
             self._looked_at.clear()  # paths now name other folders
         paths = {
             str(value) for value in (namespace or {}).values() if isinstance(value, str | Path)
@@ -314,24 +145,24 @@ class Lineage:
         self._active = False
         files = [name for kind, name, *_ in self._events if kind == "file"]
         seen = set(files)
-        for path in self._opened.drain():
+        for path in self._folders.drain():
             # a front end writes the notebook while its cells run
             if path not in seen and not self._is_foreign(path) and not path.endswith(".ipynb"):
                 self._events.append(("file", path))
-        for path in sorted(self._opened.written):
+        for path in sorted(self._folders.written):
             if self._is_foreign(path) or ".ipynb" in path:
                 continue
             # before a file that Python opens is overwritten, Rearview itself reads it
-            if path in self._opened.read_first - self.written:
+            if path in self._folders.read_first - self.written:
                 self._bar(f"it changes {path}, which it reads")
-            elif _is_database(path):
+            elif is_database(path):
                 self._bar(f"it changes the database {path}")
             self.written.add(path)
         events = [self._hashed(event) for event in self._events[:MOST_FILES]]
         if len(self._events) > MOST_FILES:
             events.append(("more", str(len(self._events) - MOST_FILES)))
-        if self._opened.lost:
-            events.append(("unseen", self._opened.lost))
+        if self._folders.lost:
+            events.append(("unseen", self._folders.lost))
         events += [
             ("environment", name, _hash(os.environ.get(name, "").encode()))
             for name in sorted(set(names_read()) - self._variables_read_before)
@@ -387,7 +218,7 @@ class Lineage:
             elif event in {"os.listdir", "os.scandir"}:
                 if isinstance(args[0], str | bytes):
                     folder = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100 - text
-                    self._opened.watch(folder)
+                    self._folders.watch(folder)
                     if not (self._is_foreign(f"{folder}{os.sep}") or _by_import()):
                         self.listed.add(folder)
             elif event in CHANGES:
@@ -431,11 +262,11 @@ class Lineage:
             if self._is_foreign(path):
                 return True
             if os.path.isdir(path):  # noqa: PTH112
-                self._opened.watch(path)
+                self._folders.watch(path)
                 return True
             folder = os.path.dirname(path)  # noqa: PTH120
             if folder != os.sep and os.path.isdir(folder):  # noqa: PTH112
-                self._opened.watch(folder)
+                self._folders.watch(folder)
         return False
 
     def _is_foreign(self, path: str) -> bool:

@@ -1,0 +1,180 @@
+"""Watch folders by inotify: which files any code opens and writes there, also in C and in child processes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from rearview.store.project import FOLDER
+
+MOST_FOLDERS = 2000
+"""Folders that are watched at most."""
+_SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
+_OPEN, _MODIFY, _CLOSE_WRITE, _CLOSE_READ = 0x20, 0x2, 0x8, 0x10
+_CREATE, _MOVED_TO, _MOVE_SELF, _IGNORED, _IS_DIR, _OVERFLOW = (
+    *(0x100, 0x80, 0x800, 0x8000, 0x40000000, 0x4000),
+)
+_REPORTED = _OPEN | _MODIFY | _CLOSE_WRITE | _CLOSE_READ | _CREATE | _MOVED_TO | _MOVE_SELF
+_SQLITE, _DUCKDB = b"SQLite format 3", b"DUCK"
+_HEADER = struct.Struct("iIII")
+
+
+class WatchedFolders:
+    """Files that any process opens in the watched folders."""
+
+    def __init__(self) -> None:
+        self.lost = ""
+        """Why an opened file may be missing; empty if none is."""
+        self.written: set[str] = set()
+        """Files that were written between the last two times that `drain` was called."""
+        self.read_first: set[str] = set()
+        """Those of them that were read before."""
+        self.dropped = False
+        """Whether a watched folder was removed or moved since this was last set to False."""
+        self._folders: dict[int, str] = {}
+        self._watched: set[str] = set()
+        self._root = ""
+        """New folders below it are watched, too."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._add: Any = getattr(libc, "inotify_add_watch", None)
+        start: Any = getattr(libc, "inotify_init1", None)
+        self._fd = start(os.O_NONBLOCK | os.O_CLOEXEC) if start is not None else -1
+        if self._fd < 0:
+            self.lost = "this system does not report which files are opened"
+
+    def watch(self, folder: str) -> None:
+        """Watch the files directly in a folder."""
+        if folder in self._watched or self._fd < 0:
+            return
+        if len(self._watched) >= MOST_FOLDERS:
+            self.lost = f"more than {MOST_FOLDERS} folders hold files"
+            return
+        number = self._add(self._fd, os.fsencode(folder), _REPORTED)
+        if number >= 0:
+            self._watched.add(folder)
+            self._folders[number] = folder
+        elif ctypes.get_errno() == errno.ENOSPC:
+            self.lost = "this system watches no more folders"
+
+    def watch_project(self, root: str) -> None:
+        """Watch a folder and all folders below it, also those that are made later."""
+        self._root = root
+        self._watch_below(root)
+
+    def _watch_below(self, top: str) -> None:
+        """Watch a folder and all folders below it, except caches and environments."""
+        for folder, names, _ in os.walk(top):
+            names[:] = [name for name in names if _may_hold_inputs(name)]
+            self.watch(folder)
+            if self.lost:
+                return
+
+    def drain(self) -> list[str]:
+        """Return the files that were opened and not written since the last time, sorted."""
+        opened: set[str] = set()
+        made: list[str] = []
+        changes = FileChanges()
+        for number, mask, name in self._reports():
+            if mask & _OVERFLOW:
+                self.lost = "more files were opened than the system remembers"
+                continue
+            folder = self._folders.get(number)
+            if folder is None:
+                continue
+            path = f"{folder}{os.sep}{name}"
+            if mask & (_IGNORED | _MOVE_SELF):
+                self._drop(number)
+                made.append(folder)  # a folder of that name may have been made again
+            elif mask & _IS_DIR:
+                if mask & (_CREATE | _MOVED_TO) and self._follows(folder, name):
+                    made.append(path)
+            elif mask & _OPEN:
+                opened.add(path)
+            else:
+                changes.take(path, mask)
+        for folder in made:
+            if os.path.isdir(folder):  # noqa: PTH112 - text
+                self._watch_below(folder)
+        self.written, self.read_first = changes.written, changes.read_first()
+        return sorted(opened - self.written)
+
+    def _reports(self) -> Iterator[tuple[int, int, str]]:
+        """Yield what the system has to report: number of a folder, what happened, name of the file."""
+        while self._fd >= 0:
+            try:
+                data = os.read(self._fd, 1 << 20)
+            except BlockingIOError:
+                return
+            at = 0
+            while at < len(data):
+                number, mask, _, size = _HEADER.unpack_from(data, at)
+                name = data[at + _HEADER.size : at + _HEADER.size + size]
+                at += _HEADER.size + size
+                yield number, mask, os.fsdecode(name.rstrip(b"\0"))
+
+    def _drop(self, number: int) -> None:
+        """Forget a folder that was removed or moved, and those below it."""
+        gone = self._folders[number]
+        self._folders = {
+            each: folder
+            for each, folder in self._folders.items()
+            if folder != gone and not folder.startswith(f"{gone}{os.sep}")
+        }
+        self._watched = set(self._folders.values())
+        self.dropped = True
+
+    def _follows(self, folder: str, name: str) -> bool:
+        """Return True if a new folder is in the project and may hold inputs."""
+        inside = folder == self._root or folder.startswith(f"{self._root}{os.sep}")
+        return bool(self._root) and inside and _may_hold_inputs(name)
+
+
+class FileChanges:
+    """Which files were written, and which of them were read before, from the system's reports in order."""
+
+    def __init__(self) -> None:
+        self.written: set[str] = set()
+        self._modified: set[str] = set()
+        self._made: set[str] = set()
+        """Files that were not there before, or that another file replaced."""
+        self._read: set[str] = set()
+        """Files that some reader closed before they were modified."""
+
+    def take(self, path: str, mask: int) -> None:
+        """Take in one report about a file."""
+        if mask & (_CREATE | _MOVED_TO):
+            self._made.add(path)
+            if mask & _MOVED_TO:
+                self.written.add(path)
+        elif mask & _CLOSE_READ:
+            if path not in self._modified:
+                self._read.add(path)
+        else:
+            if mask & _MODIFY:
+                self._modified.add(path)
+            self.written.add(path)
+
+    def read_first(self) -> set[str]:
+        """Return the files that were read, and then modified."""
+        return (self._modified & self._read) - self._made
+
+
+def is_database(path: str) -> bool:
+    """Return True for a file of SQLite or DuckDB: what is stored there is added to what is there."""
+    if path.endswith(("-journal", "-wal", ".wal")):
+        return True
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - text
+            head = file.read(16)
+    except OSError:
+        return False
+    return head.startswith(_SQLITE) or head[8:12] == _DUCKDB
+
+
+def _may_hold_inputs(name: str) -> bool:
+    """Return False for the names of caches, environments and hidden folders."""
+    return name not in _SKIPPED and not name.startswith(".")
