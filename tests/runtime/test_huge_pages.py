@@ -16,20 +16,14 @@ ask = "import os; print(os.environ.get('GLIBC_TUNABLES'))"
 print(subprocess.check_output([sys.executable, "-c", ask], text=True))
 """
 ADVISED = """
-import ctypes
+import ctypes, re
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 at = libc.malloc(64 << 20)
-inside, flags = False, ""
-for line in open("/proc/self/smaps"):
-    head = line.split()[0]
-    if "-" in head and ":" not in head:
-        first, last = (int(each, 16) for each in head.split("-"))
-        inside = first <= at < last
-    elif inside and head == "VmFlags:":
-        flags = line
+mappings = re.findall(r"^(\\w+)-(\\w+) [^#]*?^VmFlags:(.*)", open("/proc/self/smaps").read(), re.M)
+flags = [each for first, last, each in mappings if int(first, 16) <= at < int(last, 16)]
 for i in range(2):
-    print("hg" in flags.split())
+    print("hg" in flags[0].split())
 """
 
 
