@@ -246,7 +246,7 @@ class NotebookState:
 
     def _uses(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names that functions and methods of the notebook inside some variables use."""
-        found: set[str] = set()
+        used: set[str] = set()
         todo, seen = [self.namespace[name] for name in names], set[int]()
         while todo:
             value = todo.pop()
@@ -257,11 +257,11 @@ class NotebookState:
                 return ("*",)
             kind = value if isinstance(value, types.FunctionType | type) else type(value)
             if kind.__module__ == "__main__":
-                found |= {each for code in codes_of(value) for each in code.co_names}
-                found.add(kind.__name__)
+                used |= {each for code in codes_of(value) for each in code.co_names}
+                used.add(kind.__name__)
             if not isinstance(value, types.FunctionType | type):
                 todo += gc.get_referents(value)
-        return tuple(sorted(found))
+        return tuple(sorted(used))
 
 
 def _refused(obj: Any) -> str:

@@ -1,4 +1,8 @@
-"""What a cell does besides setting variables: what makes its results unfit for reuse, and what sets up a library."""
+"""What a cell does besides setting variables: reading the clock, starting processes, setting up libraries.
+
+`CellEffects.problem` returns why the results of a cell cannot be reused; `CellEffects.setup` returns the statements
+of a cell that must run even if its results are reused, since they change a library.
+"""
 
 from __future__ import annotations
 
@@ -133,9 +137,9 @@ class CellEffects:
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
         )
         for name in sorted(reached & self._state.definitions.keys()):
-            asked = self._state.definitions[name][0].attributes & FILE_QUESTIONS
-            if asked:
-                return f"{name} asks the file system ({min(asked)})"
+            questions = self._state.definitions[name][0].attributes & FILE_QUESTIONS
+            if questions:
+                return f"{name} asks the file system ({min(questions)})"
         harmless = OWN_TIMERS if analysis.reads_clock else (*OWN_TIMERS, "timeit.")
         readers = sorted(
             each for each in self._clock_readers if not f"{each}.".startswith(harmless)
@@ -215,7 +219,7 @@ class CellEffects:
 
     def _project_data(self) -> dict[str, str]:
         """Return a fingerprint of the data of each module of the project."""
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for name, module in self._modules.of_project():
             data = {
                 key: value
@@ -223,5 +227,7 @@ class CellEffects:
                 if not key.startswith("__") and not isinstance(value, BY_REFERENCE)
             }
             known = fingerprints(data, 0.05)
-            found[name] = digest_of(sorted((k, known.get(k, str(id(v)))) for k, v in data.items()))
-        return found
+            digests[name] = digest_of(
+                sorted((k, known.get(k, str(id(v)))) for k, v in data.items())
+            )
+        return digests

@@ -67,8 +67,8 @@ def _random_states() -> dict[str, Any]:
 
 def _counters() -> list[Any]:
     modules = filter(None, map(sys.modules.get, _NUMBERED))
-    found = [getattr(module, name, None) for module in modules for name in _COUNTERS]
-    return [counter for counter in found if hasattr(counter, "count")][: len(_COUNTERS)]
+    counters = [getattr(module, name, None) for module in modules for name in _COUNTERS]
+    return [counter for counter in counters if hasattr(counter, "count")][: len(_COUNTERS)]
 
 
 def random_bytes(library: str) -> bytes:
