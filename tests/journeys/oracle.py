@@ -180,6 +180,7 @@ class Forked:
             answer = self.connection.recv(64)
         except TimeoutError:
             return None
+        self.connection.close()
         return int(answer or b"-1")
 
     def stop(self) -> None:

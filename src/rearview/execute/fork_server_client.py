@@ -205,6 +205,7 @@ class SetupServerClient(ForkServerClient):
 
     process: subprocess.Popen[bytes] | None = None
     channel: socket.socket = field(default_factory=socket.socket)
+    """Not connected before the process is forked."""
     parent: ForkServerClient = field(kw_only=True)
     stage: SetupStage = field(kw_only=True)
     task: Task = field(kw_only=True)
@@ -234,6 +235,7 @@ class SetupServerClient(ForkServerClient):
         return self.ready is not None
 
     def _begin(self) -> None:
+        self.channel.close()
         self.channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(_ANSWER_TIMEOUT)
         with server_end:
