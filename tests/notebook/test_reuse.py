@@ -113,7 +113,7 @@ def test_cells_whose_inputs_cannot_be_shown_equal_run_again_and_say_why(tmp_path
         7: "draws randomness of the system",
         8: "starts a process (true)",
         9: "asks the file system (exists)",
-        10: "log.txt, which it reads",
+        10: "log.txt without replacing it",
         14: "starts a process (a shell line)",
         15: "uses the magic %env",
     }
@@ -484,3 +484,50 @@ def test_a_cell_that_replaces_a_file_is_given_again_and_one_that_changes_what_is
     assert not {kept[n]: ran[n] for n in kept.keys() & ran.keys()}
     changed = dict(enumerate(UPDATED, 3 + len(REPLACED)))
     assert not {changed[n] for n in changed.keys() - ran.keys()}
+
+
+VALUES_OF_A_FILE = {
+    "cannot be stored": ["box = (threading.Lock(), open('data.txt').read())", "print(box[1])"],
+    "closure": [
+        "def make(x):\n    return lambda: x",
+        "f = make(open('data.txt').read())",
+        "print(f())",
+    ],
+    "default": ["x = open('data.txt').read()\ndef f(a=x): return a\nx = 0", "print(f())"],
+    "called for a default": ["def f(a=open('data.txt').read()): return a", "print(f())"],
+    "class": ["class Table:\n    text = open('data.txt').read()", "print(Table.text)"],
+    "decorator": [
+        "def adding(f):\n    text = open('data.txt').read()\n    return lambda: text",
+        "@adding\ndef g(): pass",
+        "print(g())",
+    ],
+    "defined twice": [
+        "def base(): return open('data.txt').read()\ndef f(a=base()): return a\ndef base(): return 0",
+        "print(f())",
+    ],
+    "set up": [
+        "import codecs\ncodecs.register_error('named', lambda e, t=open('data.txt').read(): (t, e.end))",
+        "print('\\xe4'.encode('ascii', 'named').decode())",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", VALUES_OF_A_FILE)
+def test_a_cell_that_shows_what_came_from_a_file_runs_when_the_file_changes(tmp_path, kind):
+    cells = ["import threading", *VALUES_OF_A_FILE[kind], "print('end')"]
+    (tmp_path / "data.txt").write_text("first")
+    execute(tmp_path, *cells)
+    (tmp_path / "data.txt").write_text("second")
+    shown, _ = execute(tmp_path, *cells)
+    assert "second" in str(shown)
+
+
+def test_a_print_beside_a_class_does_not_change_the_class(tmp_path):
+    cells = ["from collections import OrderedDict\nclass Table(OrderedDict): pass"]
+    cells.append("print(Table(x=1)['x'])")
+    execute(tmp_path, *cells)
+    _, ran = execute(tmp_path, *cells, "print('end')")
+    assert set(ran) == {3}
+    cells[0] += "\nprint(3)"
+    _, ran = execute(tmp_path, *cells)
+    assert set(ran) == {1}

@@ -111,11 +111,32 @@ class NotebookState:
         if setup:
             self.hidden_setup = digest_of(self.hidden_setup, setup)
 
-    def define(self, definition: Definition) -> None:
-        """Take in that a name stands for a function or class now."""
+    def define(self, definition: Definition, digest: str = "") -> None:
+        """Take in that a name stands for a function or class now; `digest` is that of its content."""
         self.groups.pop(definition.name, None)
-        parts = [self.content_of(name) for name in sorted(definition.at_once)]
-        self.definitions[definition.name] = (definition, digest_of(definition.digest, parts))
+        self.definitions[definition.name] = (definition, digest)
+
+    def digest_definitions(
+        self, definitions: Iterable[Definition], bound: set[str], key: str, outside: str
+    ) -> dict[str, str]:
+        """Return the digests of the functions and classes that a cell has defined, and remember them.
+
+        `bound` are the variables that the cell has set, but for imports; `key` stands for all its inputs,
+        `outside` for those that are not variables.
+        """
+        definitions = list(definitions)
+        names = [each.name for each in definitions]
+        bound = bound | {name for name in names if names.count(name) > 1}
+        digests: dict[str, str] = {}
+        for each in definitions:
+            parts = [self.content_of(name) for name in sorted(each.at_once)]
+            if not each.at_once.isdisjoint(bound):
+                parts.append(key)  # what they were when it was defined
+            elif each.calls_at_once:
+                parts.append(outside)
+            digests[each.name] = digest_of(each.digest, parts)
+            self.define(each, digests[each.name])
+        return digests
 
     def forget(self, name: str) -> None:
         """Take in that a name was deleted."""
@@ -219,6 +240,13 @@ class NotebookState:
             return GroupRef((name,), f"{module} {getattr(value, '__qualname__', name)}")
         uses = {each for code in codes_of(value) for each in code.co_names}
         return GroupRef((name,), digest_of(key, name), uses=tuple(sorted(uses)), why="a function")
+
+    def is_import(self, group: GroupRef) -> bool:
+        """Return True for a module, or a function or class of one."""
+        value = self.namespace.get(group.names[0])
+        if not isinstance(value, BY_REFERENCE):
+            return False
+        return isinstance(value, types.ModuleType) or value.__module__ != "__main__"
 
     def is_reference(self, name: str, group: GroupRef) -> bool:
         """Return True if a name is bound to the module, function or class that a group says."""

@@ -63,6 +63,8 @@ class Definition:
     attributes: frozenset[str]
     at_once: frozenset[str]
     """Names that are looked up when it is defined: decorators, defaults, bases."""
+    calls_at_once: bool
+    """Whether something is called when it is defined: a decorator, or a call in a default or in the body of a class."""
     calls: frozenset[str]
     """Calls in its body for their effect, dotted."""
 
@@ -308,6 +310,10 @@ def _definition(node: ast.stmt) -> Definition:
             given = node.value.args
             now = [*given.defaults, *filter(None, given.kw_defaults)]
     at_once = {name for part in now for name in names_in(part)[0]}
+    decorated = bool(getattr(node, "decorator_list", ()))
+    calls_at_once = decorated or any(
+        isinstance(inner, ast.Call) for part in now for inner in ast.walk(part)
+    )
     calls = frozenset(_effect_calls(body, deep=True))
     return Definition(
         _defined_name(node),
@@ -315,6 +321,7 @@ def _definition(node: ast.stmt) -> Definition:
         frozenset(names_used(node, when_called=True) | names_in_texts(node)),
         frozenset(attributes),
         frozenset(at_once),
+        calls_at_once,
         calls,
     )
 

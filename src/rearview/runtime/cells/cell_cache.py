@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,18 @@ _MACHINE = (
     "PYDEVD",
 )
 """Beginnings of environment variables that describe the machine: no inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """What a cell read outside of its variables, with hashes of the contents."""
+
+    files: dict[str, str]
+    folders: dict[str, str]
+    environment: dict[str, str]
+    environment_after: dict[str, str]
+    """Variables of the environment that it changed."""
+    modules: dict[str, str]
 
 
 class CellCache:
@@ -139,7 +152,7 @@ class CellCache:
         for name in {*entry.deleted, *(name for group in entry.groups for name in group.names)}:
             self.state.namespace.pop(name, None)  # an older value, which a cell that ran has used
         for definition in analysis.definitions:
-            self.state.define(definition)
+            self.state.define(definition, entry.definitions.get(definition.name, ""))
             self.state.absent.add(definition.name)
         if entry.seeds == self._random.seeds:
             self._random.states = {**entry.random_loaded, **self._random.states}
@@ -203,19 +216,27 @@ class CellCache:
         for definition in analysis.definitions:
             self.state.define(definition)
         used, after = self._random.take(self.store.put_bytes)
+        reads = self._reads(done)
+        drawn = (sorted(used.items()), self._random.seeds if self._effects.draws_seeds() else "")
+        outside = digest_of(reads.files, reads.folders, drawn)
         key = digest_of(
-            self._code(cell), sorted(inputs.items()), settings, sorted(used.items()), problem
+            *(self._code(cell), sorted(inputs.items()), settings, outside),
+            *(reads.environment, reads.modules),
         )
         if problem:
             key = secrets.token_hex(16)  # nothing follows from the inputs
         groups, deleted = self.state.take_changes(key, done.seconds if done else 0.0, analysis)
+        bound = {n for group in groups if not self.state.is_import(group) for n in group.names}
+        definitions = self.state.digest_definitions(
+            analysis.definitions, bound, key, key if problem else outside
+        )
         now = library_settings()
         values = {
             library: self.store.put_bytes(settings_bytes(library))
             for library, value in now.items()
             if self.state.settings.get(library) != value
         }
-        setup = self._effects.setup(analysis, messages, inputs)
+        setup = self._effects.setup(analysis, messages, inputs, outside)
         self.state.settings |= now
         self.state.settings_values |= values
         self.state.hide_setup(setup.digest if setup else "")
@@ -224,7 +245,8 @@ class CellCache:
         if problem or done is None:
             return
         entry = msgspec.structs.replace(
-            self._entry(key, inputs, settings, used, after, groups, deleted, done),
+            self._entry(key, inputs, settings, used, after, groups, deleted, done, reads),
+            definitions=definitions,
             messages=self.store.put_bytes(msgspec.json.encode(list(messages))),
             again=setup is not None and not setup.text,
             setup=setup.digest if setup else "",
@@ -233,22 +255,13 @@ class CellCache:
         )
         self.store.add(self._code(cell), entry)
 
-    def _entry(
-        self,
-        key: str,
-        inputs: dict[str, str],
-        settings: str,
-        used: dict[str, str],
-        after: dict[str, str],
-        groups: Sequence[GroupRef],
-        deleted: Sequence[str],
-        done: CellLineage,
-    ) -> CellEntry:
+    def _reads(self, done: CellLineage | None) -> _Reads:
+        """Return what the cell that has just ended read outside of its variables."""
         content, root = self._lineage.content, Path(self._lineage.root)
-        files = {
+        paths = {
             str(root / event[1]): event[2]
-            for event in done.events
-            if event[0] == "file" and str(root / event[1]) not in self._lineage.written
+            for event in (done.events if done else ())
+            if event[0] == "file"
         }
         self._environment |= {
             name for name in names_read() if not name.startswith((*_MACHINE, "REARVIEW", "PYTHON"))
@@ -261,6 +274,30 @@ class CellCache:
         self._set_variables |= changed
         for _, module in self._project_modules.of_project():
             self._modules[str(module.__file__)] = content(str(module.__file__))
+        written = self._lineage.written
+        return _Reads(
+            {path: paths[path] for path in sorted(paths) if path not in written},
+            {path: listing(path) for path in sorted(self._lineage.listed)},
+            {
+                name: digest_of(self._variables_before.get(name))
+                for name in sorted(self._environment)
+            },
+            changed,
+            dict(sorted(self._modules.items())),
+        )
+
+    def _entry(
+        self,
+        key: str,
+        inputs: dict[str, str],
+        settings: str,
+        used: dict[str, str],
+        after: dict[str, str],
+        groups: Sequence[GroupRef],
+        deleted: Sequence[str],
+        done: CellLineage,
+        reads: _Reads,
+    ) -> CellEntry:
         return CellEntry(
             format=FORMAT,
             key=key,
@@ -271,18 +308,16 @@ class CellCache:
             draws_seeds=self._effects.draws_seeds(),
             seeds=self._random.seeds,
             random_loaded=dict(self._random.loaded),
-            files=files,
-            folders={path: listing(path) for path in self._lineage.listed},
-            environment={
-                name: digest_of(self._variables_before.get(name)) for name in self._environment
-            },
-            environment_after=changed,
-            modules=dict(self._modules),
+            files=reads.files,
+            folders=reads.folders,
+            environment=reads.environment,
+            environment_after=reads.environment_after,
+            modules=reads.modules,
             groups=tuple(groups),
             deleted=tuple(deleted),
             random_after=after,
             settings_after=msgspec.json.encode(self.state.settings).decode(),
-            written={path: content(path) for path in self._lineage.written},
+            written={path: self._lineage.content(path) for path in self._lineage.written},
             seconds=done.seconds,
             size=done.size,
             events=done.events,

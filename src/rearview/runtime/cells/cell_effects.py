@@ -78,7 +78,7 @@ class SetUp:
     """How a cell changes something outside its variables."""
 
     digest: str
-    """Hash of the statements that do so, and of the variables that they can reach."""
+    """Hash of the statements that do so, and of the variables and files that they can reach."""
     text: str
     """Those statements, imports and definitions, if they need no variables; empty: all of the cell is needed."""
 
@@ -169,14 +169,18 @@ class CellEffects:
         analysis: CellAnalysis,
         messages: Sequence[Mapping[str, Any]],
         inputs: Mapping[str, str],
+        outside: str,
     ) -> SetUp | None:
-        """Return how a cell changes something outside its variables, such as a library's settings."""
+        """Return how a cell changes something outside its variables, such as a library's settings.
+
+        `outside` stands for the inputs of the cell that are not variables, such as files.
+        """
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
         )
         for name in reached & self._state.definitions.keys():
             if any(map(self._sets_library, self._state.definitions[name][0].calls)):
-                return SetUp(digest_of(analysis.digest, sorted(inputs.items())), "")
+                return SetUp(digest_of(analysis.digest, sorted(inputs.items()), outside), "")
         shows = any(message["type"] == "execute_result" for message in messages)
         effects = [
             effect
@@ -190,7 +194,10 @@ class CellEffects:
         used = self._state.reach(names)
         known = sorted((n, v) for n, v in inputs.items() if used is None or n in used)
         digest = digest_of(
-            [magic for _, magic in analysis.setup_magics], [each.digest for each in effects], known
+            [magic for _, magic in analysis.setup_magics],
+            [each.digest for each in effects],
+            known,
+            outside if effects else "",
         )
         alone = all(
             isinstance(self._state.namespace.get(name, len), BY_REFERENCE)

@@ -24,7 +24,7 @@ from rearview.model.cell_lineage import Event
 from rearview.state.variable_groups import Serialized, object_of
 from rearview.store.files import make_folder
 
-FORMAT = 2
+FORMAT = 3
 SEED_BYTES = 32
 """Bytes that the random generators of a notebook begin with."""
 MOST_ENTRIES = 8
@@ -75,6 +75,8 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     modules: dict[str, str] = {}
     groups: tuple[GroupRef, ...] = ()
     deleted: tuple[str, ...] = ()
+    definitions: dict[str, str] = {}
+    """Functions and classes that it defined, each with a digest of its content."""
     random_after: dict[str, str] = {}
     settings_after: str = ""
     written: dict[str, str] = {}
