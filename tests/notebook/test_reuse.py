@@ -279,6 +279,8 @@ def test_equal_content_has_one_digest_also_after_it_was_loaded(tmp_path):
     padded = numpy.empty(3, {"names": ["a", "b"], "formats": ["u1", "f8"], "offsets": [0, 8]})
     padded["a"], padded["b"] = 1, 2.0
     masked = numpy.ma.array([1, 2], mask=[0, 1])
+    frame = datasets.load_wine(as_frame=True).frame
+    halves = pytest.importorskip("sklearn.model_selection").train_test_split(frame, random_state=0)
     pairs = numpy.zeros(2, numpy.dtype([("a", "f4", (3,))]))
     model = tree.DecisionTreeClassifier(random_state=0).fit(iris.data, iris.target)
     store = ResultStore(tmp_path / "cells")
@@ -289,6 +291,8 @@ def test_equal_content_has_one_digest_also_after_it_was_loaded(tmp_path):
         masked,
         pairs,
         model,
+        halves,
+        (frame, frame["alcohol"], frame.head(2)),
         numpy.empty((0, 3)),
         {"k": [texts[0]]},
     ):
@@ -484,6 +488,29 @@ def test_a_cell_that_replaces_a_file_is_given_again_and_one_that_changes_what_is
     assert not {kept[n]: ran[n] for n in kept.keys() & ran.keys()}
     changed = dict(enumerate(UPDATED, 3 + len(REPLACED)))
     assert not {changed[n] for n in changed.keys() - ran.keys()}
+
+
+def test_files_that_a_skipped_cell_wrote_are_as_after_a_full_run(tmp_path):
+    cells = [
+        "first = 'first'",
+        "with open('results.txt', 'w') as file: print(first, file=file)",
+        "print(open('results.txt').read())",
+        "with open('results.txt', 'w') as file: print('second', file=file)",
+        "print(open('results.txt').read())",
+        "print('end')",
+    ]
+    execute(tmp_path, *cells)
+    (tmp_path / "results.txt").unlink()
+    cells[-1] = "print('the end')"
+    shown, ran = execute(tmp_path, *cells)
+    assert set(ran) == {6}
+    assert (tmp_path / "results.txt").read_text() == "second\n"
+    cells[0] = "first = 'other'"
+    shown, ran = execute(tmp_path, *cells)
+    assert set(ran) == {1, 2, 3}
+    assert "other" in str(shown[2])
+    assert "second" in str(shown[4])
+    assert (tmp_path / "results.txt").read_text() == "second\n"
 
 
 VALUES_OF_A_FILE = {

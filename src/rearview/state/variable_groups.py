@@ -41,8 +41,8 @@ class Serialized:
         return len(self.data) + sum(buffer.raw().nbytes for buffer in self.buffers)
 
 
-_TEXT, _DTYPE = "=", "#"
-"""First signs of what stands in a pickle for a text, and for a type of array elements; names have other ones."""
+_TEXT, _DTYPE, _SLICE = "=", "#", ":"
+"""First signs of what stands in a pickle for a text, a type of array elements, a slice; names have other ones."""
 
 
 class _Never:
@@ -62,7 +62,17 @@ def object_of(pid: str, find: Callable[[str], Any]) -> Any:
         import numpy as np
 
         return np.dtype(pid[1:])
+    if pid.startswith(_SLICE):
+        return slice(*(int(part) if part else None for part in pid[1:].split(":")))
     return find(pid)
+
+
+def _slice_id(obj: slice) -> str | None:
+    """Return what stands for a slice of whole numbers in a pickle; None for other slices."""
+    parts = (obj.start, obj.stop, obj.step)
+    if any(part is not None and type(part) is not int for part in parts):
+        return None
+    return _SLICE + ":".join("" if part is None else str(part) for part in parts)
 
 
 def serialize(
@@ -75,8 +85,8 @@ def serialize(
     """Return variables as bytes; raise if something in them cannot be copied.
 
     Views of one array stay views of one array. `by_name` returns the name that is stored instead of an object,
-    or None to copy the object; `refuse` returns why an object cannot be copied, or an empty text. With `owned`, texts are
-    told apart by their value alone, and equal content has equal digests, also if it was loaded; arrays and tensors own
+    or None to copy the object; `refuse` returns why an object cannot be copied, or an empty text. With `owned`, texts, types of
+    array elements and slices are told apart by their value alone, and equal content has equal digests, also if it was loaded; arrays and tensors own
     their memory when they are loaded, as the originals do, and a tensor with a graph is refused; otherwise they
     use the memory of the copy, and a tensor is copied without the graph that computed it, with a note.
     """
@@ -89,16 +99,19 @@ def serialize(
 
     texts: dict[str, str] = {}
     dtypes: dict[str, str] = {}
+    slices: dict[str, str] = {}
     dtype_type: Any = getattr(sys.modules.get("numpy"), "dtype", _Never)
 
     class GroupPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, obj: Any) -> str | None:
             if owned:
-                # which equal texts are one object depends on how they came about: not so in the copy
+                # which equal texts, types and slices are one object depends on how they came about: not so in the copy
                 if type(obj) is str:
                     return texts.get(obj) or texts.setdefault(obj, _TEXT + obj)
                 if isinstance(obj, dtype_type) and _is_plain(obj):
                     return dtypes.get(obj.str) or dtypes.setdefault(obj.str, _DTYPE + obj.str)
+                if type(obj) is slice and (pid := _slice_id(obj)) is not None:
+                    return slices.setdefault(pid, pid)
             return by_name(obj)
 
         def reducer_override(self, obj: Any) -> Any:
@@ -369,9 +382,12 @@ def _objects_of(value: Any, most: int) -> dict[int, Any]:
     mine: dict[int, Any] = {}
     todo = [value]
     never = (*_ATOMS, *BY_REFERENCE)
+    dtype_type: Any = getattr(sys.modules.get("numpy"), "dtype", _Never)
     while todo and len(mine) <= most:
         obj = todo.pop()
         if id(obj) in mine or isinstance(obj, never):
+            continue
+        if isinstance(obj, dtype_type) and obj.names is None:
             continue
         mine[id(obj)] = obj
         todo += gc.get_referents(obj)

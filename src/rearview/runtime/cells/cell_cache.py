@@ -8,6 +8,7 @@ is always run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,8 @@ from rearview.runtime.sandbox.environment import names_read
 from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
 
+STORED_FILES = 32 << 20
+"""Bytes of the files that a cell wrote which are stored; larger ones must be as it left them."""
 _MACHINE = (
     *("HOME", "PATH", "PWD", "OLDPWD", "TERM", "XDG_", "TMP", "SHLVL", "SSH_", "JPY_", "_"),
     "PYDEVD",
@@ -117,7 +120,7 @@ class CellCache:
         before = entry.random_before_imports
         if before and not self._random.own and self._random.states.get("random") != before:
             return "its imports draw random numbers of random, whose state is not what it was"
-        for path, content in {**entry.files, **entry.written, **entry.modules}.items():
+        for path, content in {**entry.files, **entry.modules}.items():
             if self._lineage.content(path) != content:
                 return f"{path} is not what it was"
         for path, names in entry.folders.items():
@@ -130,6 +133,9 @@ class CellCache:
 
     def _gone(self, entry: CellEntry) -> str:
         """Return what of the results of an execution is no longer there; empty: nothing."""
+        for path, content in entry.written.items():
+            if self._lineage.content(path) != content and not self.store.has(content):
+                return f"{path}, which it wrote, is not what it was"
         for library, kept in entry.settings_values.items():
             if not self.store.has(kept):
                 return f"the settings of {library} that it left were removed from the cache"
@@ -166,6 +172,7 @@ class CellCache:
                 self._random.own = False
             self._random.due[library] = state
             self._random.states[library] = state
+        self._write_files(entry)
         self.state.settings |= msgspec.json.decode(entry.settings_after)
         self.state.settings_values |= entry.settings_values
         self.state.hide_setup(entry.setup)
@@ -181,6 +188,14 @@ class CellCache:
             )
         )
         return list(messages)
+
+    def _write_files(self, entry: CellEntry) -> None:
+        """Write the files that a skipped cell wrote, where they are not as it left them."""
+        for path, content in entry.written.items():
+            if self._lineage.content(path) != content:
+                data = self.store.get_bytes(content)
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_bytes(data)
 
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
         """Bring about the state that a cell is about to find; raise GivenUp if that cannot be done."""
@@ -286,6 +301,18 @@ class CellCache:
             dict(sorted(self._modules.items())),
         )
 
+    def _store_written(self) -> dict[str, str]:
+        """Return the files that the cell that has just ended wrote, by content; store those that are small."""
+        written: dict[str, str] = {}
+        room = STORED_FILES
+        for path in sorted(self._lineage.written):
+            written[path] = self._lineage.content(path)
+            with contextlib.suppress(OSError):
+                size = Path(path).stat().st_size
+                if size <= room and self.store.put_bytes(Path(path).read_bytes()):
+                    room -= size
+        return written
+
     def _entry(
         self,
         key: str,
@@ -317,7 +344,7 @@ class CellCache:
             deleted=tuple(deleted),
             random_after=after,
             settings_after=msgspec.json.encode(self.state.settings).decode(),
-            written={path: self._lineage.content(path) for path in self._lineage.written},
+            written=self._store_written(),
             seconds=done.seconds,
             size=done.size,
             events=done.events,
