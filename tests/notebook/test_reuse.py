@@ -558,3 +558,79 @@ def test_a_print_beside_a_class_does_not_change_the_class(tmp_path):
     cells[0] += "\nprint(3)"
     _, ran = execute(tmp_path, *cells)
     assert set(ran) == {1}
+
+
+STATE_OF_A_DEFINITION = {
+    "attribute of a class": ["class A:\n    x = 1", "A.x = {n}", "print(A.x)"],
+    "seen by an instance": ["class A:\n    x = 0", "a = A()", "A.x = {n}", "print(a.x)"],
+    "counted by a method": [
+        "class A:\n    n = 0\n    def __init__(self, k): A.n += k",
+        "a = A({n})",
+        "print(A.n)",
+    ],
+    "counted by type(self)": [
+        "class A:\n    n = 0\n    def __init__(self, k): type(self).n += k",
+        "a = A({n})",
+        "print(A.n)",
+    ],
+    "list of a class": ["class A:\n    seen = []", "A.seen.append({n})", "print(A.seen)"],
+    "list of subclasses": [
+        "class A:\n    kinds = []\n    def __init_subclass__(cls): A.kinds.append(cls.__name__)",
+        "class B{n}(A): pass",
+        "print(A.kinds)",
+    ],
+    "replaced method": [
+        "class A:\n    def f(self): return 1",
+        "A.f = lambda self: {n}",
+        "print(A().f())",
+    ],
+    "set by name": ["class A: pass", "setattr(A, 'x', {n})", "print(A.x)"],
+    "attribute of a function": ["def f(): return f.n", "f.n = {n}", "print(f())"],
+    "default that is a list": [
+        "def f(x, seen=[]):\n    seen.append(x)\n    return list(seen)",
+        "y = f({n})",
+        "print(f(0))",
+    ],
+    "variable of a closure": [
+        "def make():\n    n = 0\n    def f(k):\n        nonlocal n\n        n += k\n        return n\n    return f",
+        "count = make()",
+        "y = count({n})",
+        "print(count(0))",
+    ],
+    "cache": [
+        "import functools\n@functools.lru_cache\ndef f(x): return x",
+        "y = [f(i) for i in range({n})]",
+        "print(f.cache_info().misses)",
+    ],
+    "class of a library": [
+        "from collections import Counter",
+        "Counter.x = {n}",
+        "print(Counter.x)",
+    ],
+    "changed by a function": [
+        "from collections import Counter\ndef change(x): Counter.x = x",
+        "change({n})",
+        "print(Counter.x)",
+    ],
+    "module of the project": ["import tool", "y = tool.add({n})", "print(tool.state)"],
+}
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("kind", STATE_OF_A_DEFINITION)
+def test_a_cell_sees_the_state_of_functions_and_classes_as_in_a_full_run(tmp_path, kind, together):
+    """`together`: the definition is in the cell that changes its state."""
+    (tmp_path / "tool.py").write_text("state = []\ndef add(x): state.append(x)\n")
+
+    def cells(n, end):
+        *first, last = (text.format(n=n) for text in STATE_OF_A_DEFINITION[kind])
+        if together:
+            first = ["\n".join(first)]
+        return ["import sys", *first, last, f"{last}\nprint({end!r})"]
+
+    execute(tmp_path, *cells(5, "end"))
+    ended, _ = execute(tmp_path, *cells(5, "another end"))
+    assert "5" in str(ended[-1])
+    shown, _ = execute(tmp_path, *cells(6, "another end"))
+    assert "6" in str(shown[-1])
+    assert "6" in str(shown[-2])

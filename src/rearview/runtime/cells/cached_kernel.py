@@ -121,6 +121,8 @@ class CachedKernel:
         for cell in cells.notebook.cells:
             if analyse(cell.source).shown:
                 off = f"cell {cell.number} reads results of earlier cells by `_`, `Out` or `In`"
+            if "cache_info" in analyse(cell.source).attributes:
+                off = f"cell {cell.number} asks how often a cache was used"
         cache = CellCache(
             ResultStore(session.project.cache / "cells"),
             kernel.shell.user_ns,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rearview.runtime.cells.cell_analysis import CellAnalysis, Definition
+from rearview.runtime.cells.definition_state import definition_state
 from rearview.runtime.cells.library_state import digest_of, library_settings
 from rearview.runtime.cells.result_store import GroupRef, ResultStore
 from rearview.state.variable_groups import (
@@ -128,12 +129,15 @@ class NotebookState:
         names = [each.name for each in definitions]
         bound = bound | {name for name in names if names.count(name) > 1}
         digests: dict[str, str] = {}
+        references = self.references()
         for each in definitions:
             parts = [self.content_of(name) for name in sorted(each.at_once)]
             if not each.at_once.isdisjoint(bound):
                 parts.append(key)  # what they were when it was defined
             elif each.calls_at_once:
                 parts.append(outside)
+            if each.name in self.namespace:
+                parts.append(definition_state(self.namespace[each.name], references))
             digests[each.name] = digest_of(each.digest, parts)
             self.define(each, digests[each.name])
         return digests
@@ -200,6 +204,9 @@ class NotebookState:
             if name in self.definitions:
                 continue
             if isinstance(value, BY_REFERENCE):
+                known = name in self.groups and self.ids.get(name) == id(value)
+                if known and not self.touches((name,)):
+                    continue
                 reference = self._reference(name, value, key)
                 if self.groups.get(name) != reference:
                     changed.append(reference)
@@ -226,8 +233,8 @@ class NotebookState:
             self.loaded.pop(names, None)
             self.groups.update(dict.fromkeys(names, fresh))
             changed.append(fresh)
-        known = {*self.groups, *self.definitions} - self.absent
-        deleted = sorted(known - live.keys())
+        existing = {*self.groups, *self.definitions} - self.absent
+        deleted = sorted(existing - live.keys())
         for name in deleted:
             self.forget(name)
         return changed, deleted

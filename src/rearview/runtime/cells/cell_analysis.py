@@ -89,8 +89,12 @@ class CellAnalysis:
     """Hash of its code."""
     names: frozenset[str]
     """Variables that it names, without those in functions that it only defines."""
+    imports: frozenset[str]
+    """Modules that it imports, by their full names."""
+    statement_names: frozenset[str]
+    """Those in its statements other than imports and definitions."""
     reads: frozenset[str]
-    """Those of them whose value it may use: not those that it sets before."""
+    """Variables whose value it may use: not those that it sets before."""
     attributes: frozenset[str]
     definitions: tuple[Definition, ...]
     preamble: str
@@ -191,6 +195,8 @@ def analyse(source: str) -> CellAnalysis:
     return CellAnalysis(
         code_hash(source),
         frozenset(_names_at_once(top, definitions)),
+        frozenset(_imported(tree)),
+        frozenset(name for node in plain for name in names_in(node)[0]),
         frozenset(CellReads(definitions).of(top)),
         frozenset(attributes),
         definitions,
@@ -209,6 +215,14 @@ def analyse(source: str) -> CellAnalysis:
         refused,
         shown,
     )
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
 
 
 def _parses(source: str) -> bool:
@@ -367,7 +381,9 @@ def _effect_calls(body: Iterable[ast.stmt], *, deep: bool = False) -> Iterator[s
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await):
                 call = node.value.value if isinstance(node.value, ast.Await) else node.value
                 name = _dotted(call.func) if isinstance(call, ast.Call) else ""
-                if name:
+                if name in {"setattr", "delattr"} and isinstance(call, ast.Call) and call.args:
+                    yield f"{_dotted(call.args[0])}.="
+                elif name:
                     yield name
             elif isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
                 targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets

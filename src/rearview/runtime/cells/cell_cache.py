@@ -210,7 +210,7 @@ class CellCache:
         state.begin()
         self._variables_before = dict(os.environ)
         self._random.begin()
-        self._effects.begin()
+        self._effects.begin(analysis)
 
     def end(
         self,

@@ -17,9 +17,11 @@ from rearview.model.cell_lineage import CellLineage
 from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import FILE_QUESTIONS, CellAnalysis
 from rearview.runtime.cells.cell_inputs import Lineage
+from rearview.runtime.cells.definition_state import changes_definitions, definition_state
 from rearview.runtime.cells.library_state import digest_of
 from rearview.runtime.sandbox import entropy
 from rearview.runtime.sandbox.clock import Clock
+from rearview.runtime.sandbox.entropy import after_import
 from rearview.state.variable_fingerprints import fingerprints
 from rearview.state.variable_groups import BY_REFERENCE
 
@@ -105,15 +107,24 @@ class CellEffects:
         self._seeding = 0
         entropy.overwritten[:] = [0]
         self._module_data: dict[str, str] = {}
+        self._definition_states: dict[str, str] = {}
         self._threads: set[int | None] = set()
 
-    def begin(self) -> None:
+    def begin(self, analysis: CellAnalysis) -> None:
         """Take note of the process before a cell is run."""
         self._clock_readers.clear()
         self._drawn = entropy.bytes_used(self._chance)
         self._seeding = entropy.seeding[0]
         self._module_data = self._project_data()
+        self._definition_states = self._states_of_definitions()
+        for name in analysis.imports - sys.modules.keys():
+            after_import(name, self._note_imported)
         self._threads = {thread.ident for thread in threading.enumerate()}
+
+    def _note_imported(self, module: types.ModuleType) -> None:
+        """Take note of the data of a module of the project that has just been imported."""
+        if dict(self._modules.of_project()).get(module.__name__) is module:
+            self._module_data[module.__name__] = _data_digest(module)
 
     def draws_seeds(self) -> bool:
         """Return True if the cell has made generators whose seed the system draws."""
@@ -178,9 +189,12 @@ class CellEffects:
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
         )
-        for name in reached & self._state.definitions.keys():
+        for name in (reached | _own_used(analysis)) & self._state.definitions.keys():
             if any(map(self._sets_library, self._state.definitions[name][0].calls)):
                 return SetUp(digest_of(analysis.digest, sorted(inputs.items()), outside), "")
+        changed = self._changed_outside_variables(analysis)
+        if changed:
+            return SetUp(digest_of(changed), "")
         shows = any(message["type"] == "execute_result" for message in messages)
         effects = [
             effect
@@ -206,11 +220,43 @@ class CellEffects:
         )
         return SetUp(digest, analysis.setup_text(effects) if alone else "")
 
+    def _states_of_definitions(self) -> dict[str, str]:
+        """Return digests of the state of the functions and classes that the current cell can reach."""
+        references = self._state.references()
+        return {
+            name: definition_state(self._state.namespace[name], references)
+            for name in self._state.definitions
+            if name in self._state.namespace and self._state.touches((name,))
+        }
+
+    def _changed_outside_variables(self, analysis: CellAnalysis) -> list[tuple[str, str]]:
+        """Return the definitions and modules of the project whose state the cell has changed, with their new state."""
+        defined = {each.name for each in analysis.definitions}
+        now = {**self._states_of_definitions(), **self._project_data()}
+        before = {**self._definition_states, **self._module_data}
+        changed = [
+            (name, now[name])
+            for name in sorted(before.keys() & now.keys() - defined)
+            if before[name] != now[name]
+        ]
+        effects = [each.call for each in analysis.effects]
+        loaded = self._state.namespace
+        if changes_definitions(analysis.definitions, effects, _own_used(analysis), loaded):
+            references = self._state.references()
+            changed += [
+                (name, definition_state(loaded[name], references))
+                for name in sorted(defined & loaded.keys())
+            ]
+        return changed
+
     def _sets_library(self, call: str) -> bool:
         root, _, rest = call.partition(".")
         value = self._state.namespace.get(root.rstrip("="))
         if call.endswith("="):
-            return isinstance(value, types.ModuleType)
+            library_class = isinstance(value, type | types.FunctionType) and root != "type"
+            return isinstance(value, types.ModuleType) or (
+                library_class and value.__module__ != "__main__"
+            )
         if isinstance(value, types.ModuleType):
             module = value.__name__
         elif isinstance(value, type) or callable(value):
@@ -226,15 +272,26 @@ class CellEffects:
 
     def _project_data(self) -> dict[str, str]:
         """Return a fingerprint of the data of each module of the project."""
-        digests: dict[str, str] = {}
-        for name, module in self._modules.of_project():
-            data = {
-                key: value
-                for key, value in vars(module).items()
-                if not key.startswith("__") and not isinstance(value, BY_REFERENCE)
-            }
-            known = fingerprints(data, 0.05)
-            digests[name] = digest_of(
-                sorted((k, known.get(k, str(id(v)))) for k, v in data.items())
-            )
-        return digests
+        return {name: _data_digest(module) for name, module in self._modules.of_project()}
+
+
+def _own_used(analysis: CellAnalysis) -> set[str]:
+    """Return the functions and classes of a cell that its own statements use, also through one another."""
+    own = {each.name: each.names for each in analysis.definitions}
+    used: set[str] = set()
+    todo = [name for name in analysis.statement_names if name in own]
+    while todo:
+        name = todo.pop()
+        used.add(name)
+        todo += [each for each in own[name] if each in own and each not in used]
+    return used
+
+
+def _data_digest(module: types.ModuleType) -> str:
+    data = {
+        key: value
+        for key, value in vars(module).items()
+        if not key.startswith("__") and not isinstance(value, BY_REFERENCE)
+    }
+    known = fingerprints(data, 0.05)
+    return digest_of(sorted((k, known.get(k, str(id(v)))) for k, v in data.items()))
