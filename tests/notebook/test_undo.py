@@ -46,6 +46,48 @@ def test_undo_takes_back_rebinding_changes_in_place_and_new_names(shell):
     assert (space["a"], space["c"], "d" in space, "change" in space) == ([1], "text", False, False)
 
 
+DEFINITION = """
+class A:
+    n = 0
+    seen = []
+    def __init__(self, k): A.n += k
+    def f(self, x, given=[]):
+        given.append(x)
+        return list(given)
+
+def g(x, memo={}):
+    memo[x] = g.calls = 1
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            "A.n = 5",
+            "A.new = 5",
+            "a = A(3)",
+            "A.seen.append(1)",
+            "g.mark = 1",
+            "g(2)",
+            "A(0).f(1)",
+        ),
+        *("A.f = lambda self: 5", "del A.n", "A.seen = None"),
+    ],
+)
+def test_undo_brings_back_what_functions_and_classes_keep_in_themselves(shell, source):
+    run(shell, DEFINITION)
+    run(shell, "print()")
+    space = shell.user_ns
+    before = (space["A"], space["g"], space["A"].f)
+    run(shell, source)
+    run(shell, "%rv undo")
+    assert (space["A"], space["g"], space["A"].f) == before
+    assert (space["A"].n, space["A"].seen, hasattr(space["A"], "new")) == (0, [], False)
+    assert (space["g"].__defaults__, vars(space["g"])) == (({},), {})
+    assert space["A"].f.__defaults__ == ([],)
+
+
 def test_a_variable_that_a_cell_cannot_reach_stays_the_same_object(shell):
     run(shell, "import numpy as np\nbig = np.zeros(1000)\nview = big[:10]\nsmall = [1]")
     big = shell.user_ns["big"]

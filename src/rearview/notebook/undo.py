@@ -2,7 +2,8 @@
 
 Before a cell runs, the variables that it can reach are copied, unless there is a copy already. Variables
 that share objects are copied and restored together, so that aliases stay aliases. Functions, classes and
-modules are kept by reference.
+modules are kept by reference; what functions and classes of the notebook keep in themselves, such as a counter in a
+class, is copied.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
+import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -48,6 +50,75 @@ class Group:
         return len(self.data or b"") + sum(map(len, self.buffers))
 
 
+_ATOMS = (int, float, complex, str, bytes, bool, type(None))
+_DESCRIPTORS = (classmethod, staticmethod, property)
+
+
+class DefinitionCopy:
+    """What a function or class of the notebook keeps in itself at one time: attributes and defaults."""
+
+    def __init__(self, value: Any) -> None:
+        self._kept: dict[str, Any] = {}
+        """Attributes that cannot change or cannot be copied, as they are."""
+        self._copied: dict[str, Serialized] = {}
+        self._functions: dict[str, DefinitionCopy] = {}
+        """What the methods of a class keep."""
+        for name, attribute in _attributes(value).items():
+            if isinstance(attribute, types.FunctionType):
+                self._functions[name] = DefinitionCopy(attribute)
+            copied = None if isinstance(attribute, _NOT_COPIED) else _serialized_or_none(attribute)
+            if copied is None:
+                self._kept[name] = attribute
+            else:
+                self._copied[name] = copied
+
+    def restore(self, value: Any) -> bool:
+        """Set the attributes of a function or class to what they were; return True if one was another."""
+        changed = False
+        now = _attributes(value)
+        for name in now.keys() - self._kept.keys() - self._copied.keys():
+            delattr(value, name)
+            changed = True
+        for name, kept in self._kept.items():
+            if now.get(name, self) is not kept:
+                setattr(value, name, kept)
+                changed = True
+        for name, copied in self._copied.items():
+            current = _serialized_or_none(now[name]) if name in now else None
+            if current is None or current.digest != copied.digest:
+                buffers = [bytearray(buffer.raw()) for buffer in copied.buffers]
+                setattr(value, name, pickle.loads(copied.data, buffers=buffers)[""])
+                changed = True
+        for name, function in self._functions.items():
+            changed |= function.restore(_attributes(value)[name])
+        return changed
+
+
+_NOT_COPIED = (*_ATOMS, *BY_REFERENCE, *_DESCRIPTORS)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return what a function or class keeps in itself, by name."""
+    if isinstance(value, type):
+        return {
+            name: attribute
+            for name, attribute in vars(value).items()
+            if not name.startswith("_abc_") and not (name.startswith("__") and name.endswith("__"))
+        }
+    defaults = {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
+    return {**vars(value), **defaults}
+
+
+def _serialized_or_none(value: Any) -> Serialized | None:
+    try:
+        copied = serialize({"": value})
+    except Exception:
+        return None
+    # the memory of arrays goes on changing
+    kept = [pickle.PickleBuffer(bytes(buffer.raw())) for buffer in copied.buffers]
+    return Serialized(copied.data, kept, copied.digest)
+
+
 @dataclass(frozen=True)
 class Moment:
     """The variables after one cell."""
@@ -59,6 +130,8 @@ class Moment:
     """The group of each variable."""
     references: Mapping[str, Any]
     """Variables that are functions, classes or modules."""
+    definitions: Mapping[str, DefinitionCopy]
+    """What those of them that the notebook defines keep in themselves."""
     random: Mapping[str, Any]
     """States of the global random generators, by library."""
 
@@ -114,7 +187,14 @@ class Undo:
             self._count += 1
             groups |= dict.fromkeys(names, Group(names, self._count))
         self._groups, self._touched = groups, []
-        self.moments.append(Moment(cell, source, seconds, groups, references, _random()))
+        definitions = {
+            name: DefinitionCopy(value)
+            for name, value in references.items()
+            if isinstance(value, types.FunctionType | type) and value.__module__ == "__main__"
+        }
+        self.moments.append(
+            Moment(cell, source, seconds, groups, references, definitions, _random())
+        )
         return self.moments[-1]
 
     def _is_unchanged(self, group: Group) -> bool:
@@ -170,6 +250,9 @@ class Undo:
                 changed.append(name)
                 self.namespace[name] = value
         self.namespace.update(restored)
+        for name, copied in moment.definitions.items():
+            if copied.restore(self.namespace[name]) and name not in changed:
+                changed.append(name)
         self._groups = dict(moment.groups)
         write_random_state(dict(moment.random))
         del self.moments[self.moments.index(moment) + 1 :]
