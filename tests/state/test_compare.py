@@ -271,3 +271,37 @@ def test_checkpoints_without_the_name_of_an_operation_compare_equal(program, mon
     run.names["loss"] = run.names["loss"].detach()
     now, _ = run.capture()
     assert compare(run.anchors, now, then.skeleton, buffers.__getitem__) is not None
+
+
+def reorder(mapping, order):
+    items = [list(mapping.items())[i] for i in order]
+    mapping.clear()
+    mapping.update(items)
+
+
+@pytest.mark.parametrize("born_in_the_loop", [False, True])
+def test_keys_hashed_by_address_may_come_in_another_order_and_their_values_must_be_the_same(
+    program, born_in_the_loop
+):
+    """A dict that is filled from a set of tensors has another order in every process."""
+    run = program(base, None)
+    keys = (
+        [torch.zeros(2) for _ in range(3)]
+        if born_in_the_loop
+        else [*run.names["model"].parameters()][:3]
+    )
+    run.names["owners"] = list(keys)
+    run.names["slots"] = {key: [number] for number, key in enumerate(keys)}
+    then, buffers = run.capture()
+
+    def difference():
+        return compare(run.anchors, run.capture()[0], then.skeleton, buffers.__getitem__)
+
+    reorder(run.names["slots"], [2, 0, 1])
+    assert difference() is None
+    run.names["slots"][keys[0]], run.names["slots"][keys[1]] = [1], [0]
+    assert "slots" in difference().path
+    run.names["slots"][keys[0]], run.names["slots"][keys[1]] = [0], [1]
+    assert difference() is None
+    run.names["slots"][torch.zeros(2)] = run.names["slots"].pop(keys[2])
+    assert "slots" in difference().path

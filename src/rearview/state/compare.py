@@ -216,6 +216,8 @@ class _Comparison:
         """References that keep objects alive while their `id` is in use."""
         self._stack: list[tuple[Any, Any, Path]] = []
         self._late: list[tuple[Any, Any, Path]] = []
+        self._late_dicts: list[tuple[Any, Any, Path]] = []
+        """Dicts that are compared when most objects are known to correspond."""
         """Sets that hold the `id` of objects: compared after all objects are paired."""
         self._memory: list[tuple[BlockNode, BlockNode, Path]] = []
         self._shown: list[tuple[Skeleton, Any]] = []
@@ -238,6 +240,7 @@ class _Comparison:
                 continue
             path = (None, self.anchors.path(number))
             yield from self._compare_from(Ref(number), Ref(number), path)
+        yield from self._dicts_by_address()
         yield from self._addresses()
         yield from self._compare_memory()
         if self.then.rng is not None and self.now.rng is not None:
@@ -339,6 +342,9 @@ class _Comparison:
                 return self._keys(keys_a, keys_b, path)
         elif len(keys_a) != len(keys_b):
             return Difference(render(path), f"{len(a)} keys", f"{len(b)} keys")
+        elif self._in_another_order(keys_a, keys_b):
+            self._late_dicts.append((a, b, path))
+            return None
         else:
             for left, right in zip(keys_a, keys_b, strict=True):
                 self._stack.append((left, right, (path, f"<key {short(left, self.anchors)}>")))
@@ -346,6 +352,43 @@ class _Comparison:
             text = spell(style, left) if type(left) in QUICK else f"[{self._name(left)}]"
             self._stack.append((a[left], b[right], (path, text)))
         return None
+
+    def _in_another_order(self, a: list[Any], b: list[Any]) -> bool:
+        """Return True if the keys of two dicts are hashed by their address, and are not the same one by one.
+
+        A dict that was filled from a set of them has another order in every process.
+        """
+        anchors_a, anchors_b = ([getattr(key, "number", None) for key in each] for each in (a, b))
+        if anchors_a == anchors_b and None not in anchors_a:
+            return False
+        return all(map(self._is_hashed_by_address, [*a, *b]))
+
+    def _is_hashed_by_address(self, key: Any) -> bool:
+        if isinstance(key, ObjectNode) and key.label == "build tensor":
+            return True
+        cls = self._class(key)
+        if cls is None:
+            return False
+        tensor = any(b.__module__ == "torch" and b.__name__ == "Tensor" for b in cls.__mro__)
+        hashing: object = cls.__hash__
+        return tensor or hashing is object.__hash__
+
+    def _dicts_by_address(self) -> Iterator[Difference]:
+        """Compare dicts whose keys are hashed by address: each key with the one that stands for the same object."""
+        while self._late_dicts:
+            a, b, path = self._late_dicts.pop(0)
+            rest = {_identity(key): key for key in b}
+            pairs = [(key, rest.pop(self._identity_now(key), None)) for key in a]
+            unmatched = iter(rest.values())  # objects that nothing else refers to, in their order
+            for key, other in pairs:
+                match = next(unmatched) if other is None else other
+                self._stack.append((key, match, (path, f"<key {short(key, self.anchors)}>")))
+                self._stack.append((a[key], b[match], (path, f"[{self._name(key)}]")))
+            yield from self._work_off_stack()
+
+    def _identity_now(self, key: Any) -> Any:
+        """Return the identity of the object that corresponds to a recorded one."""
+        return key.number if isinstance(key, Ref) else ("object", self._partner.get(id(key)))
 
     def _keys(self, a: list[Any], b: list[Any], path: Path) -> Difference:
         where = render(path)
@@ -568,3 +611,7 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from value.values()
     else:
         yield from value
+
+
+def _identity(key: Any) -> Any:
+    return key.number if isinstance(key, Ref) else ("object", id(key))
