@@ -1,11 +1,13 @@
 """Cells whose inputs are as before are given again, byte for byte; all others run, and it is said why."""
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -18,13 +20,12 @@ from rearview.state.variable_groups import serialize
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 
-pytest.importorskip("papermill")
+papermill = pytest.importorskip("papermill")
 
-CALL = (
-    "import sys, papermill as pm; from papermill.engines import papermill_engines as known; "
-    "from rearview.notebook.engine import RearviewEngine; known.register('rearview', RearviewEngine); "
-    "pm.execute_notebook('study.ipynb', sys.argv[1], engine_name='rearview', progress_bar=False)"
-)
+from papermill.engines import papermill_engines  # noqa: E402
+from papermill.exceptions import PapermillExecutionError  # noqa: E402
+
+from rearview.notebook.engine import RearviewEngine  # noqa: E402
 
 
 def execute(folder, *cells, fails=False, draws_seeds=True, out="out.ipynb", **env):
@@ -38,16 +39,19 @@ def execute(folder, *cells, fails=False, draws_seeds=True, out="out.ipynb", **en
     else:
         del variables["REARVIEW_ENTROPY"]
     write(folder / "study.ipynb", *cells)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CALL, out],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=HUNG,
-        check=False,
-    )
-    assert bool(done.returncode) == fails, done.stderr
+    papermill_engines.register("rearview", RearviewEngine)
+    with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patched.chdir(folder)
+        for name in os.environ.keys() - variables.keys():
+            patched.delenv(name)
+        for name, value in variables.items():
+            patched.setenv(name, value)
+        failed = contextlib.nullcontext() if not fails else pytest.raises(PapermillExecutionError)
+        with failed:
+            papermill.execute_notebook(
+                "study.ipynb", out, engine_name="rearview", progress_bar=False
+            )
     runs = Runs(Project.open(folder))
     folder_of_run = runs.folder(runs.all()[-1].id)
     facts = json.loads((folder_of_run / "reused.json").read_text())
@@ -616,8 +620,16 @@ STATE_OF_A_DEFINITION = {
 }
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("kind", STATE_OF_A_DEFINITION)
+TOGETHER = (
+    *("attribute of a class", "counted by a method", "list of subclasses"),
+    *("default that is a list", "changed by a function", "module of the project"),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "together"),
+    [*((kind, False) for kind in STATE_OF_A_DEFINITION), *((kind, True) for kind in TOGETHER)],
+)
 def test_a_cell_sees_the_state_of_functions_and_classes_as_in_a_full_run(tmp_path, kind, together):
     """`together`: the definition is in the cell that changes its state."""
     (tmp_path / "tool.py").write_text("state = []\ndef add(x): state.append(x)\n")
