@@ -49,7 +49,7 @@ LIMIT = 300
 KEY = "5e" * 32
 """The first states of random generators that a notebook does not seed follow from it, in all kernels."""
 PLACES = re.compile(
-    r"0x[0-9a-f]{6,}|/[^\s\"]*/site-packages|/tmp/ipykernel_\d+|/tmp/edits-\w+/(?:plain|engine)"
+    r"0x[0-9a-f]{6,}|/\S{0,60}?/lib/python3\.\d+/site-packages|/tmp/ipykernel_\d+|/tmp/edits-\w+/(?:plain|engine)"
 )
 """Addresses, and folders that are others in each process."""
 MEASURES = re.compile(r"^\s*(\w+\s*=\s*)?%%?(time|timeit|prun)\b", re.MULTILINE)

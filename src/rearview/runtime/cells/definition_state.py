@@ -42,7 +42,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         code = function.__code__
         constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
         yield "code", (function.__qualname__, code.co_code, code.co_names, repr(constants))
-        attributes = {k: v for k, v in vars(function).items() if k != "__wrapped__"}
+        attributes = {
+            name: attribute
+            for name, attribute in vars(function).items()
+            # ipywidgets' `interact` puts what it shows into the function
+            if name != "__wrapped__" and not type(attribute).__module__.startswith("ipywidgets.")
+        }
         yield "attributes", (attributes, function.__defaults__, function.__kwdefaults__)
         for cell in function.__closure__ or ():
             yield "closure", _content(cell)
