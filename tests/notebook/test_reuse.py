@@ -28,10 +28,11 @@ from papermill.exceptions import PapermillExecutionError  # noqa: E402
 from rearview.notebook.engine import RearviewEngine  # noqa: E402
 
 
-def execute(folder, *cells, fails=False, draws_seeds=True, out="out.ipynb", **env):
+def execute(folder, *cells, fails=False, draws_seeds=True, whole=False, out="out.ipynb", **env):
     """Run a notebook by papermill; return its outputs, and why each cell that ran was run.
 
-    `draws_seeds` lets random generators begin with new states each time.
+    `draws_seeds` lets random generators begin with new states each time; with `whole`, results cannot be reused, and
+    the notebook is run again as a whole.
     """
     variables = environment(**env)
     if draws_seeds:
@@ -54,6 +55,9 @@ def execute(folder, *cells, fails=False, draws_seeds=True, out="out.ipynb", **en
             )
     runs = Runs(Project.open(folder))
     folder_of_run = runs.folder(runs.all()[-1].id)
+    if whole:
+        assert not (folder_of_run / "reused.json").exists()
+        return outputs(folder / out), {}
     facts = json.loads((folder_of_run / "reused.json").read_text())
     assert reuse_lines(folder_of_run)
     return outputs(folder / out), {number: why for number, why in facts["cells"] if why}
@@ -646,3 +650,28 @@ def test_a_cell_sees_the_state_of_functions_and_classes_as_in_a_full_run(tmp_pat
     shown, _ = execute(tmp_path, *cells(6, "another end"))
     assert "6" in str(shown[-1])
     assert "6" in str(shown[-2])
+
+
+def test_an_object_that_fails_whatever_it_is_asked_does_not_stop_the_notebook(tmp_path):
+    cells = [
+        "class Odd:\n    def __getattr__(self, name): raise RuntimeError(name)",
+        "x = 41",
+        "@lambda f: Odd()\ndef odd(): pass",
+        "print(x + 1, type(odd).__name__)",
+    ]
+    execute(tmp_path, *cells)
+    shown, _ = execute(tmp_path, *cells[:3], "print(x + 2, type(odd).__name__)")
+    assert "43 Odd" in str(shown[-1])
+
+
+def test_a_failure_to_look_at_variables_runs_the_notebook_as_a_whole(tmp_path):
+    sabotage = (
+        "from rearview.runtime.cells.cell_cache import CellCache\n"
+        "def begin(self, cell): raise OSError('no')\n"
+        "if {broken}: CellCache.begin = begin"
+    )
+    cells = ["x = 41", "print('first')", sabotage.format(broken=0), "y = x + 1", "print(y)"]
+    execute(tmp_path, *cells)
+    cells[2:] = [sabotage.format(broken=1), "y = x + 2", "print('sum', y)"]
+    shown, _ = execute(tmp_path, *cells, whole=True)
+    assert "sum 43" in str(shown[-1])

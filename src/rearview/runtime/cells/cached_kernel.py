@@ -137,6 +137,8 @@ class CachedKernel:
     async def before(self, cell: CodeCell, run: Callable[..., Any]) -> dict[str, Any] | None:
         """Return the kernel's reply if stored results of a cell were shown; None if the cell has to run."""
         if self._off:
+            if self._cache.has_skipped():
+                return self._give_up(self._off)  # what skipped cells left is not loaded
             self._cache.decisions.append((cell.number, self._off))
             return None
         try:
@@ -200,7 +202,10 @@ class CachedKernel:
         """Note that a cell is about to run."""
         if not self._off:
             self._logged = self._session.log_calls
-            self._cache.begin(cell)
+            try:
+                self._cache.begin(cell)
+            except Exception as exc:
+                self._off = f"looking at the variables failed: {type(exc).__name__}: {exc}"
 
     def after(self, cell: CodeCell, reply: Mapping[str, Any], done: CellLineage | None) -> None:
         """Store the inputs, the results and the output of a cell that was run."""

@@ -197,6 +197,10 @@ class CellCache:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 Path(path).write_bytes(data)
 
+    def has_skipped(self) -> bool:
+        """Return True if the results of a cell were given again in this execution."""
+        return bool(self._skipped.cells)
+
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
         """Bring about the state that a cell is about to find; raise GivenUp if that cannot be done."""
         await self._skipped.prepare(cell, late_run)

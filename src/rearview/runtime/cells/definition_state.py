@@ -23,7 +23,10 @@ def definition_state(value: Any, references: Mapping[int, str]) -> str:
 
     `references` are the definitions of the notebook by address: they are referred to by name.
     """
-    return digest_of([(place, _digest(part, references)) for place, part in _parts(value)])
+    try:
+        return digest_of([(place, _digest(part, references)) for place, part in _parts(value)])
+    except Exception:  # what a decorator returns may fail whatever it is asked
+        return f"{type(value).__qualname__} at {id(value)}"
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
