@@ -100,6 +100,10 @@ def test_a_run_that_is_killed_goes_on_from_its_last_save_in_an_empty_folder(worl
     assert code == 0, err
     assert out == whole
     assert "1 source file missing here" in err
+    assert "not pushed" not in err
+    assert "stopped recording" not in err
+    ended = [*(tmp_path / "second" / ".rearview" / "runs").glob("*/end.json")]
+    assert len(ended) == len([*away.glob("runs/*/end.json")]) == 1, err
     # it began where the save was: only the rest was logged there
     code, out, err = done(start(tmp_path / "second", "table", "total", "--format", "json"))
     assert [row["epoch"] for row in json.loads(out)] == list(range(8)), err
