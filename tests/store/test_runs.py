@@ -121,6 +121,24 @@ def test_a_paused_run_that_is_resumed_is_the_same_run(runs):
     assert len(runs.all()) == 1
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_has_ended_also_if_the_clock_was_set_back_meanwhile(runs, resumed):
+    run = started(runs)
+    if resumed:
+        runs.end(run, 85)
+        runs.resume(run)
+    runs.end(run, 0, moment=time.time() - 3600)
+    assert runs.get(run).status is Status.FINISHED
+    runs.refuse_if_held(run)
+
+
+def test_a_run_that_is_resumed_has_not_ended_also_if_the_clock_was_set_back(runs):
+    run = started(runs)
+    runs.end(run, 85, moment=time.time() + 3600)
+    runs.resume(run)
+    assert runs.get(run).status is Status.RUNNING
+
+
 def test_arguments_are_added_and_the_last_one_wins(runs):
     run = started(runs, args={"lr": 1, "a": 1})
     runs.update_args(run, {"lr": 2})

@@ -320,6 +320,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements of a run, and how it ended."""
 
     time: float = 0.0
+    attempts: int | None = None
+    """How often the run had been resumed when it ended; None in old runs."""
     exit_code: int = 1
     seconds: float = 0.0
     cpu: float = 0.0

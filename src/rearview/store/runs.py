@@ -185,13 +185,15 @@ class Runs:
         """Return the process that records a run now, or None."""
         folder = self.folder(run)
         end = self._end(run)
-        ended = end.time if end is not None else 0.0
         process = _read(folder / "run.json") or {}
-        began = float(process.get("started", 0.0))
+        began, attempts = float(process.get("started", 0.0)), 0
         for event in read_lines(folder / "events.jsonl", FORMAT):
             if event.get("event") == "resumed":
                 process, began = event, float(event["time"])
-        return process if began >= ended and is_alive(process, folder / "heartbeat") else None
+                attempts += 1
+        if end is not None and _ended_after(end, attempts, began):
+            return None
+        return process if is_alive(process, folder / "heartbeat") else None
 
     def _end(self, run: str) -> RunEnd | None:
         facts = _read(self.folder(run) / "end.json")
@@ -219,7 +221,11 @@ class Runs:
     ) -> None:
         """Publish that a run has ended, now or at `moment`, with its measurements."""
         when = time.time() if moment is None else moment
-        end = msgspec.structs.replace(measured or RunEnd(), time=when, exit_code=exit_code)
+        events = read_lines(self.folder(run) / "events.jsonl", FORMAT)
+        attempts = sum(event.get("event") == "resumed" for event in events)
+        end = msgspec.structs.replace(
+            measured or RunEnd(), time=when, attempts=attempts, exit_code=exit_code
+        )
         facts = {"format": FORMAT, **fields_of_record(end)}
         publish(self.folder(run) / "end.json", add_check(encode(facts)))
 
@@ -336,7 +342,7 @@ class Runs:
             end = self._end(run)
         except DamagedError as exc:  # the facts of the start can still be read
             end, damage = None, str(exc)
-        if end is not None and end.time < last:
+        if end is not None and not _ended_after(end, attempts, last):
             end = None  # it has been resumed since
         code = None if end is None else end.exit_code
         if end is None:
@@ -439,6 +445,14 @@ class Runs:
         return UsageError(
             f"There is no run {text!r}. {hint} (`rearview runs` lists them all).", slug="no-run"
         )
+
+
+def _ended_after(end: RunEnd, attempts: int, began: float) -> bool:
+    """Return True if an end belongs to the last of the attempts at a run, which began at `began`.
+
+    The clock of a machine may be set back meanwhile, so the attempts are counted where that is known.
+    """
+    return end.time >= began if end.attempts is None else end.attempts >= attempts
 
 
 def _held_error(run: str, holder: Mapping[str, Any]) -> UsageError:
