@@ -675,3 +675,11 @@ def test_a_failure_to_look_at_variables_runs_the_notebook_as_a_whole(tmp_path):
     cells[2:] = [sabotage.format(broken=1), "y = x + 2", "print('sum', y)"]
     shown, _ = execute(tmp_path, *cells, whole=True)
     assert "sum 43" in str(shown[-1])
+
+
+def test_attributes_of_a_class_may_have_any_name(tmp_path):
+    cells = ["class A:\n    code = 1\n    attributes = [2]\nA.code = 3", "print(A.code)"]
+    execute(tmp_path, *cells)
+    shown, ran = execute(tmp_path, *cells, "print(A.code, A.attributes)")
+    assert set(ran) == {3}
+    assert "3 [2]" in str(shown[-1])

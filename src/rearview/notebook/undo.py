@@ -23,6 +23,7 @@ from rearview.state.memory_blocks import GcPaused
 from rearview.state.variable_groups import (
     BY_REFERENCE,
     Serialized,
+    attributes_of,
     reachable,
     serialize,
     sharing_groups,
@@ -63,7 +64,7 @@ class DefinitionCopy:
         self._copied: dict[str, Serialized] = {}
         self._functions: dict[str, DefinitionCopy] = {}
         """What the methods of a class keep."""
-        for name, attribute in _attributes(value).items():
+        for name, attribute in attributes_of(value).items():
             if isinstance(attribute, types.FunctionType):
                 self._functions[name] = DefinitionCopy(attribute)
             copied = None if isinstance(attribute, _NOT_COPIED) else _serialized_or_none(attribute)
@@ -75,7 +76,7 @@ class DefinitionCopy:
     def restore(self, value: Any) -> bool:
         """Set the attributes of a function or class to what they were; return True if one was another."""
         changed = False
-        now = _attributes(value)
+        now = attributes_of(value)
         for name in now.keys() - self._kept.keys() - self._copied.keys():
             delattr(value, name)
             changed = True
@@ -90,23 +91,11 @@ class DefinitionCopy:
                 setattr(value, name, pickle.loads(copied.data, buffers=buffers)[""])
                 changed = True
         for name, function in self._functions.items():
-            changed |= function.restore(_attributes(value)[name])
+            changed |= function.restore(attributes_of(value)[name])
         return changed
 
 
 _NOT_COPIED = (*_ATOMS, *BY_REFERENCE, *_DESCRIPTORS)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """Return what a function or class keeps in itself, by name."""
-    if isinstance(value, type):
-        return {
-            name: attribute
-            for name, attribute in vars(value).items()
-            if not name.startswith("_abc_") and not (name.startswith("__") and name.endswith("__"))
-        }
-    defaults = {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
-    return {**vars(value), **defaults}
 
 
 def _serialized_or_none(value: Any) -> Serialized | None:

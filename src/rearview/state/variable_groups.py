@@ -337,6 +337,22 @@ def codes_of(value: Any) -> Iterator[types.CodeType]:
             todo += [each for each in code.co_consts if isinstance(each, types.CodeType)]
 
 
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return what a function or class keeps in itself, by name: attributes, and the defaults of a function.
+
+    >>> attributes_of(type("A", (), {"n": 1}))
+    {'n': 1}
+    """
+    if isinstance(value, type):
+        return {
+            name: attribute
+            for name, attribute in vars(value).items()
+            if not name.startswith("_abc_") and not (name.startswith("__") and name.endswith("__"))
+        }
+    defaults = {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
+    return {**vars(value), **defaults}
+
+
 def sharing_groups(
     variables: Mapping[str, Any], walked: dict[str, dict[int, Any]] | None = None
 ) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rearview.runtime.cells.cell_analysis import Definition
 from rearview.runtime.cells.library_state import digest_of
-from rearview.state.variable_groups import serialize
+from rearview.state.variable_groups import attributes_of, serialize
 
 _OWN_CLASS = ("cls.", "type.", "self.__class__.")
 """Beginnings of what is assigned where a method changes its class."""
@@ -32,9 +32,7 @@ def definition_state(value: Any, references: Mapping[int, str]) -> str:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield each part of the state of a function or class, with its place."""
     if isinstance(value, type):
-        for name, attribute in list(vars(value).items()):
-            if name.startswith("_abc_") or (name.startswith("__") and name.endswith("__")):
-                continue
+        for name, attribute in attributes_of(value).items():
             functions = list(_functions_of(attribute))
             if not functions:
                 yield name, attribute
@@ -44,16 +42,19 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     for function in _functions_of(value):
         code = function.__code__
         constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
-        yield "code", (function.__qualname__, code.co_code, code.co_names, repr(constants))
-        attributes = {
-            name: attribute
-            for name, attribute in vars(function).items()
-            # ipywidgets' `interact` puts what it shows into the function
-            if name != "__wrapped__" and not type(attribute).__module__.startswith("ipywidgets.")
-        }
-        yield "attributes", (attributes, function.__defaults__, function.__kwdefaults__)
+        yield "<code>", (function.__qualname__, code.co_code, code.co_names, repr(constants))
+        yield (
+            "<attributes>",
+            {
+                name: attribute
+                for name, attribute in attributes_of(function).items()
+                # ipywidgets' `interact` puts what it shows into the function
+                if name != "__wrapped__"
+                and not type(attribute).__module__.startswith("ipywidgets.")
+            },
+        )
         for cell in function.__closure__ or ():
-            yield "closure", _content(cell)
+            yield "<closure>", _content(cell)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -115,10 +116,11 @@ def changes_definitions(
 
 def _plain_parts(value: Any) -> Iterator[Any]:
     for place, part in _parts(value):
-        if place.endswith("attributes"):
-            attributes, defaults, keyword_defaults = part
-            yield from (*attributes.values(), *(defaults or ()), *(keyword_defaults or {}).values())
-        elif not place.endswith("code"):
+        if place.endswith("<attributes>"):
+            yield from part.values()
+            yield from part["__defaults__"] or ()
+            yield from (part["__kwdefaults__"] or {}).values()
+        elif not place.endswith("<code>"):
             yield part
 
 
