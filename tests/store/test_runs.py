@@ -154,6 +154,12 @@ def test_starting_a_run_twice_is_refused(runs):
         runs.start(run, {})
 
 
+def test_ids_of_one_second_sort_by_their_start(runs):
+    ids = [runs.reserve(now=1e9 + k / 100) for k in range(100)]
+    assert len({run[:15] for run in ids}) == 1
+    assert ids == sorted(ids)
+
+
 def test_eight_starters_get_eight_ids(runs):
     with ThreadPoolExecutor(8) as pool:
         ids = list(pool.map(lambda _: runs.reserve(now=0.0), range(400)))

@@ -52,6 +52,7 @@ TRACES_FORMAT = 2
 ABSENT = "absent"
 """Value in `TRACES` for a file that did not exist before."""
 _AGAIN = "-again"
+_ID_STEP = 1 / 0x10000  # seconds between two ids that follow each other
 _FIELDS = ("version", "script", "argv", "cwd", "parent", "args", "started")
 
 
@@ -96,6 +97,17 @@ def _first_try(replay: str) -> str:
     return replay.removesuffix(_AGAIN) if replay.endswith(_AGAIN) else ""
 
 
+def id_of_moment(moment: float) -> str:
+    """Return the id of what starts at `moment`, for example `20260314-092653-96cb`.
+
+    The four digits at the end are the fraction of the second. So ids sort by time, also those of
+    runs that a script starts one right after the other.
+    """
+    second, fraction = divmod(moment, 1)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(second))
+    return f"{stamp}-{int(fraction / _ID_STEP):04x}"
+
+
 class Runs:
     """The runs of a project."""
 
@@ -108,13 +120,14 @@ class Runs:
 
     def reserve(self, now: float | None = None) -> str:
         """Return a new, unique run id, and create its folder."""
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+        moment = time.time() if now is None else now
         while True:
-            run = f"{stamp}-{os.urandom(2).hex()}"
+            run = id_of_moment(moment)
             try:
                 make_folder(self._project.runs)
                 make_new_folder(self.folder(run))
             except FileExistsError:
+                moment += _ID_STEP
                 continue
             except OSError as exc:
                 raise StoreError(
