@@ -1,6 +1,7 @@
 """Names, tags and notes are given from the command line, shown, searched for and refused."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -217,7 +218,7 @@ def test_runs_fit_a_terminal_of_80_columns(command, project, tmp_path):
 
 
 def test_rm_needs_yes_where_there_is_nobody_to_ask(command, two, monkeypatch):
-    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     code, _, err = command("rm", two[0])
     assert code == 2
     assert "--yes" in err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rearview.execute import slot_resources
+from rearview.execute import cores_and_accelerators
 from rearview.execute.executor import Task
 from rearview.execute.local import Local
 from rearview.execute.replay_jobs import needs_rerun
@@ -37,14 +37,15 @@ CORES = "import os; print(sorted(os.sched_getaffinity(0)))"
 PINNED = f"""\
 import os, time
 end = time.monotonic() + 1200
-while len(os.sched_getaffinity(0)) > {len(slot_resources.cores()[0])} and time.monotonic() < end:
+while len(os.sched_getaffinity(0)) > {len(cores_and_accelerators.cores()[0])} and time.monotonic() < end:
     time.sleep(0.01)
 {CORES}
 """
 
 
 @pytest.mark.skipif(
-    len(slot_resources.cores()) < 2, reason="LOUD: one core only, nothing can be pinned apart"
+    len(cores_and_accelerators.cores()) < 2,
+    reason="LOUD: one core only, nothing can be pinned apart",
 )
 def test_each_slot_has_cores_of_its_own_if_the_run_set_its_number_of_threads(tmp_path):
     local, found = Local(2), []
@@ -52,7 +53,7 @@ def test_each_slot_has_cores_of_its_own_if_the_run_set_its_number_of_threads(tmp
         folder = tmp_path / str(slot)
         folder.mkdir()
         found.append(printed(local.start(task(folder, PINNED, threads=1), slot)))
-    assert found == [str(core) for core in slot_resources.cores()[:2]]
+    assert found == [str(core) for core in cores_and_accelerators.cores()[:2]]
 
 
 def test_a_run_that_set_no_number_of_threads_may_use_every_core(tmp_path):
@@ -69,32 +70,33 @@ def test_pinning_does_not_change_how_many_threads_compute(tmp_path):
 
 
 def test_a_process_that_is_gone_is_left_alone(tmp_path):
-    assert slot_resources.pin(2**22 - 1, task(tmp_path, threads=1), 0) == frozenset()
+    assert cores_and_accelerators.pin(2**22 - 1, task(tmp_path, threads=1), 0) == frozenset()
 
 
 def test_whole_cores_are_shared_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(slot_resources, "_CPUS", tmp_path)
+    monkeypatch.setattr(cores_and_accelerators, "_CPUS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     for one, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
         folder = tmp_path / f"cpu{one}" / "topology"
         folder.mkdir(parents=True)
         Path(folder, "thread_siblings_list").write_text(siblings + "\n")
-    assert slot_resources.cores() == [[0, 2], [1, 3]]
+    assert cores_and_accelerators.cores() == [[0, 2], [1, 3]]
 
 
 def test_accelerators_are_shared_out_if_they_are_alike(tmp_path, monkeypatch):
-    monkeypatch.delenv(slot_resources.VISIBLE, raising=False)
-    monkeypatch.setattr(slot_resources, "gpus", lambda: ["A100"] * 4)
+    monkeypatch.delenv(cores_and_accelerators.VISIBLE, raising=False)
+    monkeypatch.setattr(cores_and_accelerators, "gpus", lambda: ["A100"] * 4)
     one = task(tmp_path, accelerators=2)
     seen = [
-        slot_resources.environment_of(one, slot).get(slot_resources.VISIBLE) for slot in range(3)
+        cores_and_accelerators.environment_of(one, slot).get(cores_and_accelerators.VISIBLE)
+        for slot in range(3)
     ]
     assert seen == ["0,1", "2,3", "0,1"]
-    bounded = replace(one, environment={slot_resources.VISIBLE: "5,7"}, accelerators=1)
-    assert slot_resources.environment_of(bounded, 1)[slot_resources.VISIBLE] == "7"
-    assert slot_resources.environment_of(replace(one, accelerators=4), 1) == one.environment
-    monkeypatch.setattr(slot_resources, "gpus", lambda: ["A100", "T4"])
-    assert slot_resources.environment_of(replace(one, accelerators=1), 1) == one.environment
+    bounded = replace(one, environment={cores_and_accelerators.VISIBLE: "5,7"}, accelerators=1)
+    assert cores_and_accelerators.environment_of(bounded, 1)[cores_and_accelerators.VISIBLE] == "7"
+    assert cores_and_accelerators.environment_of(replace(one, accelerators=4), 1) == one.environment
+    monkeypatch.setattr(cores_and_accelerators, "gpus", lambda: ["A100", "T4"])
+    assert cores_and_accelerators.environment_of(replace(one, accelerators=1), 1) == one.environment
 
 
 def test_a_difference_on_few_cores_is_settled_with_all_of_them():

@@ -180,11 +180,10 @@ def test_killed_outright_it_takes_the_program_along_and_loses_nothing(job, truth
     green = Grid(time.time())
     green.lights = [2] * 8
     with serving(green) as url:
-        process = started(job, url, "run", "--green", "job.py")
-        assert "recording" in process.stderr.readline()
-        time.sleep(1.5)
-        process.kill()
-        process.wait()
+        with started(job, url, "run", "--green", "job.py") as process:
+            assert "recording" in process.stderr.readline()
+            time.sleep(1.5)
+            process.kill()
         deadline = time.monotonic() + HUNG
         while statuses(job) == ["running"]:
             assert time.monotonic() < deadline

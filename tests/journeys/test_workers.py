@@ -1,5 +1,6 @@
 """Journey: workers come, go and die while a backfill runs; every cell is filled, once."""
 
+import contextlib
 import json
 import os
 import signal
@@ -89,14 +90,17 @@ def asked(recorded):
     """Return how to begin a backfill whose replays stop after their first epoch until `open`."""
     gate = recorded.parent / "shut"
     gate.touch()
+    processes = contextlib.ExitStack()
 
     def begin(name, workers):
         (recorded / "train.py").write_text(PROBED.replace("'weight'", repr(name)))
-        return started(recorded, "backfill", name, "--workers", str(workers), "--json")
+        process = started(recorded, "backfill", name, "--workers", str(workers), "--json")
+        return processes.enter_context(process)
 
     begin.open = lambda: gate.unlink(missing_ok=True)
-    yield begin
-    begin.open()
+    with processes:
+        yield begin
+        begin.open()
 
 
 def under_way(event):

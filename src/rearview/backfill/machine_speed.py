@@ -20,7 +20,7 @@ from socket import gethostname
 
 import msgspec
 
-from rearview.execute.slot_resources import threads_of
+from rearview.execute.cores_and_accelerators import threads_of
 from rearview.model import Run
 from rearview.plan.cost import CostCorrection, CostCorrections
 from rearview.plan.facts import Machine

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from rearview.execute.cores_and_accelerators import cores_for
 from rearview.execute.executor import Job, SetupStage, Task
-from rearview.execute.slot_resources import cores_for
 from rearview.model.messages import (
     UNLIKE,
     VARIABLE,

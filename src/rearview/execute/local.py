@@ -1,6 +1,6 @@
 """The executor that runs segments as processes of this machine.
 
-Each process runs on the cores and accelerators of its slot (`slot_resources`). Segments that share their
+Each process runs on the cores and accelerators of its slot (`cores_and_accelerators`). Segments that share their
 leading imports, or more of their set-up, are forked from one process (`fork_server_client`).
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
+from rearview.execute.cores_and_accelerators import environment_of, pin
 from rearview.execute.executor import Job, Task
 from rearview.execute.fork_server_client import (
     ForkedJob,
@@ -24,7 +25,6 @@ from rearview.execute.fork_server_client import (
     SetupServerClient,
     fork_server_key,
 )
-from rearview.execute.slot_resources import environment_of, pin
 from rearview.store.files import open_file
 
 MAX_FORK_SERVERS = 4

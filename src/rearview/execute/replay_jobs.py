@@ -20,13 +20,13 @@ from typing import Any
 
 import msgspec
 
+from rearview.execute.cores_and_accelerators import threads_of, visible_accelerators
 from rearview.execute.executor import SetupStage, Task
 from rearview.execute.scratch_tree import (
     keep_recorded_texts,
     make_tree,
     remove_links_and_source,
 )
-from rearview.execute.slot_resources import threads_of, visible_accelerators
 from rearview.execute.start_command import arg_values_of, arguments_of, start_command
 from rearview.model import (
     Control,

@@ -152,22 +152,8 @@ class StoredStates:
             self._folders.load_written(version, folder / "files", about["inputs"], place.folder)
         except (OSError, ValueError, KeyError) as exc:
             return f"it is damaged: {exc}"
-        process = self._processes.fork(
-            self._processes.first, place.folder, place.mount, first=False
-        )
-        if isinstance(process, str):
-            return process
-        path = place.mount or place.folder
         try:
-            process.ask(
-                {
-                    "do": "setup",
-                    "folder": str(path),
-                    "program": version.program,
-                    "cwd": version.cwd,
-                    "notebook": version.notebook,
-                }
-            )
+            process = self._processes.start(version, place.folder, place.mount)
             answer = process.ask({"do": "load", "file": str(folder / "namespace")}, seconds=SAVING)
         except Died as exc:
             return str(exc)

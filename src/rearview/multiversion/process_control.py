@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rearview.errors import ReplayError
+from rearview.multiversion.study import StudyVersion
 
 _BOOT = (
     "import sys; p = sys.argv[1]; sys.path.insert(0, p); "
@@ -224,6 +225,22 @@ class CellProcesses:
             return self._wait(token, FORKED)
         except Died as exc:
             return f"the forked process does not work: {exc}"
+
+    def start(self, version: StudyVersion, folder: Path, mount: Path | None) -> CellHandle:
+        """Return a fresh process that is ready for the cells of a version; raise `Died` if there is none."""
+        process = self.fork(self.first, folder, mount, first=False)
+        if isinstance(process, str):
+            raise Died(process)
+        process.ask(
+            {
+                "do": "setup",
+                "folder": str(mount or folder),
+                "program": version.program,
+                "cwd": version.cwd,
+                "notebook": version.notebook,
+            }
+        )
+        return process
 
     def close(self) -> None:
         """End every process."""

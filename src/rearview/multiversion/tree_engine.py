@@ -339,21 +339,7 @@ class TreeEngine:
     def _started(self, version: StudyVersion, place: WorkPlace) -> CellHandle:
         remove(place.folder)
         self._folders.lay_out(version, place.folder, self.programs.get(version.name))
-        process = self._processes.fork(
-            self._processes.first, place.folder, place.mount, first=False
-        )
-        if isinstance(process, str):
-            raise Died(process)
-        path = place.mount or place.folder
-        process.ask(
-            {
-                "do": "setup",
-                "folder": str(path),
-                "program": version.program,
-                "cwd": version.cwd,
-                "notebook": version.notebook,
-            }
-        )
+        process = self._processes.start(version, place.folder, place.mount)
         self._switch(process, version)
         return process
 

@@ -36,7 +36,7 @@ from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.environment import EnvironmentReads
+from rearview.runtime.sandbox.environment_reads import EnvironmentReads
 from rearview.runtime.sandbox.input_files import InputFiles
 from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_making_again
 from rearview.runtime.sandbox.printed_lines import PrintedLines

@@ -28,8 +28,8 @@ from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.replay import probe_guard
 from rearview.runtime.replay.replayer import Replayer, recorded_values
 from rearview.runtime.replay.silent_trackers import EventFiles, silence
-from rearview.runtime.sandbox import clock, entropy, environment, file_patches
 from rearview.runtime.sandbox import clock as clocks
+from rearview.runtime.sandbox import entropy, environment_reads, file_patches
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse, resolved
 from rearview.runtime.sandbox.input_files import (
@@ -166,14 +166,14 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     session.report.spared = shared.seconds if shared else 0.0
     assert session.view is not None
     session.declared |= hooks.direct_to(
-        session.view, inputs.key, inputs.folder / clock.FILE, inputs.clock_rule
+        session.view, inputs.key, inputs.folder / clocks.FILE, inputs.clock_rule
     )
     if hooks.clock is not None:
         hooks.clock.in_loop = lambda: bool(session.stack)
     view = session.view = session.compiler.view = hooks.view
     importer.install(session.compiler)
     join_children(parent_of(session), view)
-    environment.patch_as_recorded(inputs.folder)
+    environment_reads.patch_as_recorded(inputs.folder)
     probe_guard.install(session)
     silence(Path(session.segment.tree).parent)
     return session
