@@ -621,7 +621,7 @@ class History:
         `source` is "run" for the source that the run had, or "worktree" for the work tree, which may
         differ only in code that runs after the last checkpoint.
         """
-        from rearview._history.resume_run import RunResumer
+        from rearview._history.run_command import RunResumer
 
         resumer = RunResumer(
             self.project, self.settings, self._runs, self._versions, self._checkpoints
