@@ -36,10 +36,10 @@ from rearview.backfill.reports import (
     Unproved,
 )
 from rearview.backfill.segment_claims import SegmentClaims
-from rearview.backfill.shared_imports import runs_with_earlier_lead
 from rearview.backfill.shared_setup import (
     SharedStages,
     read_obstacles,
+    runs_with_earlier_lead,
     save_obstacles,
     shared_stages,
 )

@@ -36,15 +36,15 @@ from rearview.runtime.importer import offer, offer_value
 from rearview.runtime.replay.replayer import Replayer, recorded_values
 from rearview.runtime.replay.silent_trackers import EventFiles, logged_values, plain, silence
 from rearview.runtime.sandbox import clock as clocks
-from rearview.runtime.sandbox import entropy, environment_reads, file_patches
+from rearview.runtime.sandbox import entropy, file_patches, program_inputs
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse, resolved
-from rearview.runtime.sandbox.input_files import (
+from rearview.runtime.sandbox.printed_lines import watch_streams
+from rearview.runtime.sandbox.program_inputs import (
     library_prefixes,
     temporary_prefixes,
     unrecorded_prefixes,
 )
-from rearview.runtime.sandbox.printed_lines import watch_streams
 from rearview.runtime.sandbox.written_files import OverwrittenFiles, for_native_paths
 from rearview.runtime.session import use_session
 from rearview.source.wrap_probes import CALM, OURS, SHIELD, TRACK
@@ -184,7 +184,7 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     view = session.view = session.compiler.view = hooks.view
     importer.install(session.compiler)
     join_children(parent_of(session), view)
-    environment_reads.patch_as_recorded(inputs.folder)
+    program_inputs.patch_as_recorded(inputs.folder)
     guard_probes(session)
     silence(Path(session.segment.tree).parent)
     return session

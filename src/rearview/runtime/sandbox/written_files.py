@@ -34,7 +34,7 @@ from typing import Any
 
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_patches import replace_builtin
-from rearview.runtime.sandbox.input_files import listen, unnoticed, unrecorded_prefixes
+from rearview.runtime.sandbox.program_inputs import listen, unnoticed, unrecorded_prefixes
 from rearview.state.codecs.open_files import transforms
 from rearview.store.checkpoints.find_written_files import PREFIX
 from rearview.store.files import append_line, close_to_others, make_folder, read_lines
