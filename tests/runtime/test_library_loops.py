@@ -3,9 +3,10 @@
 import ast
 import sys
 
-from rearview.runtime.library_loops import CLOCKS, LOOPS, loops_of
+from rearview.runtime.library_loops import CLOCKS
 from rearview.runtime.program_frames import Modules, project_frames, roots
 from rearview.source.instrument import instrument
+from rearview.source.library_loops import LOOPS, loops_of
 
 TEXT = """\
 def helper(rows):

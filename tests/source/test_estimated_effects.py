@@ -74,7 +74,7 @@ def fit(net, data, opt, sched):
             best = score
     return best
 """
-    found = {i.name: c for i, c in effects(text, "t.py").items()}
+    found = {i.name: c for i, c in effects(ast.parse(text), "t.py").items()}
     assert found["epoch"].names == ("net", "opt", "sched", "best")
     assert found["x"].names == ("net", "opt")
     assert "loss" in found["x"].scoped
@@ -83,7 +83,6 @@ def fit(net, data, opt, sched):
 
 
 def test_nested_statements_and_class_bodies_are_read():
-    found = effects(
-        "class T:\n    def f(self):\n        while self.go:\n            if self.n:\n                self.n = 0\n"
-    )
+    text = "class T:\n    def f(self):\n        while self.go:\n            if self.n:\n                self.n = 0\n"
+    found = effects(ast.parse(text))
     assert [(i.name, c.names) for i, c in found.items()] == [("f", ("self.n",))]

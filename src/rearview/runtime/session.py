@@ -16,7 +16,7 @@ from typing import Any
 from rearview.config import Settings
 from rearview.model import EarlyEnd, LoopStep, Point, Step
 from rearview.model.run import CELL, NAMED
-from rearview.runtime.library_loops import LOOPS, clear_library_references, library_roots
+from rearview.runtime.library_loops import clear_library_references, library_roots
 from rearview.runtime.loops import (
     SLICE,
     LoopEntry,
@@ -29,6 +29,7 @@ from rearview.runtime.loops import (
 from rearview.runtime.program_frames import Modules, position, project_frames, resolved, roots
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
+from rearview.source.library_loops import LOOPS
 from rearview.state.codecs.generators import LoopIterator, sources_of
 from rearview.state.object_walk import Anchors
 from rearview.store.project import FOLDER, Project
