@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from rearview.errors import UsageError
@@ -76,7 +75,7 @@ def _inspect_notebook(script: Path, name: str, root: Path, folders: tuple[Path, 
     for imported in _imported(notebook.text, script, folders):
         if _below(imported, root):
             _read(imported, root, folders, files)
-    return replace(inspect(program, files), notebooks={program: notebook})
+    return inspect(program, files, {program: notebook})
 
 
 def _read(script: Path, root: Path, folders: tuple[Path, ...], files: dict[str, str]) -> None:

@@ -108,6 +108,9 @@ class _Page:
         rows.append(("logged", self._logged()))
         word = "limits" if answer == "limited" else "because"
         rows += [(word if at == 0 else "", why) for at, why in enumerate(inspection.reasons)]
+        if inspection.training_call is not None:
+            notes = inspection.training_call.conditions
+            rows += [("note" if at == 0 else "", note) for at, note in enumerate(notes)]
         rows.append(("record it", f"`{command}`"))
         for name, text in rows:
             output.out(f"  {name:<14} {inspection.in_cells(text)}")
@@ -128,6 +131,10 @@ class _Page:
 
     def _logged(self) -> str:
         names = tuple(dict.fromkeys(name for log in self.inspection.logs for name in log.names))
+        call = self.inspection.training_call
+        if call is not None and call.captured:
+            others = f", and {_some(names, self.most)}" if names else ""
+            return f"what {call.library} logs{others}"
         if not names:
             return "no name; variables and printed numbers become columns by themselves"
         return _some(names, self.most)
@@ -256,7 +263,10 @@ def _plain(inspection: Inspection) -> dict[str, Any]:
                 "changes": list(loop.changes.names),
                 "inferred": dict(loop.changes.inferred),
                 "inside_only": list(loop.changes.scoped),
-                "unsure_lines": [change.line for change in loop.changes.unsure],
+                "unsure_lines": [
+                    inspection.cell_and_line(loop.id.path, change.line)[2]
+                    for change in loop.changes.unsure
+                ],
             }
             for loop in inspection.loops
         ],

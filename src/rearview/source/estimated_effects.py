@@ -293,8 +293,10 @@ def _reads_from_outside(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.L
     return reads - (bound - shared)
 
 
-def explain(changeset: Changeset) -> tuple[str, ...]:
+def explain(changeset: Changeset, *, lines_above: int = 0) -> tuple[str, ...]:
     """Return the variables that a loop changes, in sentences.
+
+    Lines are counted from the one after `lines_above`: a notebook's are counted in their cell.
 
     >>> explain(Changeset(("net",), ("x",), inferred={"net": "`opt` updates it"}))
     ('Changes `net`: `opt` updates it.', '`x` lives only inside the loop.')
@@ -303,7 +305,8 @@ def explain(changeset: Changeset) -> tuple[str, ...]:
     for name in changeset.names:
         reasons = [RULES[c.rule] for c in changeset.changes if name in c.names and c.rule]
         lines = sorted({c.line for c in changeset.changes if name in c.names})
-        where = f" (line {', '.join(map(str, lines))})" if lines else ""
+        numbers = ", ".join(str(line - lines_above) for line in lines)
+        where = f" (line {numbers})" if lines else ""
         why = changeset.inferred.get(name) or (reasons[0] if reasons else RULES[0])
         sentences.append(f"Changes `{name}`: {why}{where}.")
     if changeset.scoped:
@@ -311,7 +314,9 @@ def explain(changeset: Changeset) -> tuple[str, ...]:
         verb = "lives" if len(changeset.scoped) == 1 else "live"
         sentences.append(f"{listed} {verb} only inside the loop.")
     for rule in sorted({effect.rule for effect in changeset.unsure}):
-        unsure = [str(effect.line) for effect in changeset.unsure if effect.rule == rule]
+        unsure = [
+            str(effect.line - lines_above) for effect in changeset.unsure if effect.rule == rule
+        ]
         which = f"Line {unsure[0]}" if len(unsure) == 1 else f"Lines {', '.join(unsure)}"
         sentences.append(f"{which} may change more: {RULES[rule]}.")
     return tuple(sentences)

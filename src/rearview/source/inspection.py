@@ -114,6 +114,8 @@ class Inspection:
     """Files that Python could not read, with the reason."""
     training_call: LibraryCall | None = None
     """The call that trains, if the training loop is a library's."""
+    step: tuple[str, ...] = ()
+    """Loop names down to the loop inside the main loop that trains; empty if there is none."""
     sure: bool = True
     """Whether the text shows that the main loop trains; if not, it is only the longest loop."""
     answer: Answer = Answer.YES
@@ -146,20 +148,19 @@ class Inspection:
         library = call.point if call is not None else ()
         if main is None:
             return library
-        inner = max(
-            (loop.point for loop in self.loops if _inside(loop, main) and not loop.left_alone),
-            key=len,
-            default=main.point,
-        )
-        return (*main.point, *library) if library else inner
+        return (*main.point, *library) if library else self.step or main.point
 
 
 def _inside(loop: LoopReport, outer: LoopReport) -> bool:
     return len(loop.point) > len(outer.point) and loop.point[: len(outer.point)] == outer.point
 
 
-def inspect(script: str, files: Mapping[str, str]) -> Inspection:
+def inspect(
+    script: str, files: Mapping[str, str], notebooks: Mapping[str, Notebook] | None = None
+) -> Inspection:
     r"""Inspect the text of a program for loops, log calls and obstacles; `files` maps path to text.
+
+    `notebooks` are those whose program texts are among the files, by path.
 
     >>> text = "for epoch in range(3):\n    for x in data:\n        loss = net(x)\n        loss.backward()\n"
     >>> report = inspect("t.py", {"t.py": text})
@@ -176,13 +177,13 @@ def inspect(script: str, files: Mapping[str, str]) -> Inspection:
             unread[path] = tree
         else:
             trees[path] = tree
-    loops = _loops(trees, chains(trees))
-    library = library_calls(trees)
+    loops = _loops(trees, chains(trees), notebooks or {})
     spots = [
         LoopSpot(report.id, node, len(report.point), not report.left_alone)
         for report, node in loops
     ]
     calls = Calls(trees)
+    library = library_calls(trees, calls.origins)
     main_loop = choose_main_loop(script, spots, trees, library, calls)
     main = main_loop.loop
     loops = [
@@ -199,8 +200,12 @@ def inspect(script: str, files: Mapping[str, str]) -> Inspection:
         (),
         unread,
         main_loop.call,
-        main_loop.sure,
+        sure=main_loop.sure,
+        notebooks=notebooks or {},
     )
+    inner = _inner_loop(inspection, loops)
+    if inner is not None and _weight(inner[1])[0]:
+        inspection = replace(inspection, step=inner[0].point)
     inspection = replace(inspection, obstacles=tuple(_relevant(inspection, loops)))
     answer, reasons = _answer(inspection, calls, trees)
     places = tuple(_places(inspection, loops, trees))
@@ -237,6 +242,12 @@ def _answer(
         f"{path} cannot be read as Python: {unread.reason}. Its loops are not listed here."
         for path, unread in sorted(inspection.unread.items())
     ]
+    reasons += [
+        f"{path.removesuffix('.py')} cell {cell.number} cannot be read as Python."
+        for path, notebook in inspection.notebooks.items()
+        for cell in notebook.cells
+        if not cell.readable
+    ]
     main, call = inspection.main, inspection.training_call
     if main is None and call is None:
         return Answer.WHOLE, (*reasons, *_why_whole(inspection))
@@ -245,10 +256,12 @@ def _answer(
     trained_in_child = False
     for obstacle in inspection.obstacles:
         if obstacle.starts and main is not None:
-            own = main.id.function.rpartition(".")[2]
-            started = calls.bodies.get(obstacle.starts, [])
-            inside = obstacle.starts == own or any(
-                own in calls.below(obstacle.path, body) for body in started
+            own = (main.id.path, main.id.function.rpartition(".")[2])
+            started = calls.named(obstacle.path, obstacle.starts)
+            inside = own in started or any(
+                own in calls.below(function[0], body)
+                for function in started
+                for body in calls.bodies[function]
             )
             if not inside:
                 continue
@@ -300,13 +313,20 @@ def _why_whole(inspection: Inspection) -> Iterator[str]:
 
 def _called_too(started: str, trees: Mapping[str, ast.Module]) -> bool:
     """Return True if the program also calls a function itself, and not only in a process of its own."""
-    return any(called_name(part) == started for tree in trees.values() for part in ast.walk(tree))
+    return any(
+        isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == started
+        for tree in trees.values()
+        for part in ast.walk(tree)
+    )
 
 
-def _loops(trees: Mapping[str, ast.Module], stacks: Chains) -> list[tuple[LoopReport, Loop]]:
+def _loops(
+    trees: Mapping[str, ast.Module], stacks: Chains, notebooks: Mapping[str, Notebook]
+) -> list[tuple[LoopReport, Loop]]:
     loops = []
     for path, tree in sorted(trees.items()):
         ids = loop_ids(tree, path)
+        notebook = notebooks.get(path)
         changed = effects(tree, path)
         facts = library_facts(tree)
         visible = _VisibleNames(tree)
@@ -315,6 +335,7 @@ def _loops(trees: Mapping[str, ast.Module], stacks: Chains) -> list[tuple[LoopRe
             loop_id = ids[node.lineno]
             outer = min(stacks.get((path, function), ((),)), key=len)
             own = changed.get(loop_id, Changeset(()))
+            above = node.lineno - notebook.cell_at(node.lineno)[1] if notebook is not None else 0
             changes = augment(own, facts, visible=visible.at(node))
             report = LoopReport(
                 loop_id,
@@ -324,7 +345,7 @@ def _loops(trees: Mapping[str, ast.Module], stacks: Chains) -> list[tuple[LoopRe
                 (*outer, *chain),
                 main=False,
                 changes=changes,
-                sentences=explain(changes),
+                sentences=explain(changes, lines_above=above),
                 left_alone=unwatched.get(node.lineno, ""),
             )
             loops.append((report, node))
@@ -478,7 +499,7 @@ def _places(
     """Yield where a probe could go: in the inner loop, in the outer loop, after both; or in a hook."""
     main, call = inspection.main, inspection.training_call
     if call is not None:
-        yield from _hook_places(call, main, trees)
+        yield from _hook_places(call, trees)
     if main is None:
         if call is not None:
             yield ProbePlace(
@@ -486,11 +507,9 @@ def _places(
             )
         return
     node = next(loop for report, loop in loops if report.id == main.id)
-    inner = [
-        (report, loop) for report, loop in loops if _inside(report, main) and not report.left_alone
-    ]
-    if inner and call is None:
-        report, deepest = max(inner, key=lambda item: _weight(item[1]))
+    inner = _inner_loop(inspection, loops)
+    if inner is not None and call is None:
+        report, deepest = inner
         yield _place(
             report,
             deepest,
@@ -512,11 +531,21 @@ def _places(
     )
 
 
-def _hook_places(
-    call: LibraryCall, main: LoopReport | None, trees: Mapping[str, ast.Module]
-) -> Iterator[ProbePlace]:
+def _inner_loop(
+    inspection: Inspection, loops: Sequence[tuple[LoopReport, Loop]]
+) -> tuple[LoopReport, Loop] | None:
+    """Return the loop inside the main loop that trains most; None if no loop is inside."""
+    main = inspection.main
+    inner = [
+        (report, loop)
+        for report, loop in loops
+        if main is not None and _inside(report, main) and not report.left_alone
+    ]
+    return max(inner, key=lambda item: _weight(item[1]), default=None)
+
+
+def _hook_places(call: LibraryCall, trees: Mapping[str, ast.Module]) -> Iterator[ProbePlace]:
     """Yield places in functions of the program that the library's loop calls."""
-    around = "/".join((*(main.point if main is not None else ()), *call.point))
     functions = [
         (call.hooks.index(node.name), path, node)
         for path, tree in sorted(trees.items())
@@ -527,7 +556,7 @@ def _hook_places(
         yield ProbePlace(
             path,
             _last_line(node.body),
-            f"in `{node.name}`, which {call.library} calls at {around}",
+            f"in `{node.name}`, which {call.library} calls",
             "runs the iterations asked for again, from the nearest checkpoint",
             _bound_in(_without_leaving(node.body))[:MOST_READS],
         )

@@ -112,6 +112,10 @@ class Library:
     """Functions of the program that its loop calls: places for a log statement."""
     limits: tuple[str, ...] = ()
     """Where a replay cannot start, in sentences."""
+    conditions: tuple[str, ...] = ()
+    """The same, where it depends on how the library is used."""
+    captured: bool = False
+    """Whether what it logs becomes columns by itself."""
 
 
 _EPOCHS_ONLY = "A replay starts at the beginning of an epoch, not in the middle of one."
@@ -126,7 +130,9 @@ LIBRARIES: tuple[Library, ...] = (
         ("LightningCLI",),
         ("trainer",),
         ("training_step", "on_train_epoch_end", "on_train_batch_end", "validation_step"),
+        (),
         ("With workers in a loader, a replay starts at the beginning of an epoch.",),
+        captured=True,
     ),
     Library(
         "Hugging Face Trainer",
@@ -136,8 +142,9 @@ LIBRARIES: tuple[Library, ...] = (
         ("Trainer",),
         (),
         ("trainer",),
-        ("compute_loss", "training_step", "on_step_end", "on_log", "compute_metrics"),
+        ("compute_loss", "training_step", "on_step_end", "on_log"),
         (_EPOCHS_ONLY,),
+        captured=True,
     ),
     Library(
         "Keras",
@@ -148,7 +155,9 @@ LIBRARIES: tuple[Library, ...] = (
         (),
         ("model",),
         ("train_step", "on_epoch_end", "on_train_batch_end", "compute_loss"),
-        (_EPOCHS_ONLY, "With TensorFlow or JAX as its backend, Keras was not tried."),
+        (_EPOCHS_ONLY,),
+        ("With TensorFlow or JAX as its backend, Keras was not tried.",),
+        captured=True,
     ),
     Library(
         "XGBoost",
@@ -159,6 +168,7 @@ LIBRARIES: tuple[Library, ...] = (
         ("xgboost.train", "xgboost.cv"),
         (),
         ("after_iteration",),
+        (),
         ("With `subsample` or `colsample_*`, a replay starts at the first round.",),
     ),
     Library(
@@ -181,6 +191,7 @@ LIBRARIES: tuple[Library, ...] = (
         (),
         ("study",),
         ("objective",),
+        (),
         ("With `n_jobs` above 1, trials are not watched.",),
     ),
     Library(
@@ -199,6 +210,7 @@ LIBRARIES: tuple[Library, ...] = (
         (),
         ("trainer",),
         ("train_step", "update"),
+        (),
         ("With loaders that keep workers between epochs, a replay starts at an earlier epoch.",),
     ),
 )
@@ -222,7 +234,24 @@ class LibraryCall:
     point: tuple[str, ...]
     """Names of its loops, outermost first; empty if they are not watched."""
     limits: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
+    captured: bool = False
+
+
+def dotted(node: ast.AST) -> str:
+    """Return names joined by dots as they are written; "" for any other expression.
+
+    >>> dotted(ast.parse("self.trainer.fit").body[0].value), dotted(ast.parse("f().g").body[0].value)
+    ('self.trainer.fit', '')
+    """
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join((node.id, *reversed(parts)))
 
 
 class Origins:
@@ -247,9 +276,10 @@ class Origins:
                 for alias in node.names:
                     bound = alias.asname or alias.name.split(".")[0]
                     names[bound] = alias.name if alias.asname else bound
-            elif isinstance(node, ast.ImportFrom) and not node.level:
+            elif isinstance(node, ast.ImportFrom):
+                home = f".{node.module or ''}" if node.level else node.module
                 for alias in node.names:
-                    names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                    names[alias.asname or alias.name] = f"{home}.{alias.name}"
             elif isinstance(node, ast.ClassDef):
                 self.classes.setdefault(node.name, node)
                 self.class_files.setdefault(node.name, path)
@@ -257,11 +287,11 @@ class Origins:
                 self.functions.add(node.name)
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 for target in node.targets:
-                    if isinstance(target, ast.Name | ast.Attribute):
-                        made[ast.unparse(target)] = ast.unparse(node.value.func)
+                    made[dotted(target)] = dotted(node.value.func)
             elif isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
-                name = node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
-                made.setdefault(name, ast.unparse(node.annotation).strip("'\""))
+                name = node.arg if isinstance(node, ast.arg) else dotted(node.target)
+                made.setdefault(name, dotted(node.annotation))
+        made.pop("", None)
 
     def packages(self) -> set[str]:
         """Return the first words of everything that the program imports."""
@@ -284,9 +314,9 @@ class Origins:
         For an object of a class of the program, the library's class that it inherits from.
         """
         if isinstance(receiver, ast.Call):
-            text = ast.unparse(receiver.func)
+            text = dotted(receiver.func)
         else:
-            text = self.made.get(path, {}).get(ast.unparse(receiver), "")
+            text = self.made.get(path, {}).get(dotted(receiver), "")
         return self._library_class(path, text, frozenset()) if text else ""
 
     def _library_class(self, path: str, text: str, seen: frozenset[str]) -> str:
@@ -294,20 +324,20 @@ class Origins:
         if own is None or text in seen:
             return self.of_name(path, text)
         home = self.class_files[own.name]
-        inherited = (
-            self._library_class(home, ast.unparse(base), seen | {text}) for base in own.bases
-        )
+        inherited = (self._library_class(home, dotted(base), seen | {text}) for base in own.bases)
         return next((name for name in inherited if name), "")
 
 
-def library_calls(trees: Mapping[str, ast.Module]) -> tuple[LibraryCall, ...]:
+def library_calls(
+    trees: Mapping[str, ast.Module], origins: Origins | None = None
+) -> tuple[LibraryCall, ...]:
     r"""Return the calls that run a training loop inside a library, in the order of files and lines.
 
     >>> text = "import lightning as L\ntrainer = L.Trainer()\ntrainer.fit(net)\n"
     >>> [(call.call, call.library, call.point) for call in library_calls({"t.py": ast.parse(text)})]
     [('trainer.fit', 'Lightning', ('epoch', 'step'))]
     """
-    origins = Origins(trees)
+    origins = origins or Origins(trees)
     packages = origins.packages()
     calls: list[LibraryCall] = []
     for path, tree in sorted(trees.items()):
@@ -321,7 +351,7 @@ def _library_call(
     path: str, node: ast.Call, origins: Origins, packages: AbstractSet[str]
 ) -> Iterator[LibraryCall]:
     func = node.func
-    text = ast.unparse(func) if isinstance(func, ast.Name | ast.Attribute) else ""
+    text = dotted(func)
     full = origins.of_name(path, text)
     for library in LIBRARIES:
         if full.split(".")[0] in library.roots and any(
@@ -332,7 +362,7 @@ def _library_call(
     if not isinstance(func, ast.Attribute):
         return
     maker = origins.maker(path, func.value)
-    own = origins.project_class(path, ast.unparse(func.value))
+    own = origins.project_class(path, dotted(func.value))
     if own is not None and any(
         isinstance(part, FUNCTIONS) and part.name == func.attr for part in own.body
     ):
@@ -380,5 +410,7 @@ def _call_of(library: Library, path: str, node: ast.Call, text: str) -> LibraryC
         watched=True,
         point=library.point,
         limits=library.limits,
+        conditions=library.conditions,
         hooks=library.hooks,
+        captured=library.captured,
     )

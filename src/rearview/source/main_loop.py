@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rearview.source.library_loops import LibraryCall, Origins
-from rearview.source.loops import FUNCTIONS, MODULE, Loop, LoopId, called_name
+from rearview.source.library_loops import LibraryCall, Origins, dotted
+from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, Loop, LoopId, called_name
 
 TRAINS = {
     "backward": 4, "step": 3, "zero_grad": 3, "partial_fit": 3, "train_on_batch": 3, "boost": 2,
@@ -17,10 +17,10 @@ TRAINS = {
 """Calls that training loops make, each with its weight when the main loop is chosen."""
 SURE = 3
 """Weight from which a loop is taken for one that trains."""
+_OWN = 2.0
+"""Factor for a loop of the script itself."""
 _UNREACHED = 0.5
 """Factor for a loop in a function that the script does not seem to call."""
-_DEEPEST = 4
-"""Calls that are followed into functions of the program."""
 _SHARED_NAMES = frozenset({
     "update", "step", "train", "eval", "get", "append", "add", "run", "log", "write", "save",
     "load", "reset", "close", "copy", "forward", "backward", "print", "to", "items", "__init__",
@@ -39,78 +39,156 @@ class LoopSpot:
     watched: bool
 
 
+Function = tuple[str, str]
+"""(path, last name) of a function of the program."""
+
+_ELSEWHERE = frozenset(
+    {"Process", "Thread", "spawn", "start_processes", "submit", "apply_async", "imap", "starmap"}
+)
+"""Calls that run the functions handed to them in another process or thread."""
+
+
 class Calls:
-    """Which functions of a program the code below a node may call, by their last names."""
+    """Which functions of a program the code below a node may call."""
 
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
         self.origins = Origins(trees)
-        self.bodies: dict[str, list[ast.AST]] = {}
-        self._home: dict[int, str] = {}
-        self._below: dict[tuple[str, bool], frozenset[str]] = {}
+        self.bodies: dict[Function, list[ast.AST]] = {}
+        self._plain: dict[str, set[Function]] = {}
+        """By name: functions that are no methods."""
+        self._methods: dict[str, set[Function]] = {}
+        self._direct: dict[tuple[Function, bool], frozenset[Function]] = {}
+        self._weights: dict[Function, int] = {}
+        self.called_alone: frozenset[Function] = frozenset()
+        """Functions that the script reaches without any loop of the program around them."""
         for path, tree in trees.items():
-            for node in ast.walk(tree):
-                if isinstance(node, FUNCTIONS):
-                    self.bodies.setdefault(node.name, []).append(node)
-                    self._home[id(node)] = path
+            self._collect(path, tree, self._plain)
 
-    def direct(self, path: str, node: ast.AST, *, sure: bool) -> set[str]:
+    def _collect(self, path: str, node: ast.AST, kind: dict[str, set[Function]]) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, FUNCTIONS):
+                key = (path, child.name)
+                kind.setdefault(child.name, set()).add(key)
+                self.bodies.setdefault(key, []).append(child)
+                self._collect(path, child, self._plain)
+            elif isinstance(child, ast.ClassDef):
+                self._collect(path, child, self._methods)
+            elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                self._collect(path, child, kind)
+
+    def named(self, path: str, name: str) -> set[Function]:
+        """Return the plain functions that a name means in a file."""
+        functions = self._plain.get(name, set())
+        if (path, name) in functions:
+            return {(path, name)}
+        imported = self.origins.imports.get(path, {}).get(name)
+        if imported is None:
+            return set()
+        module, _, original = imported.rpartition(".")
+        return {key for key in self._plain.get(original, ()) if _is_module(key[0], module)}
+
+    def _called(self, path: str, call: ast.Call, *, sure: bool) -> set[Function]:
+        func = call.func
+        if isinstance(func, ast.Name):
+            return self.named(path, func.id)
+        if not isinstance(func, ast.Attribute):
+            return set()
+        receiver = dotted(func.value)
+        module = self.origins.imports.get(path, {}).get(receiver)
+        if module is not None:
+            return {key for key in self._plain.get(func.attr, ()) if _is_module(key[0], module)}
+        methods = self._methods.get(func.attr, set())
+        if receiver in {"self", "cls"}:
+            return {key for key in methods if key[0] == path} or methods
+        own = self.origins.project_class(path, receiver)
+        if own is not None and any(getattr(part, "name", "") == func.attr for part in own.body):
+            return {key for key in methods if key[0] == self.origins.class_files[own.name]}
+        return methods if own is not None or not sure or func.attr not in _SHARED_NAMES else set()
+
+    def direct(
+        self, path: str, node: ast.AST, *, sure: bool, loops: bool = True
+    ) -> frozenset[Function]:
         """Return the functions that are called in a node, or handed to a call in it.
 
         With `sure`, calls of methods count only if the text shows whose method it is, or if the name is
-        an unusual one.
+        an unusual one. Without `loops`, calls in loops do not count.
         """
-        names: set[str] = set()
-        for part in _executed(node):
-            if not isinstance(part, ast.Call):
-                continue
-            name = called_name(part)
-            if name in self.bodies and (not sure or self._shown(path, part, name)):
-                names.add(name)
-            values = (*part.args, *(keyword.value for keyword in part.keywords))
-            names |= {
-                value.id
-                for value in values
-                if isinstance(value, ast.Name) and value.id in self.bodies
-            }
-        return names
+        functions: set[Function] = set()
+        for call in _calls_below(node, loops=loops):
+            functions |= self._called(path, call, sure=sure)
+            if called_name(call) not in _ELSEWHERE:
+                for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+                    if isinstance(value, ast.Name):
+                        functions |= self.named(path, value.id)
+        return frozenset(functions)
 
-    def _shown(self, path: str, call: ast.Call, name: str) -> bool:
-        if not isinstance(call.func, ast.Attribute) or name not in _SHARED_NAMES:
-            return True
-        receiver = ast.unparse(call.func.value)
-        if receiver == "self" or receiver in self.origins.imports.get(path, {}):
-            return True
-        own = self.origins.project_class(path, receiver)
-        return own is not None and any(getattr(part, "name", "") == name for part in own.body)
-
-    def below(self, path: str, node: ast.AST, *, sure: bool = True) -> frozenset[str]:
+    def below(self, path: str, node: ast.AST, *, sure: bool = True) -> frozenset[Function]:
         """Return the functions that a node may call, directly or through others."""
-        reached: set[str] = set()
-        remaining = self.direct(path, node, sure=sure)
+        reached: set[Function] = set()
+        remaining = set(self.direct(path, node, sure=sure))
         while remaining:
-            name = remaining.pop()
-            if name not in reached:
-                reached.add(name)
-                remaining |= self._called_by(name, sure=sure) - reached
+            function = remaining.pop()
+            if function not in reached:
+                reached.add(function)
+                remaining |= self.of_function(function, sure=sure) - reached
         return frozenset(reached)
 
-    def _called_by(self, name: str, *, sure: bool) -> frozenset[str]:
-        key = (name, sure)
-        if key not in self._below:
-            bodies = self.bodies[name]
-            self._below[key] = frozenset().union(
-                *(self.direct(self._home[id(body)], body, sure=sure) for body in bodies)
-            )
-        return self._below[key]
+    def of_function(self, function: Function, *, sure: bool) -> frozenset[Function]:
+        """Return the functions that a function may call directly."""
+        key = (function, sure)
+        if key not in self._direct:
+            bodies = self.bodies[function]
+            parts = (self.direct(function[0], body, sure=sure) for body in bodies)
+            self._direct[key] = frozenset[Function]().union(*parts)
+        return self._direct[key]
+
+    def start_from(self, script: str, tree: ast.Module) -> frozenset[Function]:
+        """Return the functions that the script reaches; note those reached outside all loops."""
+        alone: set[Function] = set()
+        remaining = set(self.direct(script, tree, sure=True, loops=False))
+        while remaining:
+            function = remaining.pop()
+            if function not in alone:
+                alone.add(function)
+                for body in self.bodies[function]:
+                    remaining |= self.direct(function[0], body, sure=True, loops=False) - alone
+        self.called_alone = frozenset(alone)
+        return self.below(script, tree, sure=False)
+
+    def training(self, path: str, node: ast.AST) -> int:
+        """Return how much a node trains, calls into the program's functions followed."""
+        below = self.below(path, node, sure=False)
+        return max([_weight(node), *(self._weight_of(function) for function in below)])
+
+    def _weight_of(self, function: Function) -> int:
+        if function not in self._weights:
+            self._weights[function] = max(map(_weight, self.bodies[function]))
+        return self._weights[function]
 
 
-def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes below a node that run with it: not those of functions that it defines."""
+def _is_module(path: str, module: str) -> bool:
+    """Return True if a file may be the module that an import names.
+
+    >>> _is_module("mingpt/trainer.py", "mingpt.trainer"), _is_module("a/b.py", ".b"), _is_module("a.py", "b")
+    (True, True, False)
+    """
+    file = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    name = module.strip(".")
+    return file == name or file.endswith(f".{name}") or name.endswith(f".{file}")
+
+
+def _weight(node: ast.AST) -> int:
+    return sum(TRAINS.get(name, 0) for name in {called_name(call) for call in _calls_below(node)})
+
+
+def _calls_below(node: ast.AST, *, loops: bool = True) -> Iterator[ast.Call]:
+    """Yield the calls that run with a node: not those of functions that it defines."""
     remaining = list(ast.iter_child_nodes(node))
     while remaining:
         part = remaining.pop()
-        yield part
-        if not isinstance(part, FUNCTIONS):
+        if isinstance(part, ast.Call):
+            yield part
+        if not isinstance(part, FUNCTIONS) and (loops or not isinstance(part, LOOPS)):
             remaining.extend(ast.iter_child_nodes(part))
 
 
@@ -133,31 +211,31 @@ def choose_main_loop(
     calls: Calls,
 ) -> MainLoop:
     """Return what trains: the outermost loop around the training steps, or a library's call."""
-    reached = calls.below(script, trees[script], sure=False) if script in trees else frozenset()
-    scores: dict[LoopId, float] = {}
-    for spot in spots:
-        score = float(_training(spot.node, calls.bodies, frozenset()))
-        function = spot.id.function
-        called = function == MODULE or function.rpartition(".")[2] in reached
-        scores[spot.id] = score * (1 if called else _UNREACHED)
+    reached = calls.start_from(script, trees[script]) if script in trees else frozenset()
+    runs = [spot for spot in spots if spot.watched and _runs(spot, script, reached)]
+    scores = {
+        spot.id: calls.training(spot.id.path, spot.node) * (1.0 if spot in runs else _UNREACHED)
+        for spot in spots
+        if spot.watched
+    }
     # prefer outer loops, then loops of the script itself
     ranked = [
-        (scores[spot.id] / spot.depth + 0.1 * (spot.id.path == script), spot)
+        (scores[spot.id] / spot.depth * (_OWN if spot.id.path == script else 1), spot)
         for spot in spots
         if spot.watched and scores[spot.id]
     ]
     most, best = max(ranked, key=lambda item: item[0], default=(0.0, None))
     watched_call = _call_that_trains(script, library)
     if best is not None and scores[best.id] >= SURE:
-        outer = _outermost(best, spots, calls)
+        outer = _outermost(best, runs, calls)
         around = next((c for c in library if c.library == "Optuna" and c.watched), None)
         if around is not None and best.id.function != MODULE:
             return MainLoop(None, around)
         return MainLoop(outer)
     if watched_call is not None:
-        return MainLoop(_loop_around(watched_call, spots, trees, calls), watched_call)
+        return MainLoop(_loop_around(watched_call, runs, trees, calls), watched_call)
     if best is not None:
-        return MainLoop(_outermost(best, spots, calls), sure=most >= 1)
+        return MainLoop(_outermost(best, runs, calls), sure=most >= 1)
     outer_loops = [spot for spot in spots if spot.depth == 1 and spot.watched]
     longest = max(
         outer_loops,
@@ -171,17 +249,12 @@ def _lines(loop: Loop) -> int:
     return (loop.end_lineno or loop.lineno) - loop.lineno
 
 
-def _training(
-    node: ast.AST, bodies: Mapping[str, list[ast.AST]], seen: frozenset[str], depth: int = 0
-) -> int:
-    """Return how much a node trains, calls into the program's functions followed."""
-    called = {called_name(part) for part in ast.walk(node)} - {""}
-    score = sum(TRAINS.get(name, 0) for name in called)
-    if depth < _DEEPEST:
-        for name in called & bodies.keys() - seen:
-            inside = (_training(body, bodies, seen | {name}, depth + 1) for body in bodies[name])
-            score = max(score, *inside)
-    return score
+def _runs(spot: LoopSpot, script: str, reached: frozenset[Function]) -> bool:
+    """Return True if the script seems to run a loop."""
+    path, function = spot.id.path, spot.id.function
+    if function == MODULE:
+        return path == script
+    return (path, function.rpartition(".")[2]) in reached
 
 
 def _call_that_trains(script: str, library: Sequence[LibraryCall]) -> LibraryCall | None:
@@ -208,7 +281,9 @@ def _loop_around(
     holder = _function_around(trees[call.path], call.line)
     if holder is None:
         return None
-    return next((s for s in spots if s.watched and _calls(s, holder, calls)), None)
+    function = (call.path, holder)
+    around = [spot for spot in spots if _calls(spot, function, calls)]
+    return _outermost(around[0], spots, calls) if around else None
 
 
 def _function_around(tree: ast.Module, line: int) -> str | None:
@@ -226,14 +301,23 @@ def _outermost(spot: LoopSpot, spots: Sequence[LoopSpot], calls: Calls) -> LoopS
     current, seen = spot, {spot.id}
     while True:
         around = [
-            other
-            for other in spots
-            if other.watched and other.id not in seen and _contains(other, current, calls)
+            other for other in spots if other.id not in seen and _contains(other, current, calls)
         ]
+        if _function(current) in calls.called_alone and _has_inner(current, spots, calls):
+            # it is entered without a loop around it, too: `for g in grid: train()`, or just `train()`
+            around = [other for other in around if _function(other) == _function(current)]
         if not around:
             return current
         current = min(around, key=lambda other: (other.depth, other.node.lineno))
         seen.add(current.id)
+
+
+def _function(spot: LoopSpot) -> Function:
+    return spot.id.path, spot.id.function.rpartition(".")[2]
+
+
+def _has_inner(spot: LoopSpot, spots: Sequence[LoopSpot], calls: Calls) -> bool:
+    return any(other.id != spot.id and _contains(spot, other, calls) for other in spots)
 
 
 def _contains(outer: LoopSpot, inner: LoopSpot, calls: Calls) -> bool:
@@ -242,9 +326,8 @@ def _contains(outer: LoopSpot, inner: LoopSpot, calls: Calls) -> bool:
         return outer.node.lineno < inner.node.lineno <= (outer.node.end_lineno or 0)
     if inner.id.function == MODULE:
         return False
-    return _calls(outer, inner.id.function.rpartition(".")[2], calls)
+    return _calls(outer, _function(inner), calls)
 
 
-def _calls(loop: LoopSpot, function: str, calls: Calls) -> bool:
-    own = loop.id.function.rpartition(".")[2]
-    return own != function and function in calls.below(loop.id.path, loop.node)
+def _calls(loop: LoopSpot, function: Function, calls: Calls) -> bool:
+    return _function(loop) != function and function in calls.below(loop.id.path, loop.node)

@@ -171,7 +171,8 @@ def _tree(code: str) -> ast.Module:
             warnings.simplefilter("ignore")  # invalid escapes in the user's own strings
             return ast.parse(code)
     except SyntaxError as exc:
-        sentence = f"line {exc.lineno} does not parse ({exc.msg})"
+        where = f"line {exc.lineno}" if exc.lineno is not None else "it"
+        sentence = f"{where} does not parse ({exc.msg})"
         raise _UnreadableError(sentence, exc.msg, exc.lineno) from exc
     except ValueError as exc:
         raise _UnreadableError(f"it does not parse ({exc})", str(exc)) from exc
