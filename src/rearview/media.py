@@ -326,7 +326,7 @@ MEDIA: dict[str, Any] = {
 
 
 def as_media(value: Any) -> Any:
-    """Return a value of another library as one of the classes here; None if it is none of them.
+    """Return a value of another library as an object of one of the classes here; None if no class fits.
 
     Data frames of pandas and polars become tables; tables, histograms and images of W&B become the
     same kinds here. The library itself is not imported.

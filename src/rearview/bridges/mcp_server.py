@@ -55,7 +55,7 @@ def make_server(history: History, *, allow_replay: bool) -> Any:
 
 
 def _explaining(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a tool that answers with the message of a Rearview error, because it says what to do."""
+    """Return the tool, changed so that a Rearview error becomes an answer: its message says what to do."""
 
     @functools.wraps(tool)
     def answer(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Import offline runs of Weights & Biases and export runs as such.
 
 An offline run is a folder with one log of protocol buffers: a header of 7 bytes, then blocks of 32 KB with
-chunks of a checksum, a length, a kind and data. This module reads the format; writing is left to W&B.
+chunks of a checksum, a length, a kind and data. This module reads the format; the package `wandb` writes it.
 """
 
 from __future__ import annotations

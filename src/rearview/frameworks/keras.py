@@ -37,8 +37,8 @@ class RearviewCallback(keras.callbacks.Callback):
 
     Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
 
-    In an interrupted epoch the callback draws the batches already trained on and drops them: it
-    takes no step and calls no other callback for them.
+    In an interrupted epoch the callback draws the batches that were already used for training and drops
+    them: it takes no step and calls no other callback for them.
     """
 
     def __init__(

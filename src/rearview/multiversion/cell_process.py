@@ -353,7 +353,7 @@ class CellProcess:
             except BaseException as exc:
                 answer = {"refused": f"{type(exc).__name__}: {exc}"}
             if token is not None and os.getpid() != before:
-                continue  # the forked child: it has said hello instead
+                continue  # this is the forked child, which announced itself instead of answering
             self.channel.send(answer)
 
     def _do(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rearview.plan.facts import At, RunQuestion, TargetValue, ValueRequest
 from rearview.plan.replay import Survey, Work, work_of
 
 SAMPLE = 20
-"""Runs that are planned again to find out what another question would save."""
+"""Runs that are planned again to find out how much time another question would save."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ class Remote(Protocol):
     Every implementation promises:
 
     - after `put` returns, the remote holds exactly the bytes of `local`: size and checksum were
-      compared there; before that, `key` still has its old content;
-    - `get` leaves `local` as it was unless the whole object arrived;
+      compared there; until then `key` keeps its old content;
+    - `get` changes `local` only if the whole object arrived;
     - both retry with growing pauses before they raise `RemoteError`.
     """
 

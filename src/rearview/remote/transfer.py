@@ -1,4 +1,4 @@
-"""Verified, retried transfers: staged, compared at the remote, published, retried after failures.
+"""Transfers that are staged, compared at the remote, published, and retried after failures.
 
 `VerifiedRemote` builds the protocol from simple operations of an implementation. Both ends must agree on size
 and checksum of a file. `Retry` says how often to try, how long to wait, and which errors to give up on.
@@ -121,7 +121,7 @@ class Retry:
     limit: float = 30.0
     spread: float = 0.25
     patience: float = float("inf")
-    """Seconds after which there is no further attempt."""
+    """Seconds since the first attempt after which no further attempt begins."""
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -272,7 +272,7 @@ class VerifiedRemote(ABC):
                     slug="remote-missing",
                 )
             stated = self._checksum(key)
-            # without a stated checksum, the bytes of an earlier process may be of other content
+            # without a stated checksum, bytes that an earlier process fetched may belong to other content
             tag = f"{stated[-12:].replace(':', '-')}-{size}" if stated else f"{os.getpid()}-{size}"
             part = local.with_name(f"{HIDDEN}{tag}-{local.name}")
             parts.add(part)

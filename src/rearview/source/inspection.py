@@ -432,7 +432,7 @@ _CHANGES = {"append", "extend", "insert"}
 
 
 def reaches_up(text: str) -> bool:
-    r"""Return True if a script changes `sys.path` and computes a folder above its own.
+    r"""Return True if a script changes `sys.path` and computes the path of a folder above its own folder.
 
     >>> reaches_up("import sys\nsys.path.append('../..')\nfrom lib import step\n")
     True

@@ -280,7 +280,7 @@ def normal(data: bytes) -> bytes:
     except SourceError:
         return data
     metadata = {k: v for k, v in (content.get("metadata") or {}).items() if k not in _VOLATILE}
-    info = metadata.pop("language_info", None)  # a kernel writes it when it has run
+    info = metadata.pop("language_info", None)  # a kernel adds it when it has run the notebook
     if isinstance(info, dict) and info.get("name", "python") != "python":
         metadata["language_info"] = {"name": info["name"]}
     cells = []
@@ -305,7 +305,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return files with the program text of each Python notebook beside it."""
+    """Return `files`, and the program text of each Python notebook under a path of its own."""
     programs = dict(files)
     for path, data in files.items():
         if is_notebook(path):

@@ -1,8 +1,8 @@
 """The planners that CHEX published: PRP-v1, PRP-v2, Parent Choice and LFU.
 
-Each returns the steps it would take, with checkpoints in one level only. The cost is that of the
-steps, counted by `tree.check`: the published listings count some computations twice or not at all, so
-their own sums are not used. They ignore existing checkpoints: `order` cuts the tree there first.
+Each planner returns its steps, with checkpoints in one level only. `tree.check` counts the cost of the
+steps: the published listings count some computations twice or not at all, so their own sums are not
+used. The planners ignore existing checkpoints: `order` cuts the tree there first.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def parent_choice(
     choices: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
     order: list[tuple[int, tuple[int, ...], float]] = [(root, (), 0.0) for root in tree.roots]
     seen = {(node, kept) for node, kept, _ in order}
-    for node, kept, used in order:  # grows while it is read: every situation, parents first
+    for node, kept, used in order:  # every situation, parents first; the loop below appends to it
         cell = tree.cells[node]
         options: list[tuple[tuple[int, ...], float]] = [(kept, used)]
         if used + cell.size <= place.room:
@@ -205,7 +205,7 @@ def parent_choice(
 def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[ReplayStep]:
     """Return the steps of the least-frequently-used cache: version by version, in their order.
 
-    A kept node is worth its uses times the cells below it over its size; the least worth is evicted.
+    The worth of a kept node is its uses times the cells below it, divided by its size; the node of least worth is evicted.
     """
     place = levels_of(room)[level]
     below = tree.subtree()

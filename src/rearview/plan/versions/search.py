@@ -30,8 +30,8 @@ def search(
 ) -> tuple[list[ReplayStep] | None, float]:
     """Return (steps that take less than `below`, or None; a lower bound for all legal sequences).
 
-    A* over (leaves still to reach, states kept). Its moves cover every legal sequence, so the second
-    number holds against all of them, however early the search ends.
+    A* over (leaves still to reach, states kept). Its moves cover every legal sequence, so the lower
+    bound holds for all of them, however early the search ends.
     """
     return _Search(tree, levels_of(room), going).run(below, patience)
 
@@ -135,7 +135,7 @@ class _Search:
             if estimate >= below - 1e-9:
                 return None, below
             if estimate > spent[state] + self.least(state) + 1e-9:
-                continue  # reached more cheaply since
+                continue  # a cheaper way to this state was found later
             if not state[0]:
                 return self._steps(came_from, state), estimate
             if number >= patience:
@@ -194,7 +194,7 @@ class _Search:
         left = [leaf for i, leaf in enumerate(self.leaves) if remaining >> i & 1]
         held_nodes = {node for node, _ in held}
         if self.free_to_load:
-            # a leaf right after a kept state never gets cheaper: take it at once
+            # a leaf right after a kept state never gets cheaper: compute it at once
             ready = next((leaf for leaf in left if tree.parent[leaf] in held_nodes), None)
             if ready is not None:
                 left, inner = [ready], False
@@ -251,7 +251,7 @@ class _Search:
             yield frozenset(options)
             return
         chosen: list[tuple[int, int]] = []
-        rest = [0.0]  # bytes of all options from one on
+        rest = [0.0]  # bytes of each option and all options after it
         for node, _ in reversed(options):
             rest.append(rest[-1] + sizes[node].size)
         rest.reverse()

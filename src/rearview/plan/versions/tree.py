@@ -69,7 +69,7 @@ Levels = Sequence[CacheLevel]
 
 
 def levels_of(room: float | Levels) -> tuple[CacheLevel, ...]:
-    """Return the levels; a plain number is the room of a memory that costs nothing to use."""
+    """Return the levels; a plain number means one level of that many bytes, with no cost to write or read."""
     return (CacheLevel(float(room)),) if isinstance(room, (int, float)) else tuple(room)
 
 

@@ -32,7 +32,7 @@ class _NotThereError(Exception):
 
 
 def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
-    r"""Return an older text that gives its value the same names, and where; or the reason why it cannot.
+    r"""Return (an older text in which the value has the same names, where it has them), or why that is impossible.
 
     The older text may compute the value with other code, which stays as it is.
 

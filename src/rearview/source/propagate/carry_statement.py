@@ -50,7 +50,7 @@ CALIBRATION = (
 )
 """Score of the evidence, and the share of insertions with that score that were right.
 
-Fitted on 1,161 insertions of the tuning repositories by benchmarks/propagation/calibrate.py; its README says how far it holds.
+Fitted on 1,161 insertions of the tuning repositories by benchmarks/propagation/calibrate.py; its README says for which code the numbers hold.
 """
 
 
@@ -214,7 +214,7 @@ def unsure(confidence: float, sure: float) -> str:
 
 
 def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
-    """Return the whole statements on the lines, all of one block, or why they are not that."""
+    """Return the statements on the lines, or the reason why the lines are not whole statements of one block."""
     start, end = lines
     todo: list[list[ast.stmt]] = [parsed.tree.body]
     while todo:

@@ -56,7 +56,7 @@ class Nowhere:
 
 
 def line_before(line: int, inserted: Sequence[tuple[int, int]]) -> int:
-    """Return the number that a line had before others were inserted, one group after the other."""
+    """Return the number that a line had before the insertions, which were made one after the other."""
     for at, count in reversed(inserted):
         line = max(at, line - count) if line >= at else line
     return line
