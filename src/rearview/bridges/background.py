@@ -154,7 +154,7 @@ class Background:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{self!r} belongs to this process and cannot be pickled. Make a writer of its own in the "
+            f"{self!r} belongs to this process and cannot be pickled. Make another writer in the "
             "other process."
         )
 

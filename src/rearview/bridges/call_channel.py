@@ -360,8 +360,8 @@ class CallChannel:
         places, size = shared_memory_ring.layout(len(payload), sizes)
         if size + shared_memory_ring.GAP > ring.size:
             raise UsageError(
-                f"One call holds {size} bytes, and the memory of a background writer {ring.size}. "
-                "Log less at once, or raise the limit on the address space (ulimit -v).",
+                f"One call has {size} bytes, but the background writer has only {ring.size} bytes of memory. "
+                "Log less in one call, or raise the limit on the address space (ulimit -v).",
                 slug="background-arguments",
             )
         since = 0.0
@@ -550,8 +550,8 @@ class CallChannel:
             _warn(
                 WriterError(
                     f"The background writer {self.recipe.name} belongs to the process that made it, "
-                    f"and this is a forked child ({os.getpid()}): its calls are dropped. Make a writer "
-                    "of its own in the child.",
+                    f"and this is a forked child ({os.getpid()}): its calls are dropped. Make another "
+                    "writer in the child.",
                     slug="background-forked",
                 )
             )

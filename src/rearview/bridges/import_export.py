@@ -202,7 +202,7 @@ def missing_library(library: str, extra: str, doing: str) -> UsageError:
 def nothing_found(tracker: str, path: Path | str, looked_for: str) -> UsageError:
     """Return the error for a path with nothing to import."""
     return UsageError(
-        f"{path} holds nothing of {tracker}: no {looked_for} was found. Name the folder that {tracker} "
+        f"{path} has no data of {tracker}: no {looked_for} was found. Name the folder that {tracker} "
         "wrote to.",
         slug="import-nothing",
     )

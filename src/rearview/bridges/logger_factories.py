@@ -88,9 +88,9 @@ def recipe_of(
             kind.__qualname__, _copied, (kind, dict(attributes)), type=kind, instance=writer
         )
     raise UsageError(
-        f"The logger {kind.__qualname__} exists already, and it is not certain how to make the same "
-        f"one in another process. Let that process make it: rearview.background({kind.__qualname__}, "
-        "...) with the arguments that you gave it. If it has no threads of its own, "
+        f"The logger {kind.__qualname__} exists already, and Rearview does not know for certain how to "
+        f"make it again in another process. Let that process make it: rearview.background("
+        f"{kind.__qualname__}, ...) with the arguments that you gave it. If it has no threads, "
         'rearview.background(logger, background_start="fork") copies it as it is.',
         slug="background-instance",
     )

@@ -119,7 +119,7 @@ class Mirror:
             if save is None or save.id != save_id:
                 raise DamagedError(
                     f"The manifest of save {save_id} at {self.remote} cannot be read. An older "
-                    "save is used if there is one; delete this one.",
+                    "save is used if there is one; delete this save.",
                     slug="save-damaged",
                 )
             self._manifests[save_id] = save

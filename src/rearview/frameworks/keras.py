@@ -47,7 +47,7 @@ class RearviewCallback(keras.callbacks.Callback):
         super().__init__()
         if checkpoint_file is not None and keras.backend.backend() != "torch":
             raise RuntimeError(
-                f"Keras runs on {keras.backend.backend()!r}; saves are only taken on torch. Set "
+                f"Keras runs on {keras.backend.backend()!r}; this callback can save only on torch. Set "
                 "KERAS_BACKEND=torch, use `rearview run --preemptible`, or give no checkpoint_file."
             )
         self._file = checkpoint_file

@@ -272,5 +272,5 @@ class Environment:
 def _phrase(name: str, recorded: str | None, current: str | None) -> str:
     texts = ["not set" if value is None else value for value in (recorded, current)]
     if any(len(text) > _LONG for text in texts):
-        return f"{name} is not what it was"
+        return f"{name} has changed"
     return f"{name} was {texts[0]}, is {texts[1]}"

@@ -330,7 +330,7 @@ class PackageReader:
                 if packed.embedded:
                     self._check_object(packed.sha256, packed.size)
                 elif not re.fullmatch(r"[0-9a-f]{64}|recorded:[0-9a-f]+", packed.sha256):
-                    raise _bad(self.file, f"the hash of {name!r} is not one")
+                    raise _bad(self.file, f"the hash of {name!r} is not a hash")
             for name, value in version.environment.items():
                 if not name or "=" in name or "\0" in name + (value or ""):
                     raise _bad(self.file, f"it sets an environment variable {name!r}")
@@ -369,7 +369,7 @@ class PackageReader:
                 while chunk := stream.read(_CHUNK):
                     bytes_read += len(chunk)
                     if bytes_read > info.file_size:
-                        raise _bad(self.file, f"{info.filename!r} is larger than it says")  # noqa: TRY301
+                        raise _bad(self.file, f"{info.filename!r} is larger than its header says")  # noqa: TRY301
                     yield chunk
         except (zipfile.BadZipFile, OSError, EOFError, ValueError) as exc:
             raise _bad(
@@ -383,7 +383,9 @@ class PackageReader:
             ) from exc
         if bytes_read != info.file_size:
             raise _bad(
-                self.file, f"{info.filename!r} is shorter than it says", slug="package-damaged"
+                self.file,
+                f"{info.filename!r} is shorter than its header says",
+                slug="package-damaged",
             )
 
     def content(self, digest: str) -> bytes:

@@ -234,8 +234,8 @@ def project_files(root: Path) -> dict[str, FileRef]:
             file = Path(folder) / name
             if len(refs) >= MOST_FILES:
                 raise UsageError(
-                    f"{root} has more than {MOST_FILES} files. Put the versions into a folder of "
-                    "their own, with the files that they read.",
+                    f"{root} has more than {MOST_FILES} files. Put the versions into a separate "
+                    "folder, with the files that they read.",
                     slug="too-many-files",
                 )
             if file.is_file():

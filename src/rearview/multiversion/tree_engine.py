@@ -120,7 +120,7 @@ class TreeEngine:
         self._mounts = workers > 1 and can_mount()
         if workers > 1 and not self._mounts:
             self._note(
-                "one worker is used: this system does not let a process have mounts of its own"
+                "one worker is used: on this system a process cannot mount folders that only it sees"
             )
         self.workers = workers if self._mounts else 1
 

@@ -180,7 +180,7 @@ def _left_alone(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, reason) of each loop that instrumentation does not watch."""
     for node in ast.walk(tree):
         if isinstance(node, ast.While) and node.orelse:
-            yield node.lineno, "a `while` with an `else` runs as it is written"
+            yield node.lineno, "a `while` with an `else` is left unchanged"
         elif isinstance(node, ast.AsyncFor):
             yield node.lineno, "an `async for` is counted, but not checkpointed"
         elif isinstance(node, FUNCTIONS):
@@ -308,7 +308,7 @@ def _logger(call: ast.Call, aliases: Aliases) -> str:
 _FROM_START = "a replay or resume starts at an earlier checkpoint, or from the start"
 _OBSTACLES: Mapping[str, tuple[str, str]] = {
     "spawn": ("starts worker processes", "loops in child processes are not recorded"),
-    "init_process_group": ("joins a process group", "each process is recorded by itself"),
+    "init_process_group": ("joins a process group", "each process is recorded separately"),
     "Manager": ("keeps state in a manager process", _FROM_START),
     "SharedMemory": ("keeps state in shared memory", _FROM_START),
     "Thread": ("runs a thread", f"while it runs, {_FROM_START}"),
@@ -351,7 +351,7 @@ def _obstacles(path: str, tree: ast.Module) -> Iterator[Obstacle]:
             isinstance(part, LOOPS) for part in ast.walk(node)
         ):
             text = f"`{node.name}` is a coroutine with loops"
-            effect = "nothing is saved in coroutines; values are filled by running again, unproved"
+            effect = "nothing is saved in coroutines; a backfill runs the program again, unproved"
             obstacles.append(Obstacle(path, node.lineno, text, effect))
         elif (
             isinstance(node, ast.Assign)
@@ -391,13 +391,13 @@ def _places(main: LoopReport, loops: Sequence[tuple[LoopReport, Loop]]) -> Itera
             report,
             deepest,
             f"in the inner loop, at {'/'.join(report.point)}",
-            "runs the iterations asked for again, from the nearest checkpoint",
+            "runs the requested iterations, from the nearest checkpoint",
         )
     yield _place(
         main,
         node,
         f"at the end of each iteration of `{main.id.name}`",
-        "restores checkpoints; runs again only what has none",
+        "restores checkpoints; runs only iterations without one",
     )
     yield ProbePlace(
         main.id.path,

@@ -70,7 +70,7 @@ _GROUPS: tuple[tuple[str, str, str], ...] = (
     (
         "write writelines writerow writerows truncate seek read readline readlines close",
         "it moves the position of a file that the run has open",
-        "Log with `rearview.log` or `print`, or open a file of the probe's own.",
+        "Log with `rearview.log` or `print`, or open another file in the probe.",
     ),
 )
 

@@ -78,7 +78,7 @@ class Notebook:
 
 
 def parse(data: bytes, path: str = "the notebook") -> Notebook:
-    """Return a notebook's program; raise if the file is no notebook of format 4."""
+    """Return a notebook's program; raise if the file is not a notebook of format 4."""
     content = _content(data, path)
     language = _language(content)
     cells: list[CodeCell] = []
@@ -122,12 +122,12 @@ def _content(data: bytes, path: str) -> dict[str, Any]:
         content = json.loads(data)
     except ValueError as exc:
         raise SourceError(
-            f"{path} is no notebook: it is not JSON ({exc}). Open it in Jupyter and save it again.",
+            f"{path} is not a notebook: it is not JSON ({exc}). Open it in Jupyter and save it again.",
             slug="no-notebook",
         ) from exc
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise SourceError(
-            f"{path} is no notebook of format 4: it has no list of cells. Convert it with "
+            f"{path} is not a notebook of format 4: it has no list of cells. Convert it with "
             "`jupyter nbconvert --to notebook --inplace`.",
             slug="no-notebook",
         )
@@ -267,8 +267,8 @@ def with_text(data: bytes, text: str, path: str = "the notebook") -> bytes:
 
 def _unplaced(path: str) -> NoReturn:
     raise SourceError(
-        f"The statements added to {path} do not go back into its cells one to one, so it is not "
-        "replayed. Put each statement on lines of its own, inside a cell.",
+        f"The statements added to {path} cannot be assigned to its cells, so it is not "
+        "replayed. Put each statement on a separate line, inside a cell.",
         slug="no-place",
     )
 

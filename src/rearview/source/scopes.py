@@ -41,7 +41,7 @@ class Scope:
         return self if self.parent is None else self.parent.module
 
     def local(self, name: str) -> bool:
-        """Return True if the scope has a variable of its own called `name`."""
+        """Return True if `name` is a local variable of the scope."""
         return name not in self.outer and (
             name in self.recorded_bound or name in self.added_bound or name in self.parameters
         )

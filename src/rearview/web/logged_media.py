@@ -94,14 +94,14 @@ class Media:
         """Return the bytes of a logged image; refuse bytes that are not a PNG image."""
         data = self._bytes(oid, "image")
         if not is_png(data):
-            raise UsageError(f"{oid[:12]} is no PNG image.", slug="page-question")
+            raise UsageError(f"{oid[:12]} is not a PNG image.", slug="page-question")
         return data
 
     def sound(self, oid: str) -> bytes:
         """Return the bytes of a logged sound; refuse bytes that are not a WAV file."""
         data = self._bytes(oid, "audio")
         if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-            raise UsageError(f"{oid[:12]} is no WAV file.", slug="page-question")
+            raise UsageError(f"{oid[:12]} is not a WAV file.", slug="page-question")
         return data
 
     def content(self, oid: str) -> dict[str, Any]:

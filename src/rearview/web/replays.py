@@ -244,8 +244,8 @@ class PageBackfills:
             busy = [job for job in self._jobs.values() if job.ended is None]
             if len(busy) >= MOST_JOBS:
                 raise UsageError(
-                    f"{len(busy)} backfills of this page are under way, which is the most. Wait for "
-                    "one, or stop it.",
+                    f"{len(busy)} backfills of this page are running, which is the limit. Wait until "
+                    "one ends, or stop one.",
                     slug="page-busy",
                 )
             process = subprocess.Popen(

@@ -152,7 +152,7 @@ class Rows:
     def __init__(self, index: Index, columns: Columns, query: Query) -> None:
         if len(query.columns) > MOST_COLUMNS:
             raise UsageError(
-                f"{len(query.columns)} columns were asked for; {MOST_COLUMNS} are the most. Choose "
+                f"{len(query.columns)} columns were requested; {MOST_COLUMNS} is the limit. Choose "
                 "fewer.",
                 slug="page-question",
             )

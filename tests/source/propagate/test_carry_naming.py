@@ -153,7 +153,7 @@ def test_a_version_that_names_the_value_already_stays_unchanged():
 @pytest.mark.parametrize(
     ("old", "why"),
     [
-        ("if a: out.append(f(1), left, right)\n", "no line of its own"),
+        ("if a: out.append(f(1), left, right)\n", "cannot have a separate line"),
         ("if a:\n    out.append(f(\n    1), left, right)\n", "several lines"),
         ("if a:\n    pass\n", "cannot be found there"),
         ("def f(:\n", "cannot be read"),

@@ -174,7 +174,7 @@ def parent_choice(
                     order.append((child, with_, room_used))
         if len(order) > states:
             raise PlanError(
-                f"Parent Choice looks at more than {states} situations for this tree of "
+                f"Parent Choice would examine more than {states} situations for this tree of "
                 f"{len(tree)} cells. Use `--planner auto`, which does not need them.",
                 slug="parent-choice",
             )

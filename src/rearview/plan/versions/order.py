@@ -439,8 +439,8 @@ def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, work
     """Return the wall seconds of steps on several workers that share the checkpoints.
 
     A path starts when its base is kept and a worker is free. Paths that change the cache start in
-    their planned order, and the cache changes in that order, so the bound on its size holds whatever
-    the timing; others may start as soon as their base is there.
+    their planned order, and the cache changes in that order, so the bound on its size holds at any
+    timing; other paths may start as soon as their base is there.
     """
     check(tree, steps, room)
     levels = levels_of(room)

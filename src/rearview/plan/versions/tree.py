@@ -35,9 +35,9 @@ class Cell:
     size: int
     """Bytes of the state after it."""
     save: float = 0.0
-    """Seconds to checkpoint that state, whatever the level."""
+    """Seconds to checkpoint that state at any level."""
     load: float = 0.0
-    """Seconds to restore it, whatever the level."""
+    """Seconds to restore it from any level."""
     kept: bool = False
     """Whether a checkpoint of it exists already."""
 

@@ -22,7 +22,7 @@ from rearview.source.statement_trees import (
 )
 
 SIMILAR = 0.5  # two statements that are less similar than this are not paired
-EMPTIED = 5  # a function with at most this many statements is paired by its name, whatever is in it
+EMPTIED = 5  # a function with at most this many statements is paired by its name alone
 MANY = 10  # this many equal statements identify a function that was mostly rewritten
 MAX_GAP = 40_000  # beyond this product of lengths a gap is aligned by identical statements only
 

@@ -624,7 +624,7 @@ def anywhere(chosen: list[ast.stmt], new_place: NewPlace, old: StatementTree) ->
         and isinstance(getattr(first.tree, "value", None), ast.Constant)
     ):
         at = 1  # the module's docstring stays first
-    return Place(old.root, at, 0.9, ("it can stand anywhere among the module's definitions",))
+    return Place(old.root, at, 0.9, ("it can be anywhere among the module's definitions",))
 
 
 def place_at(
