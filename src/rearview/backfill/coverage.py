@@ -15,7 +15,7 @@ from typing import Any
 from rearview.model import Verdict
 from rearview.model.run import name_of
 from rearview.plan.facts import At, InnerIterations, LoopFacts
-from rearview.source.probes.probe import Position, Probe, Probes
+from rearview.source.probes.probe import Probe, Probes
 from rearview.store.runs import Replay
 from rearview.store.tables.tables import IterationRange
 
@@ -256,7 +256,7 @@ def _ends_of(query: CoverageQuery, probes: Sequence[Probe]) -> set[str]:
     anywhere = query.main is None and any(not probe.paths for probe in probes)
     ends = {"tail"} if anywhere else set[str]()
     return ends | {
-        "head" if not path and probe.place is Position.BEFORE else "tail"
+        "head" if not path and probe.runs_first else "tail"
         for probe in probes
         for path in probe.paths
         if not path or path[0] != query.main

@@ -183,11 +183,13 @@ class PreparedRun:
         )
 
     def _position(self, probe: Probe, path: tuple[str, ...]) -> str:
-        """Return where a statement is among the inner loops.
+        """Return where a statement is among the loops inside `path`.
 
         Inner loops in functions that its function calls are not seen in the text, but the run had
         them: the statement may be before or after them.
         """
+        if not path:
+            return (Position.BEFORE if probe.runs_first else Position.AFTER).value
         if probe.place is Position.ALONE and 0 < len(path) < len(self.facts.loops):
             return Position.BETWEEN.value
         return probe.place.value

@@ -17,8 +17,9 @@ from rearview.model import Checkpoint, MainLoop, Point, Run, RunEnd, Segment, Se
 from rearview.model.run import NAMED, DeepLoop, name_of
 from rearview.plan import facts as planning
 from rearview.plan.facts import At, DeepFacts, LoopFacts, TargetValue
+from rearview.source.loops import MODULE
 from rearview.source.probes.loop_carried import START
-from rearview.source.probes.probe import Position, Probe, Probes
+from rearview.source.probes.probe import Probe, Probes
 
 _Spans = dict[str, dict[int, tuple[int, int]]]
 """Id of an inner loop -> iteration of the main loop -> (first, last) iterations of the inner loop."""
@@ -68,7 +69,7 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
     chains = [list(chain) for probe in probes for chain in (*probe.paths, *probe.fed_by)]
     # without any path, the loops around the statement are not known
     before_loops = bool(probes) and all(
-        probe.place is Position.BEFORE and probe.paths and not any(probe.paths) for probe in probes
+        probe.runs_first and probe.paths and not any(probe.paths) for probe in probes
     )
     to_end = segment.tail or segment.loop is None
     other_loops = any(chain and chain[0] != segment.loop for chain in chains)
@@ -430,11 +431,22 @@ def target_values(
 
 
 def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
-    """Return the probes with the ids that the run recorded for the loops around them.
+    """Return the probes as the run sees them: with its ids of loops, and whether they run before its main loop.
 
     A loop over `rearview.loop` has the name that the program gave it as its id, in any function.
     """
     recorded = run.end.loops
+    main = run.end.main.site
+    main_loops = [loop for loop in probes.known_loops if main in (str(loop), NAMED + loop.name)]
+
+    def runs_first(probe: Probe) -> bool:
+        """Return False also if the main loop is in a library, or is called by one."""
+        in_order = bool(main_loops) and all(
+            (loop.path == probe.path or loop.function != MODULE)
+            and (loop.path == probe.path or probe.function != MODULE or _is_script(probe.path, run))
+            for loop in main_loops
+        )
+        return probe.runs_first and (in_order or main is None)
 
     def renamed(path: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(
@@ -447,7 +459,14 @@ def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
             probe,
             paths=tuple(map(renamed, probe.paths)),
             fed_by=tuple(map(renamed, probe.fed_by)),
+            runs_first=runs_first(probe),
         )
         for probe in probes.probes
     )
     return replace(probes, probes=tuple(changed))
+
+
+def _is_script(path: str, run: Run) -> bool:
+    """Return True if a file is the one that the run was started with."""
+    module = run.script.removeprefix("-m ").replace(".", "/")
+    return path == run.script or path.endswith((f"{module}.py", f"{module}/__main__.py"))

@@ -208,20 +208,33 @@ class FileCalls:
     generators: frozenset[str]
     """Functions that are generators or coroutines."""
     looping: frozenset[str]
-    """Last names of functions with a loop in their text."""
+    """Last names of functions with a loop in their text, and of classes with one in their constructor."""
     called: Mapping[str, frozenset[str]]
-    """Last name of a function -> names that it calls."""
+    """Last name of a function or class -> names that it calls; of a class also its bases."""
+    loops: frozenset[LoopId]
 
 
 def calls_of_file(tree: ast.Module, path: str) -> FileCalls:
     """Return the functions of one file and the calls in it."""
-    collector = _CallCollector({line: str(loop) for line, loop in loop_ids(tree, path).items()})
+    ids = loop_ids(tree, path)
+    collector = _CallCollector({line: str(loop) for line, loop in ids.items()})
     nodes = list(ast.walk(tree))
     names, attributes, of_modules = _read_as_values(nodes)
     bodies: dict[str, list[ast.AST]] = {}
+    called: dict[str, set[str]] = {}
     for node in nodes:
         if isinstance(node, FUNCTIONS):
             bodies.setdefault(node.name, []).extend(ast.walk(node))
+        elif isinstance(node, ast.ClassDef):  # a call of the class calls its constructor
+            called.setdefault(node.name, set()).update(map(_last_name, node.bases))
+            bodies.setdefault(node.name, []).extend(
+                part
+                for stmt in node.body
+                if isinstance(stmt, FUNCTIONS) and stmt.name == "__init__"
+                for part in ast.walk(stmt)
+            )
+    for name, body in bodies.items():
+        called.setdefault(name, set()).update(map(called_name, body))
     return FileCalls(
         path,
         frozenset((MODULE, *collector.functions(tree))),
@@ -231,7 +244,8 @@ def calls_of_file(tree: ast.Module, path: str) -> FileCalls:
         frozenset(of_modules),
         frozenset(_generators(tree)),
         frozenset(name for name, body in bodies.items() if any(isinstance(n, LOOPS) for n in body)),
-        {name: frozenset(map(called_name, body)) for name, body in bodies.items()},
+        {name: frozenset(callees) for name, callees in called.items()},
+        frozenset(ids.values()),
     )
 
 
@@ -260,7 +274,7 @@ def paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> Chains:
         callees = {
             key
             for key in functions - unknown
-            if any((path, by) in unknown for path, by, _ in calls.get(_called_as(key[1]), ()))
+            if any((path, by) in unknown for path, by, _ in calls.get(called_as(key[1]), ()))
         }
         grown = bool(callees)
         unknown |= callees
@@ -284,7 +298,7 @@ def _follow_calls(
     """
     callees: dict[_Function, list[tuple[_Function, tuple[str, ...]]]] = {}
     for key in functions:
-        for path, caller, around in calls.get(_called_as(key[1]), ()):
+        for path, caller, around in calls.get(called_as(key[1]), ()):
             callees.setdefault((path, caller), []).append((key, around))
     stacks: dict[_Function, set[tuple[str, ...]]] = {
         key: {()} for key in functions if key[1] == MODULE
@@ -375,11 +389,14 @@ def _yields(function: ast.FunctionDef) -> bool:
 
 
 def loopers(files: Iterable[FileCalls]) -> frozenset[str]:
-    r"""Return the names of functions that run a loop, themselves or through functions that they call.
+    r"""Return the names of functions and classes whose call runs a loop, in their text or in what they call.
 
     >>> text = "def a(): b()\ndef b():\n  for i in x: c()\ndef c(): pass"
     >>> sorted(loopers([calls_of_file(ast.parse(text), "t.py")]))
     ['a', 'b']
+    >>> text = "class A:\n  def __init__(self):\n    for i in x: pass\nclass B(A): pass"
+    >>> sorted(loopers([calls_of_file(ast.parse(text), "t.py")]))
+    ['A', 'B', '__init__']
     """
     looping: set[str] = set()
     calls: dict[str, set[str]] = {}
@@ -401,11 +418,15 @@ def called_name(node: ast.AST) -> str:
     """Return the last word of the called name: `fit` for `trainer.fit()`; "" for nodes that are no call."""
     if not isinstance(node, ast.Call):
         return ""
-    func = node.func
-    return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    return _last_name(node.func)
 
 
-def _called_as(function: str) -> str:
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def called_as(function: str) -> str:
+    """Return the word by which a function is called: its last name, or that of its class."""
     parts = function.split(".")
     return parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
 

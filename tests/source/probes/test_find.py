@@ -327,6 +327,45 @@ def test_a_call_of_a_function_that_loops_counts_as_a_loop_of_its_level():
     assert added_to(FUNCTIONS, 25, "print(1)", 0).place is Position.AFTER
 
 
+CALLED = """\
+def measure():
+    for part in range(3):
+        pass
+class Report:
+    def __init__(self):
+        for part in range(3):
+            pass
+{before}
+for epoch in range(3):
+    pass
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "runs_first"),
+    [
+        ("CALL", "", True),
+        ("CALL", "CALL", False),
+        ("", "CALL", False),
+        ("", "else:\n    CALL", False),
+        ("def end():\n    CALL", "end()", False),
+        ("def start():\n    CALL\nstart()", "", True),
+        ("def again():\n    CALL\n    again()\nagain()", "", False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("call", "line", "indent"), [("measure()", 2, 4), ("Report()", 6, 8)], ids=["function", "class"]
+)
+def test_a_statement_before_the_loops_of_its_function_runs_first_if_no_call_follows_a_loop(
+    before, after, runs_first, call, line, indent
+):
+    text = CALLED.format(before=before, after=after).replace("CALL", call)
+    added = added_to(text, line, 'print("here")', indent)
+    assert added.place is Position.BEFORE
+    assert added.runs_first is runs_first
+
+
 def test_a_while_loop_is_named_by_its_function():
     assert added_to(FUNCTIONS, 16, "print(epoch)", 12).loops == ("fit",)
 

@@ -6,7 +6,7 @@ A backfill calls `find`; the other modules of this package serve it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,9 +15,12 @@ from rearview.source.log_calls import Aliases, calls_in
 from rearview.source.loops import (
     FUNCTIONS,
     LOOPS,
+    MODULE,
     Chains,
     FileCalls,
+    Loop,
     LoopId,
+    called_as,
     called_name,
     calls_of_file,
     enclosing,
@@ -117,6 +120,7 @@ def check(
         collector.loops,
         tuple(collector.modules),
         tuple(collector.namings),
+        context.known_loops,
     )
     return probes, tuple(all_refusals)
 
@@ -177,8 +181,15 @@ class _Context:
         )
         self.paths: Chains = paths(calls)
         self.loopers = loopers(calls)
+        self.known_loops = frozenset(
+            loop
+            for file in calls
+            for loop in file.loops
+            if (file.path, loop.function) in self.paths
+        )
         self.attributes = frozenset[str]().union(*(file.attributes for file in files))
         self.methods = frozenset[str]().union(*(file.methods for file in files))
+        self._after_loops: dict[tuple[str, str], bool] = {}
 
     @cached_property
     def functions(self) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -189,6 +200,73 @@ class _Context:
                 if isinstance(node, FUNCTIONS):
                     functions.setdefault(node.name, []).append(node)
         return functions
+
+    @cached_property
+    def _calls(self) -> dict[str, list[_CallSite]]:
+        """The calls outside loops, by the name that is called."""
+        calls: dict[str, list[_CallSite]] = {}
+        for path, tree in self.trees.items():
+            todo: list[tuple[ast.AST, ast.AST, str, str]] = [(tree, tree, MODULE, "")]
+            while todo:
+                node, level, function, prefix = todo.pop()
+                if name := called_name(node):
+                    calls.setdefault(name, []).append(_CallSite(path, function, node, level))
+                for child in ast.iter_child_nodes(node):
+                    if isinstance(child, FUNCTIONS):
+                        inner = prefix + child.name
+                        todo.append((child, child, inner, f"{inner}.<locals>."))
+                    elif isinstance(child, ast.ClassDef):
+                        todo.append((child, level, function, f"{prefix}{child.name}."))
+                    elif isinstance(child, LOOPS):
+                        head = child.test if isinstance(child, ast.While) else child.iter
+                        parts = (head, *child.orelse)
+                        todo.extend((part, level, function, prefix) for part in parts)
+                    else:
+                        todo.append((child, level, function, prefix))
+        return calls
+
+    def is_called_after_loops(self, path: str, function: str) -> bool:
+        """Return True if a call of a function, outside all loops, may follow a loop."""
+        key = (path, function)
+        if function == MODULE:
+            return False
+        if key not in self._after_loops:
+            self._after_loops[key] = False  # a function that calls itself says nothing new
+            self._after_loops[key] = any(
+                site.follows_loops(self.loopers)
+                or self.is_called_after_loops(site.path, site.function)
+                for site in self._calls.get(called_as(function), ())
+            )
+        return self._after_loops[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _CallSite:
+    """A call in the text, outside loops."""
+
+    path: str
+    function: str
+    """The function that it is in."""
+    call: ast.AST
+    level: ast.AST
+    """That function, or the module."""
+
+    def follows_loops(self, loopers: frozenset[str]) -> bool:
+        """Return True if a loop, or a function that loops, runs before the call at its level."""
+        line: int = self.call.lineno  # type: ignore[attr-defined]
+        arguments = {id(node) for node in ast.walk(self.call)} - {id(self.call)}
+        return any(
+            id(node) in arguments
+            or _last_line(node) < line
+            or (isinstance(node, ast.Call) and node.lineno <= line and node is not self.call)
+            for node in _loops_at(self.level, set(), loopers)
+        )
+
+
+def _last_line(node: Loop | ast.Call) -> int:
+    """Return the last line of a call, or of the body of a loop: its `else` clause runs after it."""
+    last = node if isinstance(node, ast.Call) else node.body[-1]
+    return last.end_lineno or 0
 
 
 class _ProbeCollector:
@@ -306,6 +384,7 @@ class _ProbeCollector:
         chains = tuple(sorted({path + own for path in outer}))
         calls = calls_in(node, aliases)
         decorators = getattr(node, "decorator_list", ())
+        place = _place(item, added, self.context.loopers)
         return Probe(
             path=path,
             first=min([node.lineno, *(d.lineno for d in decorators)]),
@@ -316,7 +395,9 @@ class _ProbeCollector:
             names=tuple(dict.fromkeys(name for call in calls for name in call.names)),
             function=function,
             loops=loops,
-            place=_place(item, added, self.context.loopers),
+            place=place,
+            runs_first=place is Position.BEFORE
+            and not self.context.is_called_after_loops(path, function),
             chains=tuple(sorted({names + loops for names in names_of(outer)})),
             depth=need.depth,
             feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
@@ -385,16 +466,7 @@ def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
         for node in reversed(item.parents)
         if isinstance(node, (*LOOPS, *FUNCTIONS, ast.Module))
     )
-    lines: list[int] = []
-    stack: list[ast.AST] = list(ast.iter_child_nodes(level))
-    while stack:
-        node = stack.pop()
-        if id(node) in added or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            continue
-        if isinstance(node, LOOPS) or called_name(node) in loopers:
-            lines.append(getattr(node, "lineno", 0))
-            continue
-        stack.extend(ast.iter_child_nodes(node))
+    lines = [node.lineno for node in _loops_at(level, added, loopers)]
     before = any(line < item.node.lineno for line in lines)
     after = any(line > item.node.lineno for line in lines)
     if before and after:
@@ -402,6 +474,23 @@ def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
     if before or after:
         return Position.AFTER if before else Position.BEFORE
     return Position.ALONE
+
+
+def _loops_at(
+    level: ast.AST, added: set[int], loopers: frozenset[str]
+) -> Iterator[Loop | ast.Call]:
+    """Yield the recorded loops of one level, and its calls of functions that loop."""
+    stack: list[ast.AST] = list(ast.iter_child_nodes(level))
+    while stack:
+        node = stack.pop()
+        if id(node) in added or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        if isinstance(node, LOOPS):
+            yield node
+            continue
+        if isinstance(node, ast.Call) and called_name(node) in loopers:
+            yield node
+        stack.extend(ast.iter_child_nodes(node))
 
 
 def _imported(node: ast.AST, new_files: set[str]) -> list[str]:

@@ -69,6 +69,8 @@ class Probe:
     """Like `chains`, with the ids of the loops, because names may be shared."""
     fed_by: tuple[tuple[str, ...], ...] = ()
     """Like `feeds`, with ids, including the loops of callers."""
+    runs_first: bool = False
+    """Outside all loops, it certainly runs only before the loops that the text shows."""
     generators: tuple[str, ...] = ()
     """Random generators of the run that it draws from; they are saved and restored around it."""
     cautions: tuple[str, ...] = ()
@@ -110,6 +112,8 @@ class Probes:
     """Files that only probes import."""
     namings: tuple[Naming, ...] = ()
     """Recorded statements that now name their values for probes."""
+    known_loops: frozenset[LoopId] = frozenset()
+    """The loops in modules, and in functions whose callers are all known."""
 
     def __bool__(self) -> bool:
         return bool(self.probes)
