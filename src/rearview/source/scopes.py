@@ -172,15 +172,15 @@ class Scopes(ast.NodeVisitor):
             scope.parameters |= {
                 sub.id for sub in ast.walk(generator.target) if isinstance(sub, ast.Name)
             }
-        rest: list[ast.AST] = []
+        inner_parts: list[ast.AST] = []
         for i, generator in enumerate(generators):
-            rest.extend([generator.iter] if i else [])
-            rest.extend(generator.ifs)
+            inner_parts.extend([generator.iter] if i else [])
+            inner_parts.extend(generator.ifs)
         for part in ("elt", "key", "value"):
             value = getattr(node, part, None)
             if value is not None:
-                rest.append(value)
-        self._inside(scope, rest)
+                inner_parts.append(value)
+        self._inside(scope, inner_parts)
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 

@@ -82,7 +82,7 @@ class Columns:
         columns = cls()
         for name, numeric, distinct in args.fetchall():
             columns.args[name], columns.distinct[name] = bool(numeric), distinct
-        for name, kind, path, runs, unproved, asked, text in names.fetchall():
+        for name, kind, path, runs, unproved, explicit, text in names.fetchall():
             # the kind and path that most runs have come last, so the loop keeps them
             before = columns.names.get(name, {"runs": 0, "unproved": False, "asked": False})
             columns.names[name] = {
@@ -90,7 +90,7 @@ class Columns:
                 "path": path,
                 "runs": before["runs"] + runs,
                 "unproved": before["unproved"] or bool(unproved),
-                "asked": before["asked"] or bool(asked),
+                "asked": before["asked"] or bool(explicit),
             }
         return columns
 

@@ -449,9 +449,9 @@ class Index:
         kept_runs = self._cache.load(self.duck, COLUMNS)
         if not kept_runs:
             return
-        known = {kept.id for kept in kept_runs.values()}
+        kept_ids = {kept.id for kept in kept_runs.values()}
         in_tables = {row[0] for row in self.duck.execute("SELECT id FROM page.runs").fetchall()}
-        extra = in_tables - known  # such as runs that were running when the cache was written
+        extra = in_tables - kept_ids  # such as runs that were running when the cache was written
         if extra:
             chosen = ", ".join(map(str, extra))
             for table in COLUMNS:

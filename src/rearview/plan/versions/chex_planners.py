@@ -64,8 +64,8 @@ def walk(tree: Tree, choose: Choice) -> list[ReplayStep]:
             stack.extend((child, kept) for child in reversed(below))
         else:
             pending.append((node, level))
-            rest = [child for child in below if child not in chosen]
-            stack.extend((child, kept) for child in reversed(rest))
+            other_children = [child for child in below if child not in chosen]
+            stack.extend((child, kept) for child in reversed(other_children))
             stack.append((node, level, None))
             stack.extend((child, (*kept, (node, level))) for child in reversed(chosen))
     steps.steps.extend(ReplayStep(Do.EVICT, node, level=level) for node, level in evict)

@@ -332,8 +332,8 @@ def by_blocks(
             continue
         chosen, level = choose(node, kept)
         chosen = [child for child in tree.children[node] if child in chosen]
-        rest = [child for child in tree.children[node] if child not in chosen]
-        stack += [(child, kept) for child in reversed(rest)]
+        other_children = [child for child in tree.children[node] if child not in chosen]
+        stack += [(child, kept) for child in reversed(other_children)]
         if chosen:
             steps.run(near[0], node, level=near[1], keep=[(node, level)], drop=evict)
             evict = []

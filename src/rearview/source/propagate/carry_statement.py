@@ -225,12 +225,12 @@ def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] 
         ]
         if inside and not cut:
             statement_lines = {at for s in inside for at in range(first_line(s), last_line(s) + 1)}
-            rest = [
+            other_lines = [
                 at
                 for at in range(start, min(end, len(parsed.lines)) + 1)
                 if at not in statement_lines
             ]
-            if all(idle(parsed.lines[at - 1]) for at in rest if at > 0):
+            if all(idle(parsed.lines[at - 1]) for at in other_lines if at > 0):
                 return inside
             return f"lines {start} to {end} of the new text hold more than whole statements"
         if inside or len(cut) > 1:

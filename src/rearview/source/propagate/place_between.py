@@ -292,8 +292,8 @@ def _counterparts(
             break
     if at is None:
         return None
-    rest = [n for n in gap if n.index >= at and lead(n) not in sets_after]
-    return None if any(_decides(new_place.used, n) for n in rest) else at
+    following = [n for n in gap if n.index >= at and lead(n) not in sets_after]
+    return None if any(_decides(new_place.used, n) for n in following) else at
 
 
 def _under_comment(
