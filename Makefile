@@ -31,6 +31,8 @@ if ! grep -qsxF "$$wanted" $(VENV)/$(1).stamp $(VENV)/test.stamp; then
       echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv" >&2
       exit 1
     }
+    # a newer pip needs less than half the time to find versions that fit together
+    $(BIN)/python -m pip install -q --disable-pip-version-check --upgrade pip || true
   fi
   echo "Installing what is needed into $(VENV) (once; a few minutes) ..." >&2
   $(PIP) $(2)

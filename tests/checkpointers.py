@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from rearview import Checkpointer
-from rearview.remote.transfer import Retry
+from rearview.remote.base import Retry
 
 ONCE = Retry(attempts=1)
 

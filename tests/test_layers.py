@@ -43,7 +43,6 @@ MAY_IMPORT = {
     ),
     "runtime/capture": "model runtime runtime/sandbox source store",
     "runtime/cells": "errors model runtime runtime/sandbox source state state/codecs store",
-    "runtime/process": "runtime",
     "runtime/replay": (
         "checkpointer config errors model runtime runtime/sandbox source state/codecs store "
         "store/checkpoints store/tables"

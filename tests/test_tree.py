@@ -3,16 +3,23 @@
 import ast
 from collections import Counter, defaultdict
 
-from imports import MODULES, SRC
+from imports import MODULES, OWN, SRC, room_of
 
 MOST_FILES = 16
 DEEPEST = 3
+SMALL = 90
+"""Lines below which a module is read as a paragraph of the one that imports it."""
 
 CROWDED: dict[str, str] = {}
 """Folders with more files than that, with the reason. It only shrinks."""
 
 SHARED_STEMS: dict[str, str] = {}
 """Stems of modules in more than two rooms, with the reason. It only shrinks."""
+
+SATELLITES = {
+    "_history.script_inspection": "inspects a script before the facade is loaded, which takes longer",
+}
+"""Small modules with one importer, in the same room, with the reason. It only shrinks."""
 
 SHARED_CLASSES = {
     "RearviewCallback": "each framework calls its callbacks by their class",
@@ -40,6 +47,22 @@ def test_a_folder_holds_few_files():
 def test_no_folder_is_deep():
     deep = [folder for folder in folders() if len(folder.relative_to(SRC).parts) > DEEPEST]
     assert not deep
+
+
+def test_a_small_module_is_not_a_satellite_of_one_other():
+    importers = defaultdict(set)
+    for each in OWN:
+        if each.imported in MODULES and each.imported != each.importer:
+            importers[each.imported].add(each.importer)
+    satellites = {
+        module
+        for module, path in MODULES.items()
+        if path.name != "__init__.py"
+        and len(path.read_text("utf-8").splitlines()) < SMALL
+        and {room_of(importer) for importer in importers[module]} == {room_of(module)}
+        and len(importers[module]) == 1
+    }
+    assert satellites == set(SATELLITES), satellites ^ set(SATELLITES)
 
 
 def test_a_stem_means_one_thing():

@@ -18,7 +18,7 @@ PROGRAM = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from rearview import Checkpointer
-from rearview.remote.transfer import Retry
+from rearview.remote.base import Retry
 
 def write(path, value):
     path.write_text(str(value))

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from rearview.errors import RemoteError, UsageError
-from rearview.remote.base import Remote
+from rearview.remote.base import Remote, Retry, checksum
 from rearview.remote.open import open_remote
-from rearview.remote.transfer import Retry, checksum
 
 KINDS = ["folder", "condor", "function", "file-url", "memory", "s3", "webdav", "xrootd", "sftp"]
 

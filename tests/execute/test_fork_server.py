@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rearview.execute import fork_server_client, local
+from rearview.execute import local
 from rearview.execute.executor import Task
 from rearview.model.messages import VARIABLE
 
@@ -13,12 +13,12 @@ TASK = Task("t", ("python",), {}, Path(), Path(), Path(), imports=("import torch
 
 
 def key(task=TASK, **environment):
-    return fork_server_client.fork_server_key(task, environment)
+    return local.fork_server_key(task, environment)
 
 
 @pytest.fixture(autouse=True)
 def offered(monkeypatch):
-    monkeypatch.setattr(fork_server_client, "FORK_SERVER_SUPPORTED", True)
+    monkeypatch.setattr(local, "FORK_SERVER_SUPPORTED", True)
 
 
 def test_tasks_that_differ_only_in_their_control_message_share_a_fork_server():
@@ -51,7 +51,7 @@ def test_a_relative_search_path_is_not_shared():
 def test_no_fork_server_without_imports_or_system_support(monkeypatch):
     assert key(replace(TASK, imports=None)) is None
     assert key(replace(TASK, imports=())) is not None
-    monkeypatch.setattr(fork_server_client, "FORK_SERVER_SUPPORTED", False)
+    monkeypatch.setattr(local, "FORK_SERVER_SUPPORTED", False)
     assert key() is None
 
 
@@ -71,7 +71,7 @@ def test_the_least_recently_used_idle_fork_server_is_closed(monkeypatch):
         begun.append(Idle())
         return begun[-1]
 
-    monkeypatch.setattr(fork_server_client.ForkServerClient, "start", start)
+    monkeypatch.setattr(local.ForkServerClient, "start", start)
     executor = local.Local(2)
 
     def get(number):
@@ -90,9 +90,7 @@ def test_the_least_recently_used_idle_fork_server_is_closed(monkeypatch):
 
 
 def test_a_closed_fork_server_is_not_started_again(monkeypatch):
-    monkeypatch.setattr(
-        fork_server_client.ForkServerClient, "start", lambda task, environment: Idle()
-    )
+    monkeypatch.setattr(local.ForkServerClient, "start", lambda task, environment: Idle())
     executor = local.Local(2)
     executor._fork_server(TASK, {}).close()
     assert executor._fork_server(TASK, {}) is None

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from plainly import SOURCE
-from rearview.execute import fork_server_client
+from rearview.execute import local
 from rearview.store.recorded_inputs import ENVIRONMENT_FILE, read_environment
 
 READS = {
@@ -98,7 +98,7 @@ def test_a_run_that_was_killed_is_resumed_and_replayed_with_its_variables(projec
 
 
 def test_segments_that_share_their_start_have_the_variables_of_their_runs(project):
-    if not fork_server_client.FORK_SERVER_SUPPORTED:
+    if not local.FORK_SERVER_SUPPORTED:
         pytest.skip("LOUD: no pidfd, nothing is shared")
     text = "import os\nimport numpy\n" + SCRIPT.format(read=READS["os.getenv"])
     text = text.replace('rearview.log("value"', 'print("value"')

@@ -12,11 +12,11 @@ from limits import HUNG
 from plainly import SOURCE
 from rearview._history import history
 from rearview.backfill import shared_setup
-from rearview.execute import fork_server_client
+from rearview.execute import local
 from rearview.plan import divide_work
 
 pytestmark = pytest.mark.skipif(
-    not fork_server_client.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
+    not local.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
 )
 
 READ = """
@@ -116,13 +116,13 @@ def project(tmp_path, monkeypatch):
         (folder / f"part{k}.txt").write_text(f"{k}.5")
     made = Project(folder, tmp_path / "count")
     made.count.write_text("")
-    spawn = fork_server_client.ForkServerClient.spawn_setup
+    spawn = local.ForkServerClient.spawn_setup
 
     def watched(server, *args):
         made.setups.append(args[1].start)
         return spawn(server, *args)
 
-    monkeypatch.setattr(fork_server_client.ForkServerClient, "spawn_setup", watched)
+    monkeypatch.setattr(local.ForkServerClient, "spawn_setup", watched)
     return made
 
 

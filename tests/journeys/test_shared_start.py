@@ -15,11 +15,11 @@ from limits import HUNG
 from plainly import SOURCE
 from rearview._history import history
 from rearview.backfill import obstacles
-from rearview.execute import fork_server_client
+from rearview.execute import local
 from rearview.model.messages import LAUNCHER
 
 pytestmark = pytest.mark.skipif(
-    not fork_server_client.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
+    not local.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
 )
 
 VERSIONS = 3
@@ -102,14 +102,14 @@ def project(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(site)
     obstacles._is_installed.cache_clear()
     made = Project(tmp_path / "project")
-    spawn = fork_server_client.ForkServerClient.spawn
+    spawn = local.ForkServerClient.spawn
 
     def watched(parent, *args):
         made.births.append(spawn(parent, *args))
         made.left_out = parent.ready.left_out
         return made.births[-1]
 
-    monkeypatch.setattr(fork_server_client.ForkServerClient, "spawn", watched)
+    monkeypatch.setattr(local.ForkServerClient, "spawn", watched)
     return made
 
 
@@ -246,14 +246,14 @@ def test_the_exit_code_of_a_segment_is_its_own(project):
 
 def test_a_killed_fork_server_costs_nothing(project, monkeypatch):
     project.record()
-    spawn = fork_server_client.ForkServerClient.spawn
+    spawn = local.ForkServerClient.spawn
 
     def watched(parent, *args):
         pid = spawn(parent, *args)
         parent.process.kill()
         return pid
 
-    monkeypatch.setattr(fork_server_client.ForkServerClient, "spawn", watched)
+    monkeypatch.setattr(local.ForkServerClient, "spawn", watched)
     project.fill()
     assert len(project.births) <= 2
 
@@ -269,16 +269,16 @@ def test_a_fork_server_that_dies_during_a_request_may_have_started_the_segment(
     project, monkeypatch
 ):
     project.record()
-    heard, asked = fork_server_client.ForkServerClient._receive, []
+    heard, asked = local.ForkServerClient._receive, []
 
     def silent(parent):
         if parent.ready and not asked:
             asked.append(heard(parent))
             parent.close()
-            raise fork_server_client.ForkServerGone
+            raise local.ForkServerGone
         return heard(parent)
 
-    monkeypatch.setattr(fork_server_client.ForkServerClient, "_receive", silent)
+    monkeypatch.setattr(local.ForkServerClient, "_receive", silent)
     project.fill()
     assert asked
 

@@ -4,8 +4,8 @@ import subprocess
 import pytest
 
 from rearview.errors import RemoteError
+from rearview.remote.base import Retry
 from rearview.remote.copy_function import FunctionRemote
-from rearview.remote.transfer import Retry
 
 
 @pytest.fixture

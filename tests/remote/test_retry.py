@@ -3,7 +3,7 @@ import random
 import pytest
 
 from rearview.errors import RemoteError, UsageError
-from rearview.remote.transfer import Retry
+from rearview.remote.base import Retry
 
 
 class Clock:

@@ -9,9 +9,8 @@ import pytest
 
 from limits import HUNG
 from rearview.errors import RemoteError
-from rearview.remote.base import HIDDEN
+from rearview.remote.base import HIDDEN, Retry, checksum
 from rearview.remote.open import open_remote
-from rearview.remote.transfer import Retry, checksum
 from servers.daemons import SERVERS, UnavailableError
 
 

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from rearview.errors import RemoteError
+from rearview.remote.base import Retry, checksum
 from rearview.remote.folder import FolderRemote
-from rearview.remote.transfer import Retry, checksum
 
 STEPS = ["_send", "_read", "_publish", "_size", "_checksum"]
 

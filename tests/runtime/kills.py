@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from rearview.checkpointer.checkpointer import Checkpointer
-from rearview.remote.transfer import Retry
+from rearview.remote.base import Retry
 
 PIECES = 6
 ENOUGH = 2

@@ -3,8 +3,7 @@
 import ast
 import sys
 
-from rearview.runtime.library_loops import CLOCKS, LOOPS, loops_of
-from rearview.runtime.program_frames import Modules, project_frames, roots
+from rearview.runtime.program_frames import CLOCKS, LOOPS, Modules, loops_of, project_frames, roots
 from rearview.source.instrument import instrument
 
 TEXT = """\

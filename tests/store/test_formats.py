@@ -7,7 +7,7 @@ import pytest
 
 from rearview.energy import Account
 from rearview.model import CheckpointMeta, MissingPart, Point, Step
-from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
+from rearview.runtime.sandbox.written_files import OverwrittenFiles
 from rearview.store import printed_lines, runs
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import MARK

@@ -20,10 +20,10 @@ from rearview._history.checkpoint_state import (
     warn_if_not_exact,
     with_history,
 )
+from rearview._history.logged_values import SavedValue, save_values, single_value
 from rearview._history.plots import Plot, plot_of
 from rearview._history.run_command import Preemption
-from rearview._history.run_reports import Comparison, Removal, RunReport, compare
-from rearview._history.save_values import SavedValue, load_stored, save_values
+from rearview._history.run_reports import Comparison, Removal, RunReport, compare, run_report
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
 from rearview.execute.backfill_status import (
@@ -35,10 +35,8 @@ from rearview.execute.backfill_status import (
 from rearview.execute.start_command import (
     StartCommand,
 )
-from rearview.model import Checkpoint, Origin, Run, Verdict
-from rearview.model.proof import WITHHELD, compared, worst
-from rearview.model.run import CAPTURED, UNASKED, name_of
-from rearview.model.wording import plural
+from rearview.model import Checkpoint, Origin, Run
+from rearview.model.run import UNASKED
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.store import labels, trust
@@ -58,9 +56,7 @@ from rearview.store.maintenance.removal import (
 from rearview.store.maintenance.verify import VerifyReport, verify
 from rearview.store.printed_lines import PrintedLine, printed
 from rearview.store.project import FOLDER, Project
-from rearview.store.recorded_inputs import environment_differences, read_environment
-from rearview.store.runs import Replay, Runs
-from rearview.store.tables.connection import quoted
+from rearview.store.runs import Runs
 from rearview.store.tables.result_table import Table
 from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import WORKTREE, Versions
@@ -156,34 +152,7 @@ class History:
         run = self._runs.find(which)
         point_values = parse_point(point, loops)
         table = self.table(name, runs=[run.id], unproved=unproved)
-        unknown = [loop for loop in point_values if loop not in table.columns]
-        if unknown:
-            raise UsageError(
-                f"{name} is not logged in a loop {unknown[0]!r}. Its row has the columns "
-                f"{', '.join(table.columns)}.",
-                slug="no-point",
-            )
-        label = (
-            name if name in table.columns[:-1] and name not in point_values else f"{name}_logged"
-        )
-        label = label if label in table.columns else name
-        rows = [
-            row
-            for row in table.described()
-            if row[label] is not None and all(_equal(row[k], v) for k, v in point_values.items())
-        ]
-        if len(rows) != 1:
-            where = (
-                "/".join(f"{loop}={value}" for loop, value in point_values.items())
-                or "the whole run"
-            )
-            raise UsageError(
-                f"Run {run.id} has {len(rows) or 'no'} values of "
-                f"{name} at {where}, not one. Name the loops to say which; "
-                f"`rearview table {name}` shows all.",
-                slug="no-single-value",
-            )
-        return load_stored(rows[0][label])
+        return single_value(table, run.id, name, point_values)
 
     def save_values(self, which: str, folder: Path, names: Sequence[str] = ()) -> list[SavedValue]:
         """Write logged values of a run to files in `folder`; return the files.
@@ -388,38 +357,7 @@ class History:
     def show(self, which: str = "latest", *, names: bool = True) -> RunReport:
         """Return a report on one run; without `names`, its records are not read."""
         run = self.run(which)
-        checkpoints = self._checkpoints.of(run.id)
-        withheld = ", ".join(map(quoted, sorted({*WITHHELD, *CAPTURED})))
-        counts = (
-            self.sql(
-                f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
-                f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
-            )
-            if names
-            else ()
-        )
-        captured = self._tables.captured([run.id]) if names else {}
-        loops = [(name_of(site), loop.iterations) for site, loop in run.end.loops.items()]
-        replays = self._runs.replays(run.id)
-        verdict, text = _trust(replays)
-        return RunReport(
-            run=run,
-            names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
-            captured={name: str(origin) for name, origin in captured.items()},
-            loops=loops,
-            checkpoints=checkpoints,
-            partial=sorted(
-                {str(part) for checkpoint in checkpoints for part in checkpoint.missing}
-            ),
-            logical=sum(checkpoint.nbytes for checkpoint in checkpoints),
-            stored=sum(checkpoint.stored for checkpoint in checkpoints),
-            costs=run.end.costs,
-            replays=replays,
-            exact=text,
-            verdict=verdict,
-            environment=read_environment(self._runs.folder(run.id)),
-            environment_differences=environment_differences(self._runs.folder(run.id), os.environ),
-        )
+        return run_report(run, self._runs, self._checkpoints, self._tables, names=names)
 
     def printed(self, which: str = "latest") -> list[PrintedLine]:
         """Return the lines that a run printed, with the points at which it printed them."""
@@ -621,7 +559,7 @@ class History:
         `source` is "run" for the source that the run had, or "worktree" for the work tree, which may
         differ only in code that runs after the last checkpoint.
         """
-        from rearview._history.resume_run import RunResumer
+        from rearview._history.run_command import RunResumer
 
         resumer = RunResumer(
             self.project, self.settings, self._runs, self._versions, self._checkpoints
@@ -714,33 +652,3 @@ def _some_tags(tags: Sequence[str]) -> list[str]:
             "No tag was given. Name one or more: `rearview tag RUN baseline`.", slug="bad-label"
         )
     return list(dict.fromkeys(map(check_tag, tags)))
-
-
-def _trust(replays: Sequence[Replay]) -> tuple[Verdict | None, str]:
-    """Return how far the replays of a run can be trusted, as a value and in words.
-
-    Replays whose iterations a later exact replay has repeated do not count.
-    """
-    from rearview.backfill.coverage import is_superseded
-
-    counted = [
-        replay for replay in replays if not replay.redone and not is_superseded(replay, replays)
-    ]
-    decisive = worst(replay.proof for replay in counted)
-    if decisive is None:
-        return None, "not replayed yet"
-    reports = [replay.report for replay in counted if replay.report is not None]
-    if decisive.verdict is Verdict.EXACT:
-        return decisive.verdict, f"exact: {_count(len(counted))}, {compared(reports)}"
-    same_verdict = sum(replay.proof.verdict is decisive.verdict for replay in counted)
-    share = f" ({same_verdict} of {_count(len(counted))})" if len(counted) > 1 else ""
-    return decisive.verdict, f"{decisive.verdict}{share}: {decisive.why}"
-
-
-def _equal(value: Any, requested: Any) -> bool:
-    """Return True if a loop has the requested value; a number may be requested as text."""
-    return bool(value == requested) or (isinstance(value, str) and value == str(requested))
-
-
-def _count(replays: int) -> str:
-    return plural(replays, "replay")

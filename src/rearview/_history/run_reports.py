@@ -1,17 +1,23 @@
-"""The reports of `History` on one run, on two runs side by side, and on removed runs."""
+"""The reports of `History`: on one run, on two runs side by side, and on removed runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rearview.model import Checkpoint, Run, Verdict
+from rearview.model.proof import WITHHELD, compared, worst
 from rearview.model.restored_environment import Environment
+from rearview.model.run import CAPTURED, name_of
+from rearview.model.wording import plural
+from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.maintenance.gc import Freed
 from rearview.store.maintenance.removal import RunRemoval
-from rearview.store.recorded_inputs import read_environment
+from rearview.store.recorded_inputs import environment_differences, read_environment
 from rearview.store.runs import Replay, Runs
+from rearview.store.tables.connection import quoted
 from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import Versions
 
@@ -39,6 +45,70 @@ class RunReport:
     """A phrase for each variable that differs now and that a replay does not restore."""
     captured: dict[str, str] = field(default_factory=dict)
     """Names that it did not log with Rearview, and the origin of their values."""
+
+
+def run_report(
+    run: Run, runs: Runs, checkpoints: Checkpoints, tables: Tables, *, names: bool = True
+) -> RunReport:
+    """Return a report on one run; without `names`, its records are not read."""
+    if names:
+        tables.refresh()
+    listed = checkpoints.of(run.id)
+    withheld = ", ".join(map(quoted, sorted({*WITHHELD, *CAPTURED})))
+    counts = (
+        tables.sql(
+            f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
+            f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name",
+            values=True,
+        )
+        if names
+        else ()
+    )
+    captured = tables.captured([run.id]) if names else {}
+    loops = [(name_of(site), loop.iterations) for site, loop in run.end.loops.items()]
+    replays = runs.replays(run.id)
+    verdict, text = _trust(replays)
+    return RunReport(
+        run=run,
+        names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
+        captured={name: str(origin) for name, origin in captured.items()},
+        loops=loops,
+        checkpoints=listed,
+        partial=sorted({str(part) for checkpoint in listed for part in checkpoint.missing}),
+        logical=sum(checkpoint.nbytes for checkpoint in listed),
+        stored=sum(checkpoint.stored for checkpoint in listed),
+        costs=run.end.costs,
+        replays=replays,
+        exact=text,
+        verdict=verdict,
+        environment=read_environment(runs.folder(run.id)),
+        environment_differences=environment_differences(runs.folder(run.id), os.environ),
+    )
+
+
+def _trust(replays: Sequence[Replay]) -> tuple[Verdict | None, str]:
+    """Return how far the replays of a run can be trusted, as a value and in words.
+
+    Replays whose iterations a later exact replay has repeated do not count.
+    """
+    from rearview.backfill.coverage import is_superseded
+
+    counted = [
+        replay for replay in replays if not replay.redone and not is_superseded(replay, replays)
+    ]
+    decisive = worst(replay.proof for replay in counted)
+    if decisive is None:
+        return None, "not replayed yet"
+    reports = [replay.report for replay in counted if replay.report is not None]
+    if decisive.verdict is Verdict.EXACT:
+        return decisive.verdict, f"exact: {_count(len(counted))}, {compared(reports)}"
+    same_verdict = sum(replay.proof.verdict is decisive.verdict for replay in counted)
+    share = f" ({same_verdict} of {_count(len(counted))})" if len(counted) > 1 else ""
+    return decisive.verdict, f"{decisive.verdict}{share}: {decisive.why}"
+
+
+def _count(replays: int) -> str:
+    return plural(replays, "replay")
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ from rearview.backfill.reports import (
     Unproved,
 )
 from rearview.backfill.segment_claims import SegmentClaims
-from rearview.backfill.shared_imports import runs_with_earlier_lead
 from rearview.backfill.shared_setup import (
     SharedStages,
     read_obstacles,
+    runs_with_earlier_lead,
     save_obstacles,
     shared_stages,
 )
@@ -48,8 +48,7 @@ from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.backfill_status import Progress, StatusFile, running_backfills
 from rearview.execute.executor import Executor
-from rearview.execute.fork_server_client import FORK_SERVER_SUPPORTED
-from rearview.execute.local import Local
+from rearview.execute.local import FORK_SERVER_SUPPORTED, Local
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.run_plan import Pool
 from rearview.model import Plan, Run, Segment
@@ -68,7 +67,7 @@ from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
 from rearview.store.tables.connection import quoted
-from rearview.store.tables.recorded_values import has_long_lines, recorded_names
+from rearview.store.tables.record_files import has_long_lines, recorded_names
 from rearview.store.tables.tables import Tables
 from rearview.store.values import FAMILIES
 from rearview.store.versions.versions import Versions

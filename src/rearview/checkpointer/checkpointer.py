@@ -23,8 +23,7 @@ from rearview.checkpointer.save_folder import Keep, Save, SaveFolder
 from rearview.checkpointer.signals import Signals, in_notebook, leave, leave_at_once
 from rearview.errors import RemoteError, StoreError, UsageError
 from rearview.model.run import EXIT_PAUSED
-from rearview.remote.base import Remote
-from rearview.remote.transfer import Retry
+from rearview.remote.base import Remote, Retry
 
 __all__ = ["Checkpointer", "CheckpointerWarning"]
 

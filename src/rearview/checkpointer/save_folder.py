@@ -21,8 +21,7 @@ from typing import Any
 
 from rearview.durable_files import publish, sync_folder
 from rearview.errors import StoreError, UsageError
-from rearview.remote.base import HIDDEN
-from rearview.remote.transfer import checksum
+from rearview.remote.base import HIDDEN, checksum
 
 
 def write(path: Path, value: Any) -> None:

@@ -1,4 +1,8 @@
-"""Commands that check, clean and trust the store: verify, gc, trust."""
+"""Commands that check this machine, and check, clean and trust the store: doctor, verify, gc, trust.
+
+`doctor` calls the check functions. Each yields a `Check`; `examine` reports a check that raises as
+a warning.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,289 @@ from rearview.errors import StoreError
 
 if TYPE_CHECKING:
     from rearview._history import History, Problem
+
+
+import contextlib
+import mmap
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rearview
+from rearview._history import FOLDER, Project, cores, history
+from rearview.errors import RearviewError
+
+if TYPE_CHECKING:
+    from rearview._history import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check."""
+
+    level: str
+    """`"ok"`, `"warn"` or `"fail"`."""
+    name: str
+    what: str
+    remedy: str = ""
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> int:
+    """Check this machine and this project, and say what to do.
+
+    Every line is ok, warn (works, but slower or less certain) or fail (does not work). Exit code 1 if
+    anything fails.
+    """
+    checks = examine(project_folder())
+    if as_json:
+        output.json_document(checks)
+    else:
+        for check in checks:
+            output.check_result(check.level, check.name, check.what, check.remedy)
+    return 1 if any(check.level == "fail" for check in checks) else 0
+
+
+CORE = ("blake3", "click", "cloudpickle", "duckdb", "msgspec", "rich", "xxhash")
+OBSERVED = ("torch", "numpy", "scikit-learn", "pandas", "polars", "pyarrow", "ray", "lightning",
+            "keras", "transformers", "tensorboard", "mlflow", "wandb")  # fmt: skip
+NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "afs", "ceph", "9p"}
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LITTLE_SPACE = 5_000_000_000
+"""Free bytes below which a training run may fill the disk."""
+
+
+def examine(folder: Path) -> list[Check]:
+    """Return the results of all checks, for a user in `folder`."""
+    checks: list[Callable[[], Iterator[Check]]] = [
+        python,
+        packages,
+        git,
+        lambda: place(folder),
+        lambda: store(folder),
+        threads,
+    ]
+    results: list[Check] = []
+    for check in checks:
+        try:
+            results += check()
+        except Exception as exc:
+            results.append(Check("warn", "doctor", f"a check itself failed: {exc!r}"))
+    return results
+
+
+def python() -> Iterator[Check]:
+    """Check the interpreter and the system."""
+    version = platform.python_version()
+    yield Check("ok", "python", f"{version} at {sys.executable}, rearview {rearview.__version__}")
+    if sys.platform != "linux":
+        yield Check("warn", "system", platform.platform(), "Only Linux is tested.")
+
+
+def packages() -> Iterator[Check]:
+    """Check that the required libraries are installed, and list the ones that Rearview can observe."""
+    missing = [name for name in CORE if _version(name) is None]
+    if missing:
+        remedy = f"pip install {' '.join(missing)}"
+        yield Check("fail", "packages", f"missing: {', '.join(missing)}", remedy)
+    else:
+        yield Check("ok", "packages", ", ".join(f"{name} {_version(name)}" for name in CORE))
+    installed = [f"{name} {_version(name)}" for name in OBSERVED if _version(name)]
+    yield Check("ok", "observes", ", ".join(installed) or "no training library is installed here")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git() -> Iterator[Check]:
+    """Check git, which stores the versions."""
+    try:
+        version = subprocess.run(["git", "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        yield Check(
+            "warn",
+            "git",
+            "not found: sources of runs are kept as plain files",
+            "Install git for smaller and faster versions.",
+        )
+        return
+    yield Check("ok", "git", version.stdout.strip().removeprefix("git version "))
+
+
+def place(folder: Path) -> Iterator[Check]:
+    """Check the disk on which the store is or will be."""
+    home = _home(folder)
+    free = shutil.disk_usage(home).free
+    level, remedy = "ok", ""
+    if free < LITTLE_SPACE:
+        level, remedy = "warn", "Free some: `rearview gc --budget 1GB`, or set a budget."
+    yield Check(level, "disk", f"{size(free)} free at {home}", remedy)
+    kind = file_system(home, _read(Path("/proc/mounts")))
+    if kind in NETWORK:
+        yield Check(
+            "warn",
+            "file system",
+            f"{kind}, over the network: checkpoints cost more and heartbeats may lag",
+            "Make .rearview a link to a folder on a local disk.",
+        )
+    yield writable(home)
+    yield direct(home)
+
+
+def _home(folder: Path) -> Path:
+    with contextlib.suppress(RearviewError):
+        project = Project.find(folder)
+        if project is not None:
+            return project.store
+    return folder
+
+
+def writable(home: Path) -> Check:
+    """Check that files can be created in `home`."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=home, prefix=".rearview-doctor-"):
+            return Check("ok", "writable", str(home))
+    except OSError as exc:
+        return Check(
+            "fail",
+            "writable",
+            f"{home}: {exc.strerror or exc}",
+            "Make the folder writable, or copy the project to one that is.",
+        )
+
+
+def direct(home: Path) -> Check:
+    """Check whether big objects can bypass the page cache when they are written."""
+    flag = getattr(os, "O_DIRECT", 0)
+    file = home / f".rearview-doctor-{os.getpid()}"
+    page = mmap.mmap(-1, 4096)
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flag, 0o600)
+        try:
+            os.write(fd, page)
+        finally:
+            os.close(fd)
+            file.unlink()
+    except OSError as exc:
+        return Check(
+            "warn",
+            "O_DIRECT",
+            f"refused here ({exc.strerror}): checkpoints go through the page cache",
+            "Recording works and costs a little more. A local ext4 or xfs disk allows it.",
+        )
+    finally:
+        page.close()
+    return (
+        Check("ok", "O_DIRECT", "works here")
+        if flag
+        else Check(
+            "warn", "O_DIRECT", "not offered by this system: checkpoints go through the page cache"
+        )
+    )
+
+
+def store(folder: Path) -> Iterator[Check]:
+    """Check the store of the project, if there is one."""
+    try:
+        project = Project.find(folder)
+    except RearviewError as exc:
+        yield Check("fail", "store", str(exc), f"See docs/errors.md#{exc.slug}.")
+        return
+    if project is None:
+        yield Check("ok", "store", f"no {FOLDER} here yet; `rearview run` makes it")
+        return
+    past = history(folder)
+    runs = past.runs()
+    dead = [run.id for run in runs if run.status.value == "dead"]
+    yield Check(
+        "ok", "store", f"{project.store}, format {project.check()}, {plural(len(runs), 'run')}"
+    )
+    yield speed(past.machine(measure=True))
+    if dead:
+        last_dead = ", ".join(dead[-3:])
+        yield Check(
+            "warn",
+            "runs",
+            f"{plural(len(dead), 'run')} did not record an end: {last_dead}",
+            f"Its process was killed. `rearview resume {dead[-1]}` continues it.",
+        )
+
+
+def speed(machine: Machine) -> Check:
+    """Report how fast this machine is; predictions for runs of other machines depend on it."""
+    if not machine.kernels:
+        measured = "could not be measured: predictions for runs of other machines are doubtful"
+        return Check("warn", "speed", measured, "Make the store writable.")
+    kernels = ", ".join(f"{name} {took * 1e3:.2f} ms" for name, took in machine.kernels.items())
+    disk = f"disk reads {machine.read:.0f} MB/s and writes {machine.write:.0f} MB/s"
+    return Check("ok", "speed", f"{disk}; {kernels}")
+
+
+def threads() -> Iterator[Check]:
+    """Check the settings of the number of threads: results may depend on it."""
+    count = cores()
+    fixed = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
+    text = ", ".join(fixed) or "thread counts follow the number of cores"
+    quota = cpu_quota(_read(Path("/sys/fs/cgroup/cpu.max")))
+    if quota is not None and count and quota < count and not fixed:
+        yield Check(
+            "warn",
+            "threads",
+            f"{count} cores are seen but only {quota:g} may be used",
+            f"Set OMP_NUM_THREADS={max(1, int(quota))}: training gets faster and repeats elsewhere.",
+        )
+        return
+    yield Check("ok", "threads", f"{count} cores; {text}")
+
+
+def cpu_quota(text: str) -> float | None:
+    """Return the number of cores that a control group allows, None without a bound.
+
+    >>> cpu_quota("200000 100000"), cpu_quota("max 100000"), cpu_quota("")
+    (2.0, None, None)
+    """
+    words = text.split()
+    if len(words) != 2 or words[0] == "max":
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def file_system(folder: Path, mounts: str) -> str:
+    r"""Return the kind of file system that `folder` is on, by the text of /proc/mounts.
+
+    >>> file_system(Path("/data/x"), "d / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0")
+    'nfs4'
+    """
+    folder = folder.resolve()
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        words = line.split()
+        if len(words) < 3:
+            continue
+        point = Path(words[1].replace("\\040", " "))
+        if folder.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), words[2]
+    return kind
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 @click.command()

@@ -1,7 +1,10 @@
 """The executor that runs segments as processes of this machine.
 
 Each process runs on the cores and accelerators of its slot (`cores_and_accelerators`). Segments that share their
-leading imports, or more of their set-up, are forked from one process (`fork_server_client`).
+leading imports are forked from one process that has imported them. That fork server is
+`runtime/replay/fork_server.py`; `ForkServerClient` here starts it and sends it requests. Segments that share more
+of their set-up are forked from a process that has run it (`runtime/replay/setup_process.py`), which is itself
+forked from the fork server: `SetupServerClient`.
 """
 
 from __future__ import annotations
@@ -9,21 +12,28 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 
-from rearview.execute.cores_and_accelerators import environment_of, pin
-from rearview.execute.executor import Job, Task
-from rearview.execute.fork_server_client import (
-    ForkedJob,
-    ForkServerClient,
-    ForkServerKey,
-    SetupServerClient,
-    fork_server_key,
+import msgspec
+
+from rearview.execute.cores_and_accelerators import cores_for, environment_of, pin
+from rearview.execute.executor import Job, SetupStage, Task
+from rearview.model.messages import (
+    UNLIKE,
+    VARIABLE,
+    Control,
+    ForkServerReady,
+    ForkServerStart,
+    ReapRequest,
+    SpawnRequest,
 )
 from rearview.store.files import open_file
 
@@ -33,6 +43,18 @@ MAX_SETUPS = 8
 """Processes that are kept at the same time after they have run a set-up."""
 MAX_ALIKE = 3
 """Set-up processes for one part of a set-up: the files that different runs found may differ."""
+
+FORK_SERVER_SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
+"""Whether this system reports the end of processes that are not children of this one."""
+_IMPORT_TIMEOUT = 300.0
+"""Seconds after which a fork server must have finished its imports."""
+_ANSWER_TIMEOUT = 30.0
+"""Seconds after which a fork server must have answered a request."""
+_BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables that bind threads to cores when a library is loaded; later pinning has no effect then.
+"""
+
+ForkServerKey = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
 
 
 @dataclass
@@ -220,3 +242,302 @@ class Local:
         for server in self._fork_servers.values():
             server.close()
         self._fork_servers.clear()
+
+
+def fork_server_key(task: Task, environment: dict[str, str]) -> ForkServerKey | None:
+    """Return a key that is equal for tasks that can share a fork server; None if this task can share none."""
+    if (
+        task.imports is None
+        or not FORK_SERVER_SUPPORTED
+        or any(name in environment for name in _BINDING_VARIABLES)
+    ):
+        return None
+    search = environment.get("PYTHONPATH")
+    if search and not all(map(os.path.isabs, search.split(os.pathsep))):
+        return None  # relative search paths differ from task to task
+    shared = {name: value for name, value in environment.items() if name != VARIABLE}
+    return task.command, task.imports, frozenset(shared.items())
+
+
+class ForkServerGone(Exception):  # noqa: N818 - it says what has happened
+    """The fork server has ended or its connection is broken."""
+
+
+class ForkServerSilent(ForkServerGone):
+    """The fork server did not answer a request to fork: a process may or may not have been started."""
+
+
+@dataclass
+class ForkServerClient:
+    """One running fork server, and the socket on which it takes requests."""
+
+    process: subprocess.Popen[bytes] | None
+    channel: socket.socket
+    begun: float = field(default_factory=time.monotonic)
+    ready: ForkServerReady | None = None
+    closed: bool = False
+    children: int = 0
+    """How many of its forked processes still run."""
+
+    @classmethod
+    def start(cls, task: Task, environment: dict[str, str]) -> ForkServerClient:
+        """Start a fork server for tasks like `task`; it imports in the background."""
+        control = msgspec.json.decode(environment[VARIABLE], type=Control)
+        own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
+            server_control = Control(
+                root=control.root,
+                target="",
+                lent=control.lent,
+                fork_server=ForkServerStart(server_end.fileno(), task.imports or ()),
+            )
+            process = subprocess.Popen(
+                task.command,
+                cwd="/",
+                env={**environment, VARIABLE: msgspec.json.encode(server_control).decode()},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(server_end.fileno(),),
+            )
+        own_end.settimeout(_ANSWER_TIMEOUT)
+        return cls(process, own_end)
+
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Return True if it is ready, after at most `seconds`; raise ForkServerGone if it never will be."""
+        if self.closed:
+            raise ForkServerGone
+        if self.ready is None:
+            poll = select.poll()
+            poll.register(self.channel, select.POLLIN)
+            if poll.poll(seconds * 1000):
+                self.ready = msgspec.json.decode(self._receive(), type=ForkServerReady)
+            elif time.monotonic() - self.begun > _IMPORT_TIMEOUT:
+                self.close()
+                raise ForkServerGone
+        return self.ready is not None
+
+    def spawn(self, task: Task, environment: dict[str, str], slot: int, waited: float) -> int:
+        """Fork a process that runs `task`; return its process id."""
+        return self._request(
+            SpawnRequest(
+                environment=environment,
+                folder=str(task.folder),
+                log=str(task.log),
+                module_folder=str(task.module_folder or task.folder),
+                cores=tuple(sorted(cores_for(task, slot))),
+                waited=waited,
+            )
+        )
+
+    def spawn_setup(self, task: Task, stage: SetupStage, channel: socket.socket) -> int:
+        """Fork a process that runs a part of the set-up and then serves requests on `channel`."""
+        return self._request(
+            SpawnRequest(
+                environment=task.environment,
+                folder=str(task.folder),
+                log=str(task.log),
+                module_folder=str(task.module_folder or task.folder),
+                setup=stage.start,
+            ),
+            channel,
+        )
+
+    def _request(self, request: SpawnRequest, passed: socket.socket | None = None) -> int:
+        try:
+            self._send(request, passed)
+        except (OSError, UnicodeError):  # a variable may not be valid text
+            self.close()
+            raise ForkServerGone from None
+        try:
+            pid = int(self._receive())
+        except ForkServerGone:
+            raise ForkServerSilent from None
+        self.children += 1
+        return pid
+
+    def reap(self, pid: int) -> int | None:
+        """Return the exit code of a forked process that has ended; None if the fork server has ended too."""
+        self.children -= 1
+        try:
+            self._send(ReapRequest(pid))
+            return int(self._receive())
+        except (OSError, ForkServerGone):
+            return None
+
+    def _send(
+        self, request: SpawnRequest | ReapRequest, passed: socket.socket | None = None
+    ) -> None:
+        if self.closed:
+            raise ForkServerGone
+        data = msgspec.json.encode(request)
+        if passed is None:
+            self.channel.sendall(data)
+        else:
+            socket.send_fds(self.channel, [data], [passed.fileno()])
+
+    def _receive(self) -> bytes:
+        try:
+            data = self.channel.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            raise ForkServerGone
+        return data
+
+    def close(self) -> None:
+        """Kill the fork server; the processes forked from it continue."""
+        self.closed = True
+        self.channel.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class SetupServerClient(ForkServerClient):
+    """A process that runs a part of the set-up once, forked from another fork server when that is ready."""
+
+    process: subprocess.Popen[bytes] | None = None
+    channel: socket.socket = field(default_factory=socket.socket)
+    """Not connected before the process is forked."""
+    parent: ForkServerClient = field(kw_only=True)
+    stage: SetupStage = field(kw_only=True)
+    task: Task = field(kw_only=True)
+    """A task with a folder of its own, in which the set-up runs."""
+    pid: int = 0
+    left_out: str = ""
+    """Why less of the set-up is shared than was asked for, or nothing; empty if all of it is."""
+
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Return True if the set-up has run, after at most `seconds`."""
+        if self.closed:
+            raise ForkServerGone
+        if not self.pid:
+            if not self.parent.wait_until_ready(seconds):
+                return False
+            self._begin()
+            seconds = 0.0
+        if self.ready is None:
+            poll = select.poll()
+            poll.register(self.channel, select.POLLIN)
+            if poll.poll(seconds * 1000):
+                self.ready = msgspec.json.decode(self._receive(), type=ForkServerReady)
+                self.left_out = self.ready.left_out
+                if not self.ready.usable:
+                    self.close()
+                    raise ForkServerGone
+        return self.ready is not None
+
+    def _begin(self) -> None:
+        self.channel.close()
+        self.channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel.settimeout(_ANSWER_TIMEOUT)
+        with server_end:
+            try:
+                self.pid = self.parent.spawn_setup(self.task, self.stage, server_end)
+            except ForkServerGone:
+                self.close()
+                raise ForkServerGone from None
+
+    def close(self) -> None:
+        """End the process; the segments forked from it continue."""
+        if self.closed:
+            return
+        self.closed = True
+        self.channel.close()  # ends it where it waits for requests
+        if self.pid and self.ready is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)  # it leads a process group of its own
+        shutil.rmtree(self.task.report.parent, ignore_errors=True)
+
+
+@dataclass
+class ForkedJob:
+    """A task whose process is forked from a fork server as soon as that server is ready."""
+
+    task: Task
+    server: ForkServerClient
+    environment: dict[str, str]
+    slot: int
+    start_fresh: Callable[[], Job]
+    """Starts the task as an ordinary process, if the fork server cannot be used."""
+    next_server: Callable[[Task, ForkServerClient], ForkServerClient] | None = None
+    """Returns the fork server to use if the task cannot continue from a shared set-up."""
+    begun: float = field(default_factory=time.monotonic)
+    pid: int = 0
+    pidfd: int = -1
+    """Descriptor by which the system reports the end of exactly this process."""
+    fresh_job: Job | None = None
+    code: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return its exit code; None if it still runs after `timeout` seconds."""
+        if timeout is None:
+            while (code := self.wait(1.0)) is None:
+                pass
+            return code
+        if self.code is None and self.fresh_job is None and not self.pid:
+            self._begin(timeout)
+            timeout = 0.0
+        if self.fresh_job is not None:
+            self.code = self.fresh_job.wait(timeout)
+        elif self.pid and self.code is None and _has_ended(self.pidfd, timeout):
+            self._end()
+            self._try_next()
+        return self.code
+
+    def stop(self) -> None:
+        """Kill the process and everything it started."""
+        if self.fresh_job is not None:
+            self.fresh_job.stop()
+        elif self.pid and self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            _has_ended(self.pidfd, None)
+            self._end()
+        elif self.code is None:
+            self.code = -signal.SIGKILL  # it was never started
+
+    def _try_next(self) -> None:
+        """Let another fork server start a task that could not continue from a shared set-up."""
+        if self.code == UNLIKE and self.next_server and not self.task.report.exists():
+            self.server = self.next_server(self.task, self.server)
+            self.pid, self.code = 0, None
+
+    def _begin(self, seconds: float) -> None:
+        """Fork the process, if the fork server is ready within `seconds`."""
+        try:
+            if not self.server.wait_until_ready(seconds):
+                return
+            waited = time.monotonic() - self.begun
+            self.pid = self.server.spawn(self.task, self.environment, self.slot, waited)
+            self.pidfd = os.pidfd_open(self.pid)
+        except ForkServerSilent:
+            # It may be running. Report it as lost: its work is repeated under another name.
+            self.code = -signal.SIGKILL
+        except ForkServerGone:
+            if isinstance(self.server, SetupServerClient):
+                self.server = self.server.parent
+            else:
+                self.fresh_job = self.start_fresh()
+        except ProcessLookupError:
+            self.code = -signal.SIGKILL  # the process has died with its fork server
+
+    def _end(self) -> None:
+        """Store the exit code.
+
+        If the fork server is gone, it is unknown, and the task counts as killed.
+        """
+        code = self.server.reap(self.pid)
+        self.code = -signal.SIGKILL if code is None else code
+        os.close(self.pidfd)
+
+
+def _has_ended(pidfd: int, seconds: float | None) -> bool:
+    """Wait until a process ends, for at most `seconds`; return True if it has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))

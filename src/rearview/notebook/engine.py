@@ -24,14 +24,15 @@ from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
 from rearview.model.messages import VARIABLE
 from rearview.notebook.kernel_client import (
+    KernelProcess,
     check,
+    control_of,
     keep,
     reuse_failure,
     reuse_is_wanted,
     reuse_lines,
     with_reuse,
 )
-from rearview.notebook.kernel_process import KernelProcess, control_of
 
 
 class RearviewEngine(NBClientEngine):  # type: ignore[misc]

@@ -1,16 +1,37 @@
-"""The protocol of a remote: five methods, and the keys and results that they take and return."""
+"""The protocol of a remote: five methods, and the keys and results that they take and return.
+
+`VerifiedRemote` builds the protocol from simple operations of an implementation: files are staged, compared at the
+remote, published, and tried again after failures. Both ends must agree on size and checksum of a file. `Retry`
+says how often to try, how long to wait, and which errors to give up on.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
+import os
+import random
 import re
+import time
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from rearview.errors import UsageError
+import xxhash
+
+from rearview.errors import RearviewError, RemoteError, UsageError
 
 HIDDEN = ".rv-"
 """Prefix of transfers in progress; listings hide them and keys must not begin so."""
+
+CHUNK = 4 << 20
+
+CHECKSUM = "xxh128"
+"""Default kind of checksum: it detects damage and is faster than a disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +96,347 @@ def scheme_of(target: str) -> str:
     """
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(?:\+[a-z0-9]+)?://|([a-z0-9]+)::", target)
     return (match.group(1) or match.group(2)).lower() if match else ""
+
+
+class Adler32:
+    """zlib's adler32 with the interface of hashlib; grid storage uses it."""
+
+    def __init__(self) -> None:
+        self._value = 1
+
+    def update(self, data: bytes) -> None:
+        """Add bytes."""
+        self._value = zlib.adler32(data, self._value)
+
+    def hexdigest(self) -> str:
+        """Return eight hexadecimal digits."""
+        return f"{self._value & 0xFFFFFFFF:08x}"
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    CHECKSUM: xxhash.xxh3_128,
+    "adler32": Adler32,
+    "md5": lambda: hashlib.md5(usedforsecurity=False),
+    "sha256": hashlib.sha256,
+}
+
+
+def chunks(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of `path` from `offset` on."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while data := file.read(CHUNK):
+            yield data
+
+
+def checksum(path: Path, kind: str = CHECKSUM) -> str:
+    """Return `kind:hex` for the file at `path`."""
+    return checksum_of(chunks(path), kind)
+
+
+def checksum_of(data: Iterable[bytes], kind: str = CHECKSUM) -> str:
+    """Return `kind:hex` for bytes that arrive in pieces.
+
+    >>> checksum_of([b"Wiki", b"pedia"], "adler32")
+    'adler32:11e60398'
+    """
+    digest = KINDS[kind]()
+    for piece in data:
+        digest.update(piece)
+    return f"{kind}:{digest.hexdigest()}"
+
+
+def etag(path: Path, piece: int) -> str:
+    """Return the ETag of an object that was sent to an S3 server in parts of `piece` bytes."""
+    digests = []
+    with path.open("rb") as file:
+        while True:
+            digest = hashlib.md5(usedforsecurity=False)
+            remaining = piece
+            while remaining and (data := file.read(min(CHUNK, remaining))):
+                digest.update(data)
+                remaining -= len(data)
+            if remaining == piece:
+                break
+            digests.append(digest.digest())
+    whole = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
+    return f"{whole}-{len(digests)}"
+
+
+T = TypeVar("T")
+
+HOPELESS = (PermissionError, NotADirectoryError, IsADirectoryError, ImportError, TypeError)
+HOPELESS_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.EDQUOT}
+
+# a separate generator: the training program must draw the same numbers with and without Rearview
+_SPREAD = random.Random()  # noqa: S311  spreads pauses, protects nothing
+
+
+class DiffersError(OSError):
+    """The bytes at the remote are not the bytes that were sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Pauses that double, each shortened by up to `spread` so that many jobs do not retry at once.
+
+    >>> list(Retry(attempts=4, first=1.0, limit=3.0, spread=0.0).pauses())
+    [1.0, 2.0, 3.0]
+    """
+
+    attempts: int = 6
+    first: float = 0.5
+    limit: float = 30.0
+    spread: float = 0.25
+    patience: float = float("inf")
+    """Seconds since the first attempt after which no further attempt begins."""
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def pauses(self) -> Iterator[float]:
+        """Yield the seconds to wait before each further attempt."""
+        for number in range(self.attempts - 1):
+            pause = min(self.limit, self.first * 2**number)
+            yield pause * (1.0 - self.spread * _SPREAD.random())
+
+    def call(self, doing: str, action: Callable[[], T]) -> T:
+        """Return the result of `action`, or raise `RemoteError` if all attempts failed.
+
+        `doing` describes the action in the message: "Sending a to b".
+        """
+        begun = self.clock()
+        pauses = self.pauses()
+        tried = 0
+        while True:
+            tried += 1
+            try:
+                return action()
+            except RearviewError:
+                raise
+            except Exception as exc:
+                pause = next(pauses, None)
+                late = self.clock() - begun + (pause or 0.0) > self.patience
+                if pause is None or late or hopeless(exc):
+                    raise RemoteError(
+                        f"{doing} did not succeed after {tried} "
+                        f"{'attempt' if tried == 1 else 'attempts'}: "
+                        f"{type(exc).__name__}: {exc}. {remedy(exc)}",
+                        slug="remote-failed",
+                    ) from exc
+            self.sleep(pause)
+
+
+def hopeless(exc: Exception) -> bool:
+    """Return True if another attempt would fail in the same way."""
+    if isinstance(exc, OSError) and exc.errno in HOPELESS_NUMBERS:
+        return True
+    return isinstance(exc, HOPELESS)
+
+
+def remedy(exc: Exception) -> str:
+    """Return advice to the user about `exc`."""
+    if isinstance(exc, PermissionError):
+        return "Check the credentials and that the target may be written to."
+    if isinstance(exc, ImportError):
+        return (
+            "Install the library for this kind of remote, for example `pip install 'rearview[s3]'`."
+        )
+    if isinstance(exc, DiffersError):
+        return "The bytes change on the way or while they are sent; try another target."
+    if isinstance(exc, OSError) and exc.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "Free some space there, or keep fewer checkpoints."
+    return "Check that the target can be reached from here, then try again."
+
+
+class VerifiedRemote(ABC):
+    """A remote built from simple operations; their order gives the promises of `Remote`.
+
+    A put goes to a staged name that is derived from the content, so that a later attempt finds
+    and continues the same transfer, even from another process. Only after the remote agrees on
+    size and checksum is it renamed to its key; until then the key keeps its old bytes.
+    """
+
+    name = "remote"
+
+    def __init__(self, retry: Retry | None = None) -> None:
+        self.retry = retry or Retry()
+
+    @abstractmethod
+    def _send(self, local: Path, staged: str) -> None:
+        """Send `local` to `staged`, continuing an interrupted transfer if possible."""
+
+    @abstractmethod
+    def _read(self, key: str, offset: int) -> Iterable[bytes]:
+        """Yield the bytes of `key` from `offset` on."""
+
+    @abstractmethod
+    def _publish(self, staged: str, key: str) -> None:
+        """Rename `staged` to `key`, replacing it; an intact copy exists at every instant."""
+
+    @abstractmethod
+    def _size(self, key: str) -> int | None:
+        """Return the size of `key`, or None if it does not exist."""
+
+    @abstractmethod
+    def _keys(self, prefix: str) -> Iterable[str]:
+        """Yield the keys that begin with `prefix`, also hidden ones."""
+
+    @abstractmethod
+    def _remove(self, key: str) -> None:
+        """Remove `key`, if it exists."""
+
+    def _checksum(self, key: str) -> str:
+        """Return `kind:hex` as the remote states it without sending the bytes, or an empty string."""
+        del key
+        return ""
+
+    def _agrees(self, stated: str, local: Path) -> bool:
+        """Return True if the checksum that the remote states is that of `local`."""
+        kind, _, _ = stated.partition(":")
+        return kind in KINDS and checksum(local, kind) == stated
+
+    def put(self, local: Path, key: str) -> Stat:
+        """Send the file `local` to `key`, replacing its old content in one step."""
+        check_key(key)
+        local = Path(local)
+        try:
+            size, digest = local.stat().st_size, checksum(local)
+        except OSError as exc:
+            raise UsageError(
+                f"{local} cannot be sent: {exc.strerror or exc}. Give a file that can be read.",
+                slug="remote-local",
+            ) from exc
+        folder, _, name = key.rpartition("/")
+        staged = f"{folder + '/' if folder else ''}{HIDDEN}{digest[-16:]}-{name}"
+
+        def once() -> Stat:
+            self._send(local, staged)
+            self._compare(staged, local, size, digest)
+            self._publish(staged, key)
+            if (stat := self._size(key)) != size:
+                raise DiffersError(f"{key} has {stat} bytes after the put; {size} were sent")
+            return Stat(key, size, digest)
+
+        try:
+            return self.retry.call(f"Sending {local} to {self}/{key}", once)
+        except RemoteError:
+            with contextlib.suppress(Exception):
+                self._remove(staged)
+            raise
+
+    def get(self, key: str, local: Path) -> Stat:
+        """Fetch `key` into the file `local`, replacing its old content in one step."""
+        check_key(key)
+        local = Path(local)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        parts: set[Path] = set()
+        seen: set[str] = set()
+
+        def once() -> Stat:
+            size = self._size(key)
+            if size is None:
+                raise RemoteError(
+                    f"{key} does not exist at {self}. List its keys before you fetch one.",
+                    slug="remote-missing",
+                )
+            stated = self._checksum(key)
+            # without a stated checksum, bytes that an earlier process fetched may belong to other content
+            tag = f"{stated[-12:].replace(':', '-')}-{size}" if stated else f"{os.getpid()}-{size}"
+            part = local.with_name(f"{HIDDEN}{tag}-{local.name}")
+            parts.add(part)
+            self._fetch(key, part, size)
+            digest = checksum(part)
+            if stated and not self._agrees(stated, part) and digest not in seen:
+                # a checksum of an unknown kind: compare two readings instead
+                seen.add(digest)
+                part.unlink()
+                raise DiffersError(f"{key} arrived with {digest}; the remote states {stated}")
+            part.replace(local)
+            return Stat(key, size, digest)
+
+        try:
+            return self.retry.call(f"Fetching {self}/{key} to {local}", once)
+        except BaseException:
+            for part in parts:
+                if not self._checksum_quietly(key):
+                    part.unlink(missing_ok=True)
+            raise
+
+    def stat(self, key: str) -> Stat | None:
+        """Return size and checksum of `key`, or None if it does not exist."""
+        check_key(key)
+
+        def once() -> Stat | None:
+            size = self._size(key)
+            return None if size is None else Stat(key, size, self._checksum(key))
+
+        return self.retry.call(f"Asking {self} for {key}", once)
+
+    def list(self, prefix: str = "") -> tuple[str, ...]:
+        """Return all keys that begin with `prefix`, sorted."""
+        return tuple(key for key in self._all(prefix) if not _hidden(key))
+
+    def delete(self, key: str) -> None:
+        """Remove `key`, if it exists."""
+        check_key(key)
+        self.retry.call(f"Removing {key} from {self}", lambda: self._remove(key))
+
+    def sweep(self, prefix: str = "") -> tuple[str, ...]:
+        """Remove the leftovers of killed transfers under `prefix`; return their keys.
+
+        Only for a prefix to which no other process sends now.
+        """
+        hidden_keys = tuple(key for key in self._all(prefix) if _hidden(key))
+        for key in hidden_keys:
+            self.retry.call(f"Removing {key} from {self}", lambda key=key: self._remove(key))  # type: ignore[misc]
+        return hidden_keys
+
+    def __str__(self) -> str:
+        return self.name
+
+    def _all(self, prefix: str) -> Iterator[str]:
+        doing = f"Listing {self}/{prefix}"
+        yield from sorted(self.retry.call(doing, lambda: set(self._keys(prefix))))
+
+    def _fetch(self, key: str, part: Path, size: int) -> None:
+        """Fetch `key` into `part`, continuing an interrupted transfer."""
+        have = part.stat().st_size if part.exists() else 0
+        if have > size:
+            part.unlink()
+            have = 0
+        with part.open("ab") as file:
+            if have < size:
+                for data in self._read(key, have):
+                    file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if (have := part.stat().st_size) != size:
+            if have > size:
+                part.unlink()
+            raise DiffersError(f"{have} bytes of {key} arrived; it has {size}")
+
+    def _compare(self, staged: str, local: Path, size: int, digest: str) -> None:
+        staged_size = self._size(staged)
+        if staged_size == size:
+            stated = self._checksum(staged)
+            if stated and self._agrees(stated, local):
+                return
+            # no checksum, or one of an unknown kind: read the bytes back
+            received = checksum_of(self._read(staged, 0) if size else ())
+            if received == digest:
+                return
+            content = f"{received} ({size} bytes)"
+        else:
+            content = f"{staged_size} bytes"
+        self._remove(staged)
+        raise DiffersError(f"the remote holds {content}; {digest} ({size} bytes) was sent")
+
+    def _checksum_quietly(self, key: str) -> str:
+        try:
+            return self._checksum(key)
+        except Exception:
+            return ""
+
+
+def _hidden(key: str) -> bool:
+    return any(part.startswith(HIDDEN) for part in key.split("/"))

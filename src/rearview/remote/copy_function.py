@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import RemoteError
-from rearview.remote import transfer
-from rearview.remote.base import Stat, check_key
-from rearview.remote.transfer import DiffersError, Retry
+from rearview.remote import base
+from rearview.remote.base import DiffersError, Retry, Stat, check_key
 
 FORMAT = 1
 
@@ -45,7 +44,7 @@ class FunctionRemote:
     def put(self, local: Path, key: str) -> Stat:
         """Send the file `local` to `key`, replacing its old content in one step."""
         check_key(key)
-        size, digest = Path(local).stat().st_size, transfer.checksum(Path(local))
+        size, digest = Path(local).stat().st_size, base.checksum(Path(local))
         index = self._index()
         used = {entry[0] for entry in index["keys"].values()}
         place = next(number for number in range(len(used) + 1) if number not in used)
@@ -69,7 +68,7 @@ class FunctionRemote:
             with _scratch(local.parent) as folder:
                 part = Path(folder, local.name)
                 self.copy(self._place(str(place)), part, **self.kwargs)
-                if transfer.checksum(part) != digest:
+                if base.checksum(part) != digest:
                     raise DiffersError(f"{key} did not arrive as it was sent ({digest})")
                 part.replace(local)
 
@@ -106,7 +105,7 @@ class FunctionRemote:
                         "the function brought nothing back when called with (target, path); it "
                         "must copy in both directions"
                     )
-                if (received := transfer.checksum(back)) != digest:
+                if (received := base.checksum(back)) != digest:
                     raise DiffersError(f"{digest} was sent and {received} came back")
 
         self.retry.call(f"Sending {local} to {self}.{suffix}", once)
@@ -114,11 +113,11 @@ class FunctionRemote:
     def _write_index(self, old: dict[str, Any], keys: dict[str, Any]) -> None:
         counter = old["counter"] + 1
         body = json.dumps({"format": FORMAT, "counter": counter, "keys": keys}, sort_keys=True)
-        text = f"{transfer.checksum_of([body.encode()])}\n{body}".encode()
+        text = f"{base.checksum_of([body.encode()])}\n{body}".encode()
         with _scratch() as folder:
             file = Path(folder, "index")
             file.write_bytes(text)
-            self._copy_out(file, f"index.{counter % 2}", transfer.checksum(file))
+            self._copy_out(file, f"index.{counter % 2}", base.checksum(file))
 
     def _index(self) -> dict[str, Any]:
         """Return the newest intact index; an empty one only if there is certainly none."""
@@ -156,7 +155,7 @@ class FunctionRemote:
             file = Path(folder, "test")
             file.write_bytes(b"rearview\n")
             try:
-                self._copy_out(file, "probe", transfer.checksum(file))
+                self._copy_out(file, "probe", base.checksum(file))
             except RemoteError as exc:
                 raise RemoteError(
                     f"The index of {self} cannot be read ({type(failure).__name__}: {failure}), and "
@@ -167,7 +166,7 @@ class FunctionRemote:
 
 def _parse(text: bytes) -> dict[str, Any] | None:
     digest, _, body = text.partition(b"\n")
-    if transfer.checksum_of([body]).encode() != digest:
+    if base.checksum_of([body]).encode() != digest:
         return None
     index: dict[str, Any] = json.loads(body)
     return index

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rearview.durable_files import sync_folder
-from rearview.remote import transfer
-from rearview.remote.base import check_key
-from rearview.remote.transfer import Retry, VerifiedRemote
+from rearview.remote import base
+from rearview.remote.base import Retry, VerifiedRemote, check_key
 
 
 class FolderRemote(VerifiedRemote):
@@ -34,7 +33,7 @@ class FolderRemote(VerifiedRemote):
             if have > size:
                 os.ftruncate(fd, 0)
                 have = os.lseek(fd, 0, os.SEEK_SET)
-            for data in transfer.chunks(local, have):
+            for data in base.chunks(local, have):
                 view = memoryview(data)
                 while view:
                     view = view[os.write(fd, view) :]
@@ -46,7 +45,7 @@ class FolderRemote(VerifiedRemote):
             os.close(fd)
 
     def _read(self, key: str, offset: int) -> Iterable[bytes]:
-        return transfer.chunks(self.root / key, offset)
+        return base.chunks(self.root / key, offset)
 
     def _publish(self, staged: str, key: str) -> None:
         target = self.root / key

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rearview.remote import transfer
-from rearview.remote.base import HIDDEN, scheme_of
-from rearview.remote.transfer import Retry, VerifiedRemote
+from rearview.remote import base
+from rearview.remote.base import HIDDEN, Retry, VerifiedRemote, scheme_of
 
 PIECE = 64 << 20
 """Bytes per piece in which larger files go to object stores, so that an interrupted put continues."""
@@ -71,7 +70,7 @@ class FsspecRemote(VerifiedRemote):
             return
         if 0 < have < size and not APPENDS.isdisjoint(_protocols(fs)):
             with fs.open(path, "ab") as file:
-                for data in transfer.chunks(local, have):
+                for data in base.chunks(local, have):
                     file.write(data)
         elif have != size or size == 0:
             fs.put_file(str(local), path)
@@ -91,9 +90,9 @@ class FsspecRemote(VerifiedRemote):
             self._remove(key)
 
     def _read(self, key: str, offset: int) -> Iterator[bytes]:
-        with self._fs.open(self._path(key), "rb", block_size=transfer.CHUNK) as file:
+        with self._fs.open(self._path(key), "rb", block_size=base.CHUNK) as file:
             file.seek(offset)
-            while data := file.read(transfer.CHUNK):
+            while data := file.read(base.CHUNK):
                 yield data
 
     def _publish(self, staged: str, key: str) -> None:
@@ -129,7 +128,7 @@ class FsspecRemote(VerifiedRemote):
     def _agrees(self, stated: str, local: Path) -> bool:
         if stated.startswith("etag:"):
             return any(
-                stated == f"etag:{transfer.etag(local, size)}" for size in (self.piece, STORE_PART)
+                stated == f"etag:{base.etag(local, size)}" for size in (self.piece, STORE_PART)
             )
         return super()._agrees(stated, local)
 

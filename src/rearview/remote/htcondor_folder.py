@@ -9,9 +9,8 @@ from pathlib import Path
 
 from rearview.errors import RemoteError, UsageError
 from rearview.model.run import EXIT_PAUSED
-from rearview.remote.base import Stat, check_key
+from rearview.remote.base import Retry, Stat, check_key
 from rearview.remote.folder import FolderRemote
-from rearview.remote.transfer import Retry
 
 
 @dataclass(frozen=True, slots=True)

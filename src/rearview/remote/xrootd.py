@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rearview.remote.base import HIDDEN
-from rearview.remote.transfer import CHUNK, DiffersError, Retry, VerifiedRemote
+from rearview.remote.base import CHUNK, HIDDEN, DiffersError, Retry, VerifiedRemote
 
 NOT_FOUND = 3011
 CHECKSUM_KINDS = {"adler32", "md5"}

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from rearview.model import RunEnd
-from rearview.model.wording import plural, printable
+from rearview.model.wording import plural, printable, size
 from rearview.store.printed_lines import printed
 
 MOST_NAMED = 6
@@ -73,7 +73,7 @@ def closing_lines(
     costs = summary.costs
     yield (
         f"it cost {costs.get('overhead', 0.0):.1%} of {costs.get('computed', 0.0):.1f} s computing "
-        f"and {_size(costs.get('stored', 0))} of disk"
+        f"and {size(costs.get('stored', 0))} of disk"
     )
     if code:
         yield f"next: {hint or _after_failure(saved)}"
@@ -112,16 +112,3 @@ def _printed_names(folder: Path) -> list[str]:
         for line in islice(printed(folder), _MOST_LINES):
             names |= dict.fromkeys(numbers_in(line.text))
     return list(names)
-
-
-def _size(count: float) -> str:
-    """Return a number of bytes as people read it.
-
-    >>> _size(10), _size(2_500_000)
-    ('10 B', '2.5 MB')
-    """
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return ""

@@ -29,8 +29,8 @@ from time import perf_counter
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.library_loops import LOOPS, loops_of
 from rearview.runtime.loops import LoopHistory, untouched
+from rearview.runtime.program_frames import LOOPS, loops_of
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.cells import ENTER, cell_starts, cut, has_markers, mark_cells

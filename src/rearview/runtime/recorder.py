@@ -34,8 +34,8 @@ from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, ended_at_test
 from rearview.runtime.measurements import Timeline, surroundings
 from rearview.runtime.program_frames import position, qualified, unobserved
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.input_files import InputFiles
 from rearview.runtime.sandbox.printed_lines import PrintedLines
+from rearview.runtime.sandbox.program_inputs import InputFiles
 from rearview.runtime.sandbox.written_files import Outputs
 from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead

@@ -1,12 +1,13 @@
 """Run the user's script or module as `python` would, with a session around it.
 
-Started by `process/first_file.py`. One environment variable holds the `Control` value, so that the command
+Started by `first_file.py`. One environment variable holds the `Control` value, so that the command
 line belongs to the script alone.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import linecache
 import os
 import runpy
@@ -29,12 +30,13 @@ from rearview.model.run import is_notebook
 from rearview.model.wording import printable
 from rearview.runtime.importer import register_module, retire
 from rearview.runtime.program_frames import run_at_bottom
-from rearview.runtime.saving.rearview_threads import hide_background_threads
 from rearview.state.code_lookup import PatchedBuiltin
 
 if TYPE_CHECKING:
     from rearview.runtime.replay.start_replay import SharedStart
 
+THREAD_PREFIX = "rearview-"
+"""Start of the name of every background thread."""
 _INTERRUPTED = 130
 _KILLED = object()
 """Takes the place of the exit code of an interrupted program, which Python ends by SIGINT."""
@@ -180,6 +182,25 @@ def _warn_of_own_threads_only(name: str) -> None:
     replacement: Any = PatchedBuiltin(fork, real)
     for home in {os, sys.modules[real.__module__]}:
         vars(home)[name] = replacement
+
+
+def hide_background_threads() -> None:
+    """Leave Rearview's threads out of `threading.enumerate()` and `active_count()`.
+
+    Some programs wait until these functions show no other thread; Rearview's threads would make them
+    wait for ever.
+    """
+    original = threading.enumerate
+
+    @functools.wraps(original)
+    def enumerate() -> list[threading.Thread]:  # noqa: A001 - the name that a program sees
+        return [thread for thread in original() if not thread.name.startswith(THREAD_PREFIX)]
+
+    @functools.wraps(threading.active_count)
+    def active_count() -> int:
+        return len(enumerate())
+
+    threading.enumerate, threading.active_count = enumerate, active_count
 
 
 def run(

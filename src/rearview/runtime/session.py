@@ -16,7 +16,6 @@ from typing import Any
 from rearview.config import Settings
 from rearview.model import EarlyEnd, LoopStep, Point, Step
 from rearview.model.run import CELL, NAMED
-from rearview.runtime.library_loops import LOOPS, clear_library_references, library_roots
 from rearview.runtime.loops import (
     SLICE,
     LoopEntry,
@@ -26,7 +25,16 @@ from rearview.runtime.loops import (
     untouched,
     watched,
 )
-from rearview.runtime.program_frames import Modules, position, project_frames, resolved, roots
+from rearview.runtime.program_frames import (
+    LOOPS,
+    Modules,
+    clear_library_references,
+    library_roots,
+    position,
+    project_frames,
+    resolved,
+    roots,
+)
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
 from rearview.state.codecs.generators import LoopIterator, sources_of

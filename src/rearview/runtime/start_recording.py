@@ -36,15 +36,13 @@ from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.environment_reads import EnvironmentReads
-from rearview.runtime.sandbox.input_files import InputFiles
-from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_making_again
 from rearview.runtime.sandbox.printed_lines import PrintedLines
-from rearview.runtime.sandbox.written_files import Outputs
+from rearview.runtime.sandbox.program_inputs import EnvironmentReads, InputFiles
+from rearview.runtime.sandbox.written_files import Outputs, OverwrittenFiles, allow_making_again
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.writer import RemoteCopy, Writer
 from rearview.runtime.session import Session, current_session, use_session
-from rearview.state.builder_names import REFUSAL_HANDLERS
+from rearview.state.codecs.base import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.files import fields_of_record

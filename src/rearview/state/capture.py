@@ -17,8 +17,7 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.model import MissingPart
-from rearview.state.builder_names import BUILDERS
-from rearview.state.codecs.base import Kind
+from rearview.state.codecs.base import BUILDERS, Kind
 from rearview.state.codecs.containers import set_recipe
 from rearview.state.codecs.python_objects import CellKind
 from rearview.state.codecs.rng import read_global

@@ -23,6 +23,8 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rearview.state.codecs.base import type_name
+
 TRACKERS = (
     "aim.",
     "clearml.",
@@ -92,7 +94,7 @@ _NO_STATE = {
 
 def excluded_attributes(cls: type) -> frozenset[str]:
     """Return the attributes of a class's instances that are neither captured nor compared."""
-    names = map(_full_name, cls.__mro__)
+    names = map(type_name, cls.__mro__)
     return frozenset().union(*(_NO_STATE.get(name, ()) for name in names))
 
 
@@ -115,9 +117,9 @@ def uncompared_attributes(cls: type | None) -> UncomparedAttributes:
         return UncomparedAttributes(excluded_attributes(cls), None)
     kept_for_program: set[str] = set()
     for base in cls.__mro__[:-1]:
-        if _full_name(base).startswith(_ALL):
+        if type_name(base).startswith(_ALL):
             for prefix, counted in COUNTED.items():
-                kept_for_program |= counted if _full_name(base).startswith(prefix) else set()
+                kept_for_program |= counted if type_name(base).startswith(prefix) else set()
         else:
             kept_for_program |= set(_assigned(_codes(vars(base).values(), base.__module__)))
     modules = {base.__module__: sys.modules.get(base.__module__) for base in libraries}
@@ -171,11 +173,7 @@ _ALL = (*TRACKERS, *DISPLAYS)
 
 def _display_bases(cls: type) -> list[type]:
     """Return the base classes that a display or tracker library defines."""
-    return [base for base in cls.__mro__ if _full_name(base).startswith(_ALL)]
-
-
-def _full_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return [base for base in cls.__mro__ if type_name(base).startswith(_ALL)]
 
 
 @functools.lru_cache(maxsize=1000)

@@ -14,8 +14,7 @@ import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rearview.state.builder_names import NAMES
-from rearview.state.codecs.base import Capturing
+from rearview.state.codecs.base import NAMES, Capturing
 from rearview.state.codecs.containers import ObjectId
 from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 

@@ -1,6 +1,6 @@
 """Reducers: pickle objects created after the walk into the skeleton, one function per type.
 
-`capture` calls `reducer_for` once per type. A reducer returns a builder (see `builder_names`), its
+`capture` calls `reducer_for` once per type. A reducer returns a builder (see `codecs.base`), its
 arguments and the content, as `__reduce_ex__` does.
 """
 
@@ -17,9 +17,16 @@ from collections.abc import Callable
 from typing import Any
 
 from rearview.state import code_lookup
-from rearview.state.builder_names import BUILDERS, LOST_CLASS, Lost, reason_of
 from rearview.state.codecs import arrays, data_loaders, generators, tensors
-from rearview.state.codecs.base import REF, Capturing, layout_of
+from rearview.state.codecs.base import (
+    BUILDERS,
+    LOST_CLASS,
+    REF,
+    Capturing,
+    Lost,
+    layout_of,
+    reason_of,
+)
 from rearview.state.codecs.containers import READ_ONLY, WEAK_CONTAINERS, ObjectId
 from rearview.state.codecs.open_files import (
     CSV_WRITER,

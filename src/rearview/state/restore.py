@@ -17,10 +17,9 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.state import code_lookup
-from rearview.state.builder_names import NAMES, Lost, prelude
 from rearview.state.capture import split
 from rearview.state.codecs import arrays, data_loaders, generators, open_files, tensors
-from rearview.state.codecs.base import layout_of
+from rearview.state.codecs.base import NAMES, Lost, layout_of, prelude
 from rearview.state.codecs.containers import (
     CONTAINERS,
     READ_ONLY,

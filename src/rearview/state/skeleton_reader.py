@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from rearview.model.restored_environment import SET_IN_REPLAYS, is_restored
-from rearview.state.builder_names import LOST_CLASS, NAMES, prelude
 from rearview.state.capture import split
+from rearview.state.codecs.base import LOST_CLASS, NAMES, prelude
 from rearview.state.codecs.containers import SAME
 from rearview.state.exclusions import class_named
 from rearview.state.ids_in_values import set_content

@@ -40,7 +40,7 @@ from rearview.model import Origin, Point, Record, Step
 from rearview.model.run import captured_origin
 from rearview.store.files import CHECKED, check_format, open_file
 from rearview.store.machine import process_identity
-from rearview.store.values import HIGH, LOW, Put, convert, restore
+from rearview.store.values import HIGH, LOW, Put, convert, encodable, restore
 
 FORMAT = 2
 PART = 64 << 20
@@ -117,7 +117,7 @@ def encode_point(point: Point) -> bytes:
     if not point.steps:
         return b"{"
     # a slash separates loops wherever points are written as text
-    loops = [_name(loop).replace("/", "%2F") for loop in point.loops]
+    loops = [encodable(loop).replace("/", "%2F") for loop in point.loops]
     facts: dict[str, Any] = {"l": loops, "i": list(point.indices)}
     if any(step.value is not None for step in point.steps):
         facts["x"] = [convert(step.value) for step in point.steps]
@@ -130,7 +130,7 @@ def encode_place(file: str, line: int) -> bytes:
     >>> encode_place("train.py", 12)
     b'"f":"train.py","y":12,'
     """
-    return _encode({"f": _name(file), "y": line})[1:-1] + b","
+    return _encode({"f": encodable(file), "y": line})[1:-1] + b","
 
 
 class RecordFile:
@@ -204,7 +204,7 @@ class RecordFile:
             try:
                 text = prefix + place + _encode(body)[1:-1]
             except UnicodeEncodeError:  # lone surrogates
-                body |= {"n": [_name(name) for name in names], "v": [_str(v) for v in values]}
+                body |= {"n": [encodable(name) for name in names], "v": [_str(v) for v in values]}
                 text = prefix + place + _encode(body)[1:-1]
             self._write(b'%b,"c":%d}\n' % (text, crc32(text)))  # as `add_check`, without a call
             self._seq += len(names)
@@ -439,10 +439,6 @@ def count_records(folder: Path, replay: str) -> Counter[str]:
         except (OSError, msgspec.MsgspecError):
             continue  # a reader has just sealed it, or it is damaged: `verify` reports that
     return counts
-
-
-def _name(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _str(value: Any) -> Any:

@@ -114,10 +114,11 @@ def _inner(value: Any, put: Put | None) -> Any:
 
 
 def _key(key: Any) -> str:
-    return _clean(key) if isinstance(key, str) else _clean(str(key))
+    return encodable(key) if isinstance(key, str) else encodable(str(key))
 
 
-def _clean(text: str) -> str:
+def encodable(text: str) -> str:
+    """Return text with each lone surrogate as its escape, so that it has UTF-8 bytes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -143,7 +144,7 @@ def _repr(value: Any) -> dict[str, str]:
         text = repr(value)
     except Exception as exc:  # the user's own __repr__
         text = f"<{type(value).__name__}, whose repr failed: {type(exc).__name__}>"
-    return {"$repr": _clean(text[:_LONGEST])}
+    return {"$repr": encodable(text[:_LONGEST])}
 
 
 def _scalar(value: Any) -> Any:

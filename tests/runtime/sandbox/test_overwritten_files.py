@@ -9,7 +9,7 @@ import pytest
 from limits import HUNG
 from plainly import SOURCE, plain, recorded, write
 from rearview._history import history
-from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
+from rearview.runtime.sandbox.written_files import OverwrittenFiles
 
 TEXT = """
 import logging, os, pickle, random, signal, time

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rearview.errors import DamagedError
-from rearview.store.tables.recorded_values import recorded, recorded_names
+from rearview.store.tables.record_files import recorded, recorded_names
 from rearview.store.tables.seal import MARK, read_summary
 from rearview.store.tables.tables import Tables
 from recorded import Recorded, at

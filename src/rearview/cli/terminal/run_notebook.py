@@ -100,6 +100,6 @@ def _hint(why: str) -> str:
 
 def resumed_run(command: StartCommand) -> str | None:
     """Return the stopped run that a preemptible notebook resumes, or None."""
-    from rearview.notebook.kernel_process import control_of
+    from rearview.notebook.kernel_client import control_of
 
     return control_of(command).resume

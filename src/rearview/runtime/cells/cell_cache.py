@@ -34,7 +34,7 @@ from rearview.runtime.cells.library_state import (
 from rearview.runtime.cells.result_store import FORMAT, CellEntry, GroupRef, ResultStore
 from rearview.runtime.cells.skipped_cells import LateRun, Skipped, SkippedCells
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.environment_reads import names_read
+from rearview.runtime.sandbox.program_inputs import names_read
 from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
 

@@ -23,8 +23,7 @@ from typing import Any
 from rearview.model.cell_lineage import CellLineage, Event, lineage_of
 from rearview.runtime.cells.watched_folders import WatchedFolders, is_database
 from rearview.runtime.sandbox import clock, entropy
-from rearview.runtime.sandbox.environment_reads import names_read
-from rearview.runtime.sandbox.input_files import listen, unrecorded_prefixes
+from rearview.runtime.sandbox.program_inputs import listen, names_read, unrecorded_prefixes
 from rearview.runtime.sandbox.written_files import for_native_paths
 from rearview.runtime.session import Session
 from rearview.source.cells import code_hash

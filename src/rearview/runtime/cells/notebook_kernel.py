@@ -34,7 +34,7 @@ from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.file_view import PathUse
-from rearview.runtime.sandbox.input_files import InputFiles
+from rearview.runtime.sandbox.program_inputs import InputFiles
 from rearview.runtime.session import Session
 from rearview.source.instrument import instrument, without_targets
 from rearview.source.loops import loop_ids

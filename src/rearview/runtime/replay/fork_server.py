@@ -31,8 +31,8 @@ from rearview.model.messages import (
     ReapRequest,
     SpawnRequest,
 )
-from rearview.runtime.library_loops import LOOPS
 from rearview.runtime.measurements import age
+from rearview.runtime.program_frames import LOOPS
 from rearview.runtime.replay.start_replay import ReplayPatches, SharedStart
 from rearview.runtime.sandbox.entropy import FIRST, Randomness
 from rearview.state.codecs.rng import read_global

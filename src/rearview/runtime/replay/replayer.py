@@ -29,7 +29,7 @@ from rearview.runtime.replay.silent_trackers import EventFiles
 from rearview.runtime.session import Session
 from rearview.store.files import caused_by_full_disk, publish
 from rearview.store.records import RecordFile, encode_point
-from rearview.store.tables.recorded_values import recorded
+from rearview.store.tables.record_files import recorded
 from rearview.store.values import Put, convert, family
 
 _COMPARING_SHARE = 8

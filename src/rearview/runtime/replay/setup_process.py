@@ -44,7 +44,7 @@ from rearview.runtime.replay.shareable_statements import SetupScript, names_mean
 from rearview.runtime.replay.silent_trackers import point_trackers
 from rearview.runtime.replay.start_replay import RunInputs, SharedStart
 from rearview.runtime.sandbox import clock as clocks
-from rearview.runtime.sandbox.input_files import listen
+from rearview.runtime.sandbox.program_inputs import listen
 from rearview.runtime.session import Session
 from rearview.state.codecs.rng import read_global, write_global
 from rearview.store.files import open_file

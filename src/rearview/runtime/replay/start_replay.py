@@ -5,18 +5,25 @@ functions when they are imported (`from time import time`), so the patches come 
 directed to a run once that is known: at once in a fresh process, after the fork in a process of the
 fork server. Processes that a replay starts run in its scratch tree and log into the replay.
 
+Probes run under a guard (`guard_probes`): it restores random state, and everything else that a probe might
+change, after the probe has run.
+
 Modules that only recording needs are not imported here.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,26 +32,30 @@ from rearview.model import Control, SegmentFile
 from rearview.model.messages import TEXTS, SetupStart
 from rearview.runtime import importer
 from rearview.runtime.checkpoint_index import CheckpointIndex
-from rearview.runtime.replay import probe_guard
+from rearview.runtime.importer import offer, offer_value
 from rearview.runtime.replay.replayer import Replayer, recorded_values
-from rearview.runtime.replay.silent_trackers import EventFiles, silence
+from rearview.runtime.replay.silent_trackers import EventFiles, logged_values, plain, silence
 from rearview.runtime.sandbox import clock as clocks
-from rearview.runtime.sandbox import entropy, environment_reads, file_patches
+from rearview.runtime.sandbox import entropy, file_patches, program_inputs
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse, resolved
-from rearview.runtime.sandbox.input_files import (
+from rearview.runtime.sandbox.printed_lines import watch_streams
+from rearview.runtime.sandbox.program_inputs import (
     library_prefixes,
     temporary_prefixes,
     unrecorded_prefixes,
 )
-from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
-from rearview.runtime.sandbox.printed_lines import watch_streams
-from rearview.runtime.sandbox.written_files import for_native_paths
+from rearview.runtime.sandbox.written_files import OverwrittenFiles, for_native_paths
 from rearview.runtime.session import use_session
+from rearview.source.wrap_probes import CALM, OURS, SHIELD, TRACK
+from rearview.state.codecs.rng import read_global, write_global
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
+
+if TYPE_CHECKING:
+    from rearview.runtime.replay.replayer import Replayer
 
 VARIABLE = "REARVIEW_REPLAY"
 """Environment variable with the replay that child processes belong to."""
@@ -173,8 +184,8 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     view = session.view = session.compiler.view = hooks.view
     importer.install(session.compiler)
     join_children(parent_of(session), view)
-    environment_reads.patch_as_recorded(inputs.folder)
-    probe_guard.install(session)
+    program_inputs.patch_as_recorded(inputs.folder)
+    guard_probes(session)
     silence(Path(session.segment.tree).parent)
     return session
 
@@ -266,3 +277,90 @@ def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[s
         drafts=frozenset(places),
         folded={f"{tree}{os.sep}{folder}" for folder in segment.folded},
     )
+
+
+def guard_probes(session: Replayer) -> None:
+    """Offer the names that probes use: the guard around them, and `rearview` itself."""
+
+    @contextmanager
+    def shield(line: int, *generators: Any) -> Iterator[None]:
+        del line  # the traceback has it
+        before = read_global()
+        kept = copy.deepcopy({k: v for k, v in session.declared.items() if k.startswith("$")})
+        own = [(generator, _state_of(generator)) for generator in generators]
+        session.probing += 1
+        try:
+            yield
+        except Exception as exc:
+            trace = exc.__traceback__  # the first entry is this generator; the probe comes next
+            session.note_probe_error(exc, trace and trace.tb_next)
+            raise
+        finally:
+            session.probing -= 1
+            write_global(before)
+            for name, value in kept.items():
+                _restore_declared(session.declared[name], value)
+            for generator, state in own:
+                _restore_generator(generator, state)
+
+    light_guard = _LightGuard(session)
+
+    def track(method: str, *args: Any, **kwargs: Any) -> None:
+        values = {name: plain(value) for name, value in logged_values(method, args, kwargs).items()}
+        session.log(values, session.place(sys._getframe(1)))
+        if session.events is not None and session.writes_at(session.point()):
+            session.events.add(method, args, kwargs)
+
+    def guard_lightly(line: int) -> _LightGuard:
+        del line
+        return light_guard
+
+    offer(SHIELD, shield, **{CALM: guard_lightly, TRACK: track})
+    offer_value(OURS, importlib.import_module(OURS))  # a probe may use it without importing it
+
+
+class _LightGuard:
+    """The guard of a probe that draws no random numbers: only marks that a probe runs."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: Replayer) -> None:
+        self.session = session
+
+    def __enter__(self) -> None:
+        self.session.probing += 1
+
+    def __exit__(
+        self, kind: object, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(exc, Exception):
+            self.session.note_probe_error(exc, trace)
+        self.session.probing -= 1
+
+
+def _restore_declared(live: Any, before: Any) -> None:
+    if isinstance(live, list):
+        live[:] = before
+    else:
+        vars(live).update(vars(before))
+
+
+def _state_of(generator: Any) -> Any:
+    """Return the state of a generator that the program holds: Python's, NumPy's or torch's."""
+    if hasattr(generator, "bit_generator"):
+        return copy.deepcopy(generator.bit_generator.state)
+    for getter in ("getstate", "get_state"):
+        if hasattr(generator, getter):
+            return copy.deepcopy(getattr(generator, getter)())
+    return None
+
+
+def _restore_generator(generator: Any, state: Any) -> None:
+    if state is None:
+        return
+    if hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "setstate"):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rearview.runtime.sandbox.file_view import FileView, PathUse
-from rearview.runtime.sandbox.input_files import listen
+from rearview.runtime.sandbox.program_inputs import listen
 from rearview.state.code_lookup import PatchedBuiltin
 
 _USES = {

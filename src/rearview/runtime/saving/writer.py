@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from rearview.config import Settings
 from rearview.errors import RearviewError
@@ -24,7 +27,6 @@ from rearview.runtime.saving.changes import NO_HINTS, Changes, CopyHints, stagin
 from rearview.runtime.saving.late_copy import OvertakenError
 from rearview.runtime.saving.overhead import Costs
 from rearview.runtime.saving.policy import Reason
-from rearview.runtime.saving.rearview_threads import abandon_in_child, lower_priority
 from rearview.runtime.saving.staging import (
     DEEPEST,
     Device,
@@ -40,6 +42,8 @@ SKELETON = "skeleton"
 """Key of the part that holds everything but the buffers."""
 RECAPTURE_WAIT = 0.2
 """Seconds that writing waits at most for the next capture, which needs the interpreter as well."""
+NICENESS = 10
+"""Added to the nice value of background threads, so that training goes first."""
 _LONGEST_PAUSE = 64
 """Boundaries that are skipped at most after failed saves."""
 
@@ -518,3 +522,30 @@ class RemoteCopy:
                         )
             if self._closed.wait((time.thread_time() - began) / self._share):
                 return
+
+
+def lower_priority() -> None:
+    """Let training go first when cores are short; on Linux each thread has its own priority."""
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):
+        now = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, now + NICENESS))
+
+
+class OwnsThreads(Protocol):
+    """An object whose background threads do not exist in a forked child."""
+
+    def abandon(self) -> None:
+        """Drop threads, locks and memory; called in the child."""
+
+
+def abandon_in_child(owner: OwnsThreads) -> None:
+    """Call `owner.abandon()` in every child that is forked while `owner` lives."""
+    reference = weakref.ref(owner)
+
+    def after_fork() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.abandon()
+
+    os.register_at_fork(after_in_child=after_fork)

@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rearview.errors import StateError
-from rearview.state.builder_names import refuse
-from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules
+from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules, refuse
 from rearview.state.memory_blocks import PROCESS_MEMORY, SMALL, Blocks, RestoredMemory, bytes_of
 
 PlainReader = Callable[[Any, int], tuple[Any, ...] | None]

@@ -38,7 +38,7 @@ from rearview.store.runs import FORMAT as FACTS
 from rearview.store.tables.connection import Duck
 from rearview.store.tables.record_files import summary_of
 from rearview.store.tables.seal import unreadable
-from rearview.store.versions.loose_objects import LooseDatabase
+from rearview.store.versions.git import LooseDatabase
 from rearview.store.versions.versions import Versions
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.store.files import make_folder
+from rearview.store.values import encodable
 
 
 class Duck:
@@ -141,7 +142,7 @@ def files(paths: Iterable[str | Path]) -> str:
 
 def _cell(value: Any) -> str | None:
     if value is None or isinstance(value, str):
-        return None if value is None else value.encode("utf-8", "backslashreplace").decode()
+        return None if value is None else encodable(value)
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value)

@@ -18,11 +18,13 @@ from rearview.store.versions.git import (
     REFS,
     Entry,
     GitDatabase,
+    LooseDatabase,
     empty_repository,
     has_git,
     repository,
+    rows_of,
+    tree_of,
 )
-from rearview.store.versions.loose_objects import LooseDatabase, rows_of, tree_of
 
 Database = GitDatabase | LooseDatabase
 _LINK = "120000"

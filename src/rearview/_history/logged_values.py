@@ -1,4 +1,7 @@
-"""Write logged values to files: arrays as `.npy`, images as `.png`, all else as text or JSON."""
+"""Logged values of a run: one value at a point, or all written to files.
+
+Arrays are written as `.npy`, images as `.png`, all else as text or JSON.
+"""
 
 from __future__ import annotations
 
@@ -175,3 +178,37 @@ def _write(path: Path, data: bytes) -> tuple[Path, bool]:
         path.unlink(missing_ok=True)
         raise
     return path, True
+
+
+def single_value(table: Table, run: str, name: str, point_values: Mapping[str, Any]) -> Any:
+    """Return the only value of `name` in a table of one run at a point; raise if there is not exactly one."""
+    unknown = [loop for loop in point_values if loop not in table.columns]
+    if unknown:
+        raise UsageError(
+            f"{name} is not logged in a loop {unknown[0]!r}. Its row has the columns "
+            f"{', '.join(table.columns)}.",
+            slug="no-point",
+        )
+    label = name if name in table.columns[:-1] and name not in point_values else f"{name}_logged"
+    label = label if label in table.columns else name
+    rows = [
+        row
+        for row in table.described()
+        if row[label] is not None and all(_equal(row[k], v) for k, v in point_values.items())
+    ]
+    if len(rows) != 1:
+        where = (
+            "/".join(f"{loop}={value}" for loop, value in point_values.items()) or "the whole run"
+        )
+        raise UsageError(
+            f"Run {run} has {len(rows) or 'no'} values of "
+            f"{name} at {where}, not one. Name the loops to say which; "
+            f"`rearview table {name}` shows all.",
+            slug="no-single-value",
+        )
+    return load_stored(rows[0][label])
+
+
+def _equal(value: Any, requested: Any) -> bool:
+    """Return True if a loop has the requested value; a number may be requested as text."""
+    return bool(value == requested) or (isinstance(value, str) and value == str(requested))

@@ -1,9 +1,8 @@
-# ruff: noqa: INP001 - a script, not a package
 """First file of a process that runs the user's program.
 
-Started as `python …/first_file.py`, alone in its folder: `-m` would put the user's folder first on the
-path, so that its files could shadow our imports, and `-P` would show in `sys.flags`, which children
-inherit.
+Started as `python …/first_file.py`: `-m` would put the user's folder first on the path, so that its files
+could shadow our imports, and `-P` would show in `sys.flags`, which children inherit. Until the path is as it
+should be, only modules are imported that Python has loaded anyway: the others here could shadow them.
 """
 
 import os

@@ -6,13 +6,13 @@ import sys
 
 SCRIPT = """
 import os, sys
-from rearview.runtime.sandbox import input_files
+from rearview.runtime.sandbox import program_inputs
 
 hooks = []
 real, sys.addaudithook = sys.addaudithook, lambda hook: (hooks.append(hook), real(hook))
 first, second = [], []
-input_files.listen(lambda event, args: first.append((event, args[0])), "open", "os.mkdir")
-input_files.listen(lambda event, args: second.append(event), "open")
+program_inputs.listen(lambda event, args: first.append((event, args[0])), "open", "os.mkdir")
+program_inputs.listen(lambda event, args: second.append(event), "open")
 id(first)
 os.mkdir("made")
 open("made/it", "w").close()

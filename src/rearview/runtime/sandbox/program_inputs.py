@@ -1,0 +1,308 @@
+"""Record which files and environment variables a program reads, so that a replay has the same inputs.
+
+Files: a replay checks whether they have changed. Python calls audit hooks very often, for example at every `id()`.
+So Rearview has one hook for all its listeners (`listen`), and the hook looks up the listeners of an event before it
+does anything else. Files of the system, of installed libraries and in caches are not inputs.
+
+Environment variables: a replay starts with the same values. `os.environ` encodes each name that is looked up, by a
+function that it holds. This module replaces that function: then the traceback of a missing variable has no frame
+of Rearview. The replacement must not refer to objects of Rearview, because `os.environ` may be part of the
+program's state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from rearview.model.restored_environment import (
+    Environment,
+    VariableClass,
+    class_of,
+    is_of_session,
+    is_read_by_libraries,
+    is_restored,
+)
+from rearview.runtime.sandbox.entropy import after_import
+from rearview.store.files import fingerprint
+from rearview.store.project import FOLDER
+from rearview.store.recorded_inputs import append_environment, read_environment
+
+Listener = Callable[[str, tuple[Any, ...]], None]
+_listeners: dict[str, list[Listener]] = {}
+
+_FORWARDING = frozenset(
+    {
+        *("os", "collections.abc", "subprocess", "posixpath", "pathlib", "tempfile", "shutil"),
+        __name__,
+    }
+)
+"""Modules that read a variable on behalf of their caller."""
+_STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+"""Audit events of a process that is started; the last argument is its environment, if it has its own."""
+
+
+_reading: list[EnvironmentReads] = []
+_encode: Any = os.environ.encodekey
+_encode_bytes: Any = os.environb.encodekey
+
+
+class _OwnWork(threading.local):
+    """Whether this thread is doing work of Rearview."""
+
+    busy = False
+
+
+_own = _OwnWork()
+
+
+@contextlib.contextmanager
+def unnoticed() -> Iterator[None]:
+    """Do not tell the listeners what this thread does meanwhile: it is Rearview's own work."""
+    before, _own.busy = _own.busy, True
+    try:
+        yield
+    finally:
+        _own.busy = before
+
+
+def listen(listener: Listener, *events: str) -> None:
+    """Call `listener` with the name and arguments of these audit events, until the process ends."""
+    if not _listeners:
+        sys.addaudithook(_call_listeners)
+    for event in events:
+        _listeners.setdefault(event, []).append(listener)
+
+
+def _call_listeners(
+    event: str,
+    args: tuple[Any, ...],
+    listening: Callable[[str], list[Listener] | None] = _listeners.get,
+) -> None:
+    listeners = listening(event)
+    if listeners is not None and not _own.busy:
+        for listener in listeners:
+            listener(event, args)
+
+
+_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/run/")
+_TEMPORARY = ("TMPDIR", "TEMP", "TMP")
+_CACHES = (
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "KERAS_HOME"),
+    *("MPLCONFIGDIR", "PYTHONPYCACHEPREFIX"),
+)
+"""Environment variables with the cache folders of libraries."""
+_CACHED = ("torchinductor_", "pymp-", f"ray{os.sep}", "joblib_", "matplotlib-", "dask", "wandb")
+"""Start of names of temporary files that libraries share with other programs."""
+
+
+def library_prefixes() -> tuple[str, ...]:
+    """Return the folders of Python and its packages, and the system's."""
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
+    return (*(f"{folder.rstrip(os.sep)}{os.sep}" for folder in folders), *_SYSTEM)
+
+
+def unrecorded_prefixes() -> tuple[str, ...]:
+    """Return prefixes of paths whose files are neither saved with a run nor restored.
+
+    They are shared with other programs, and a replay uses them as they are. Hidden folders in the
+    user's home are among them: they hold settings and caches.
+    """
+    named = {os.environ[name] for name in _CACHES if os.environ.get(name)}
+    home = os.path.expanduser("~")  # noqa: PTH111 - a path of text, for comparisons of text
+    hidden = (f"{home.rstrip(os.sep)}{os.sep}.",) if home.strip(os.sep) else ()
+    folders = [f"{os.path.abspath(folder)}{os.sep}" for folder in sorted(named)]  # noqa: PTH100
+    shared = [f"{folder}{name}" for folder in temporary_prefixes() for name in _CACHED]
+    return (*library_prefixes(), *folders, *hidden, *shared)
+
+
+def temporary_prefixes() -> tuple[str, ...]:
+    """Return the folders of temporary files."""
+    named = [os.environ[name] for name in _TEMPORARY if os.environ.get(name)]
+    folders = named or ["/tmp", "/var/tmp"]  # noqa: S108 - not to write there
+    return tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in folders)  # noqa: PTH100
+
+
+MOST = 5000
+"""Files recorded at most; a larger data set is not described file by file."""
+
+
+class InputFiles:
+    """The data files that this process opened for reading and did not write itself."""
+
+    def __init__(self, started: float) -> None:
+        self.active = True
+        self._started = started
+        """When the run started, in seconds since the epoch."""
+        self._read: dict[str, None] = {}
+        self._written: set[str] = set()
+        self._pid = os.getpid()
+        self._ignored = library_prefixes()
+        listen(self._notice, "open")
+
+    def _notice(self, _event: str, args: tuple[Any, ...]) -> None:
+        if not self.active or len(self._read) >= MOST:
+            return
+        path, mode, flags = args
+        if type(path) is bytes:
+            path = os.fsdecode(path)
+        if type(path) is not str or path.startswith(self._ignored) or FOLDER in path:
+            return
+        if not path.startswith("/"):
+            path = f"{os.getcwd()}/{path}"  # noqa: PTH109 - called for every open: no objects
+        if mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3):
+            self._read.setdefault(path)
+        else:
+            self._written.add(path)
+
+    def facts(self, created: Collection[str] = ()) -> dict[str, list[Any]]:
+        """Return size, time and hash of each file that was read, as they are now.
+
+        Files that it `created` are not inputs: it wrote them before it read them. Nor are files
+        that changed after it started: C code of the program may have written them, or a rename.
+        """
+        self.active = False
+        facts: dict[str, list[Any]] = {}
+        for name in self._read:
+            path = os.path.realpath(name)
+            skip = name in self._written or FOLDER in path or path.endswith((".py", ".pyc", ".so"))
+            if skip or path in created or path.startswith(self._ignored):
+                continue
+            try:
+                about = os.stat(path)  # noqa: PTH116 - a path of any spelling
+                if stat.S_ISREG(about.st_mode) and about.st_ctime <= self._started:
+                    facts[path] = list(fingerprint(Path(path)))
+            except OSError:
+                continue
+        return facts
+
+
+def _encode_noted(key: Any) -> Any:
+    if type(key) is str and _reading:
+        _reading[0].note(key, sys._getframe(1))
+    return _encode(key)
+
+
+def _encode_bytes_noted(key: Any) -> Any:
+    if type(key) is bytes and _reading:
+        _reading[0].note(os.fsdecode(key), sys._getframe(1))
+    return _encode_bytes(key)
+
+
+def _patch_lookups() -> None:
+    os.environ.encodekey = _encode_noted
+    os.environb.encodekey = _encode_bytes_noted
+
+
+def names_read() -> set[str]:
+    """Return the variables that this process has read so far."""
+    return set(_reading[0]._noted) if _reading else set()
+
+
+def patch_as_recorded(folder: Path) -> None:
+    """Patch `os.environ` as the recording did: it is part of the state of a program that refers to it."""
+    if read_environment(folder) is not None:
+        _patch_lookups()
+
+
+class EnvironmentReads:
+    """The variables that this process reads, written to the folder of its run at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._start = dict(os.environ)
+        """The environment that the program was started with."""
+        recorded = read_environment(folder)
+        self._noted = {*recorded.values, *recorded.secrets} if recorded is not None else set()
+        self._whole = recorded is not None and recorded.whole
+        if recorded is None:
+            self._write([name for name in self._start if is_read_by_libraries(name)], always=True)
+
+    def install(self) -> None:
+        """Record reads from now on."""
+        _patch_lookups()
+        _reading.append(self)
+        self._watch_listing(type(os.environ))
+        listen(self._started, *_STARTS)
+        after_import("multiprocessing.util", self._watch_spawn)
+
+    def read_all(self) -> None:
+        """Record every variable as read."""
+        if not self._whole:
+            self._whole = True
+            names = [name for name in self._start if class_of(name) is not VariableClass.TODAY]
+            self._write(names, always=True, whole=True)
+
+    def _watch_listing(self, mapping: Any) -> None:
+        real = mapping.__iter__
+
+        @functools.wraps(real)
+        def iterate(environ: Any) -> Any:
+            if not self._whole and not _called_by_rearview(sys._getframe(1)):
+                self.read_all()
+            return real(environ)
+
+        mapping.__iter__ = iterate
+
+    def note(self, name: str, frame: FrameType) -> None:
+        """Record that a frame looks up a variable."""
+        if name not in self._noted and not _called_by_rearview(frame):
+            if is_of_session(name):
+                self._noted.add(name)
+            else:
+                self._write([name])
+
+    def _write(self, names: list[str], *, always: bool = False, whole: bool = False) -> None:
+        values: dict[str, str | None] = {}
+        secrets: dict[str, bool] = {}
+        for name in names:
+            value = self._start.get(name)
+            if name in self._noted or is_of_session(name) or self._is_implied(name, value):
+                continue
+            if class_of(name, value) is VariableClass.SECRET:
+                secrets[name] = value is not None
+            else:
+                values[name] = value
+        self._noted.update(names)
+        if not (values or secrets or always):
+            return
+        with contextlib.suppress(OSError):  # the store was removed; the recorder reports that
+            append_environment(self._folder, Environment(values, secrets, whole))
+
+    def _is_implied(self, name: str, value: str | None) -> bool:
+        """Return True if no line is needed: readers assume that the variable was not set."""
+        return value is None and (self._whole or is_read_by_libraries(name)) and is_restored(name)
+
+    def _started(self, event: str, args: tuple[Any, ...]) -> None:
+        own = event != "os.system" and args[-1] is not None
+        if not self._whole and not own and not _called_by_rearview(sys._getframe(1)):
+            self.read_all()
+
+    def _watch_spawn(self, util: ModuleType) -> None:
+        real = util.spawnv_passfds
+
+        @functools.wraps(real)
+        def spawnv_passfds(*args: Any, **kwargs: Any) -> Any:
+            self.read_all()
+            return real(*args, **kwargs)
+
+        vars(util)["spawnv_passfds"] = spawnv_passfds
+
+
+def _called_by_rearview(frame: FrameType | None) -> bool:
+    """Return True if Rearview itself reads a variable, not the program or its libraries."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name not in _FORWARDING:
+            return name.startswith("rearview.")
+        frame = frame.f_back
+    return True
