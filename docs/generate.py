@@ -25,20 +25,20 @@ JSON; since JSON has no NaN and no infinities, these are the strings `"NaN"`, `"
 | exit code | means |
 |---|---|
 | 0 | yes, done |
-| 1 | the answer is no: not exact, refused, damage found, sources differ |
-| 2 | wrong use, or a clear refusal: see [errors.md](errors.md) |
+| 1 | a negative answer: not exact, refused, damage found, sources differ |
+| 2 | wrong use, or a refusal: see [errors.md](errors.md) |
 | 70 | a defect in Rearview: `rearview --traceback …` shows where |
 | 130 | interrupted |
-| 141 | whoever read the output went away |
+| 141 | the program that read the output has ended |
 
-`run` and `resume` become the script: its exit code is theirs.
+`run` and `resume` exit with the script's exit code.
 """
 
 SETTINGS_HEAD = """\
 # Settings
 
-A setting is a line in `.rearview/config.toml` (under `[rearview]`), or an environment variable, which
-wins. Options of a command win over both.
+A setting is a line in `.rearview/config.toml` (under `[rearview]`) or an environment variable, which
+overrides the file. Options of a command override both.
 
 ```toml
 [rearview]
@@ -50,9 +50,9 @@ epsilon = 0.02
 """
 
 SETTINGS_FOOT = """
-`REARVIEW_ROOT` names the project's folder, wherever a command is given; scripts lie below it. The
+`REARVIEW_ROOT` names the project's folder for commands in any folder; scripts must be below it. The
 folder `.rearview` in it may be a link to another disk. `NO_COLOR` turns colours off, `FORCE_COLOR`
-turns them on where there is no terminal.
+turns them on without a terminal.
 """
 
 

@@ -23,7 +23,7 @@ ON_REQUEST = frozenset({"logging"})
 
 
 _NOTEBOOK = 0.02
-"""Default of `epsilon` for a notebook: recording one is to cost 3 % at most, all in all."""
+"""Default of `epsilon` for a notebook: all costs of recording together should stay below 3 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Settings:
     """Share of training time that recording may cost, by default 0.02 for a notebook; with 0 no checkpoints
     are saved."""
     every: bool = False
-    """Checkpoint at every boundary of the outermost loop, whatever it costs."""
+    """Checkpoint at every boundary of the outermost loop, without regard to its cost."""
     staging: int = 0
     """Most bytes of staging memory; 0 is as much as the changed bytes of one checkpoint, at least 16 MB."""
     budget: int = 0
@@ -49,7 +49,7 @@ class Settings:
     autolog: bool = False
     """Log every scalar that is assigned in a loop."""
     capture: str = "all"
-    """What is taken from programs besides what they log: "all", "none", a list such as
+    """What is captured from programs in addition to their log calls: "all", "none", a list such as
     "parameters,wandb", or what to leave out: "-assigned,-printed"; see capture.md."""
     closing_lines: Literal["auto", "always", "never"] = "auto"
     """Whether `rearview run` ends with lines about what was recorded: "auto" where standard error is a

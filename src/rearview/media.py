@@ -49,7 +49,7 @@ class Audio:
                 shape = [file.getnframes(), file.getnchannels()]
                 facts = {"kind": "audio", "format": "wav", "rate": file.getframerate()}
         except (wave.Error, EOFError) as exc:
-            raise _refused("Audio", f"its bytes are no WAV file ({exc})") from exc
+            raise _refused("Audio", f"its bytes are not a WAV file ({exc})") from exc
         return data, {**facts, "shape": shape}
 
     def _wave(self) -> bytes:
@@ -267,7 +267,7 @@ class Image:
         """Return the bytes to store, and the facts that describe them."""
         data = bytes(self.data) if isinstance(self.data, (bytes, bytearray)) else self._png()
         if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
-            raise _refused("Image", "its bytes are no PNG file")
+            raise _refused("Image", "its bytes are not a PNG file")
         width, height = struct.unpack(">II", data[16:24])
         return data, {"kind": "image", "format": "png", "shape": [height, width]}
 
@@ -326,7 +326,7 @@ MEDIA: dict[str, Any] = {
 
 
 def as_media(value: Any) -> Any:
-    """Return a value of another library as one of the classes here; None if it is none of them.
+    """Return a value of another library as an object of one of the classes here; None if no class fits.
 
     Data frames of pandas and polars become tables; tables, histograms and images of W&B become the
     same kinds here. The library itself is not imported.

@@ -77,7 +77,7 @@ def outside(tmp_path):
     return project, script, cause
 
 
-def test_a_replay_that_fails_in_another_way_is_said_to_have_failed(outside):
+def test_a_replay_that_fails_in_another_way_is_reported_as_failed(outside):
     project, script, cause = outside
     cause.write_text("raise RuntimeError")
     assert recorded(project, "train.py").code == 1

@@ -5,7 +5,7 @@ import pytest
 from rearview.backfill import machine_speed
 
 
-def test_computing_and_the_disk_are_measured_in_a_process_of_their_own(tmp_path):
+def test_computing_and_the_disk_are_measured_in_a_separate_process(tmp_path):
     found = machine_speed.measure(tmp_path)
     assert found is not None
     assert found.kernels["python"] > 0

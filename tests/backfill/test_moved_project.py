@@ -57,7 +57,7 @@ def test_a_backfill_in_the_new_place_is_exact_and_runs_the_text_that_is_there(pr
     assert found == {"total": total, "where": str(project)}
 
 
-def test_a_run_goes_on_where_the_project_is_now(project, monkeypatch):
+def test_a_run_is_resumed_in_the_new_folder_of_a_moved_project(project, monkeypatch):
     monkeypatch.setenv("REARVIEW_DIES", "3")
     assert recorded(project, "train.py").code == 9
     monkeypatch.delenv("REARVIEW_DIES")

@@ -47,7 +47,7 @@ def test_names_of_a_past_version_and_of_the_work_tree_are_filled_together(projec
     assert filled(project, "t", "e") == [(4, 0), (8, 1), (12, 2), (6, 0), (12, 1), (18, 2)]
 
 
-def test_though_the_script_was_renamed_meanwhile(tmp_path):
+def test_a_statement_is_carried_although_the_script_was_renamed(tmp_path):
     write(tmp_path, train=FIRST)
     assert recorded(tmp_path, "train.py").code == 0
     (tmp_path / "train.py").unlink()
@@ -65,14 +65,14 @@ def test_to_where_a_hand_says(project):
     assert filled(project, "t")[:3] == [(0,), (4,), (8,)]
 
 
-def test_a_name_that_nothing_logs_is_said_to_be_unknown(project):
+def test_a_name_that_no_statement_logs_is_reported_as_unknown(project):
     write(project, train=SECOND.replace("    print", '    rearview.log("e", twice)\n    print'))
     refusals = history(project).plan(["no_such_name"]).refusals
     assert len(refusals) == 2
     assert all("nothing in the newest source logs this" in one.reason for one in refusals)
 
 
-def test_code_that_was_added_to_the_program_meanwhile_is_not_carried(tmp_path):
+def test_code_that_was_added_to_the_program_between_runs_is_not_carried(tmp_path):
     write(tmp_path, train=FIRST)
     assert recorded(tmp_path, "train.py").code == 0
     write(tmp_path, train=SECOND.replace("    twice", "    total += 1\n    twice"))

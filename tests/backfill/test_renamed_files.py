@@ -61,7 +61,7 @@ def test_a_renamed_script_takes_statements_under_its_old_name(project, name):
     assert values(project, "t") == [0, 2, 4, 8, 12, 18]
 
 
-def test_a_renamed_module_takes_statements_and_is_imported_as_it_was(project):
+def test_a_renamed_module_takes_statements_and_is_imported_under_its_old_name(project):
     (project / "util.py").unlink()
     text = "import rearview\n" + MODULE.replace(
         "    return result", "    rearview.log('r', result)\n    return result"
@@ -115,7 +115,7 @@ def test_a_file_that_may_be_either_of_two_is_refused(project):
     assert "it may be `one.py` or `two.py` now" in refusal.reason
 
 
-def test_a_place_given_by_hand_names_the_file_as_it_was_then(project):
+def test_a_place_given_by_hand_uses_the_old_name_of_the_file(project):
     (project / "train.py").unlink()
     text = SCRIPT.replace("    print(epoch, total)", "    print(epoch, total, flush=True)")
     write(project, main=text)

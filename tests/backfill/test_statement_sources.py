@@ -90,7 +90,7 @@ def test_a_statement_in_another_file(tmp_path):
     assert filled(tmp_path) == [2, 4, 6, 3, 6, 9]
 
 
-def test_a_statement_under_a_condition_of_its_own(tmp_path):
+def test_a_statement_in_an_if_that_contains_nothing_else(tmp_path):
     guarded = LOGGED.replace(
         '    rearview.log("t", twice)\n', '    if epoch != 1:\n        rearview.log("t", twice)\n'
     )
@@ -125,7 +125,7 @@ def test_a_log_call_that_is_part_of_another_statement_is_not_taken(tmp_path):
     assert "does more than log" in refusal.reason
 
 
-def test_names_of_the_work_tree_and_of_the_past_are_asked_for_apart(tmp_path):
+def test_names_of_the_work_tree_and_of_the_past_need_separate_commands(tmp_path):
     run(tmp_path, LOGGED)
     run(tmp_path, SILENT)
     write(tmp_path, train=SILENT + '\nrearview.log("e", total)\n')

@@ -225,7 +225,7 @@ def test_a_writer_that_cannot_be_made_says_so_once(tmp_path):
     writer.close()
 
 
-def test_a_writer_process_that_dies_is_survived_and_said_once(file):
+def test_the_program_continues_with_one_warning_if_the_writer_process_dies(file):
     writer = rearview.background(Lines, file)
     writer.add("before", 1)
     writer.flush()
@@ -411,7 +411,7 @@ def test_a_forked_child_leaves_the_writer_to_its_parent(file):
     assert lines(file) == ["parent 1 None", "parent 2 None"]
 
 
-def test_children_of_multiprocessing_make_writers_of_their_own(tmp_path):
+def test_children_of_multiprocessing_can_make_their_own_writers(tmp_path):
     process = run(
         """
         import multiprocessing, sys, rearview

@@ -67,7 +67,7 @@ def test_a_summary_writer_writes_the_same_in_the_background(tmp_path, library):
 
 
 @pytest.mark.parametrize("library", ["torch", "tensorboardX"])
-def test_a_summary_writer_that_exists_goes_on_in_the_background(tmp_path, library):
+def test_an_existing_summary_writer_continues_in_the_background(tmp_path, library):
     writer = summary_writer(library)(str(tmp_path / "logs"), filename_suffix=".x")
     writer.add_scalar("loss", 0.0, 0)
     ours = rearview.background(writer)
@@ -92,7 +92,7 @@ def test_figures_are_closed_here_as_the_writer_closes_them_there(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own libraries
-def test_mlflow_goes_on_with_the_active_run_in_the_background(tmp_path):
+def test_mlflow_continues_the_active_run_in_the_background(tmp_path):
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     try:
         with mlflow.start_run() as run:

@@ -297,7 +297,7 @@ def test_runs_go_out_to_wandb_once(wandb_folder, some_runs, project):
     rows = wandb_rows(done[0].place)
     assert [row["loss"] for row in rows if "loss" in row] == [1.0, 0.5, 1 / 3]
     assert [(row["_step"], row["norm"]) for row in rows if "norm" in row] == [(0, 3.5), (1, 4.5)]
-    with pytest.raises(UsageError, match="nothing of W&B"):
+    with pytest.raises(UsageError, match="no data of W&B"):
         import_runs(project, read_wandb(wandb_folder))  # they came from here
 
 
@@ -307,7 +307,7 @@ def test_a_damaged_offline_run_is_refused(tmp_path, project):
     with pytest.raises(DamagedError, match="damaged at byte 7"):
         list(log_records(file))
     file.write_bytes(b"something else")
-    with pytest.raises(DamagedError, match="no offline run"):
+    with pytest.raises(DamagedError, match="not an offline run"):
         list(log_records(file))
 
 

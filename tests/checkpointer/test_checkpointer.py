@@ -129,7 +129,7 @@ def test_it_keeps_the_last_and_the_best_here_and_there(make, tmp_path):
     assert [archive.mirror.manifest(i).step for i in archive.mirror.ids()] == [4, 3, 1]
 
 
-def test_keeping_goes_on_after_a_move_to_another_node(make, tmp_path):
+def test_old_saves_are_still_removed_after_a_move_to_another_node(make, tmp_path):
     options = {"keep_last": 1, "keep_best": 1, "checkpoint_transfer_target": tmp_path / "far/x"}
     one = make(**options)
     for value, metric in enumerate([0.1, 0.9]):
@@ -182,7 +182,7 @@ def test_only_the_transfer_can_be_in_the_background(make, tmp_path):
     assert len(one._archive.mirror.ids()) == 1
 
 
-def test_what_fails_in_the_background_is_raised_at_the_next_step(make):
+def test_an_error_in_the_background_is_raised_at_the_next_step(make):
     one = make(asynchronous=True)
     one.checkpoint_function = lambda *_: 1 / 0
     one.step(1)

@@ -181,7 +181,7 @@ def test_the_prehook_runs_at_the_step_and_may_fail(start):
     assert "on_SIGTERM_prehook failed (ValueError: no)" in err
 
 
-def test_a_last_transfer_that_fails_is_said_and_the_local_copy_stays(start, tmp_path):
+def test_a_failed_last_transfer_is_reported_and_the_local_copy_stays(start, tmp_path):
     process = start("""
         one = make(checkpoint_transfer_target="far/x")
         one.checkpoint(1)

@@ -84,7 +84,7 @@ def test_a_newer_local_save_wins_over_the_save_at_the_remote(make, tmp_path, awa
     assert make(**away).restore(0) == 2
 
 
-def test_local_files_go_only_if_the_newest_is_away(make, tmp_path, away):
+def test_local_files_are_removed_only_if_the_remote_has_the_newest_save(make, tmp_path, away):
     one = make(**away)
     one.step(1)
     one._archive.write(lambda path: write(path, 2), counter=9, step=9, metric=None)
@@ -117,7 +117,7 @@ def test_a_damaged_save_at_the_remote_is_reported_and_the_save_before_it_is_rest
         assert make(**options).restore(0) == 1
 
 
-def test_a_damaged_local_copy_is_mended_from_away(make, tmp_path):
+def test_a_damaged_local_save_is_fetched_again_from_the_remote(make, tmp_path):
     options = {"checkpoint_transfer_target": tmp_path / "far" / "x"}
     one = make(**options)
     one.step(1)
@@ -187,7 +187,7 @@ def test_a_target_that_fails_later_is_a_warning_and_the_next_save_goes_there(mak
     assert make(checkpoint_transfer_target=remote).restore(0) == 3
 
 
-def test_a_target_that_cannot_be_asked_is_not_taken_for_empty(make, tmp_path):
+def test_an_unreachable_target_does_not_count_as_empty(make, tmp_path):
     remote = Away(tmp_path / "far", retry=ONCE)
     make(checkpoint_transfer_target=remote).step(1)
     remote.broken = True
@@ -213,7 +213,7 @@ def test_parameters_that_cannot_work_are_refused_at_once(make, options, monkeypa
         make(**options)
 
 
-def test_what_killed_transfers_left_away_is_removed(make, tmp_path):
+def test_leftovers_of_killed_transfers_at_the_remote_are_removed(make, tmp_path):
     remote = open_remote(tmp_path / "far", retry=ONCE)
     one = make(checkpoint_transfer_target=remote)
     half = Path(tmp_path / "far/a b.pt.saves/00000000-abcdef")

@@ -23,16 +23,16 @@ def test_intervals_are_parsed_as_people_write_them(every, meant):
 
 
 @pytest.mark.parametrize("every", [-1, 2.5, "often", "5 parsecs", True, object()])
-def test_what_means_nothing_is_refused(every):
+def test_an_interval_without_a_meaning_is_refused(every):
     with pytest.raises(UsageError, match="not an interval"):
         interval(every)
 
 
-def test_none_is_never_due():
+def test_an_interval_of_none_is_never_due():
     assert not any(interval(None).due(Pace(n, 1e9, 1e9)) for n in range(5))
 
 
-def test_a_share_is_never_exceeded_whatever_saves_cost():
+def test_a_share_is_never_exceeded_at_any_cost_of_a_save():
     computing = saving = 0.0
     cost, rule = 0.0, Share(0.05)
     for step in range(2000):

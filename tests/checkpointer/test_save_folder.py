@@ -102,7 +102,7 @@ def test_showing_works_where_links_do_not(folder, monkeypatch):
     assert folder.show(save(folder, "one", 1)).read_text() == "one"
 
 
-def test_what_a_killed_save_left_is_swept(folder):
+def test_leftovers_of_a_killed_save_are_removed(folder):
     made = save(folder, "one", 1)
     (folder.folder / ".rv-00000002-ffffff").mkdir()
     folder.sweep()

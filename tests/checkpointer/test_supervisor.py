@@ -122,7 +122,7 @@ def test_killing_the_launcher_kills_the_command(start):
     ("arguments", "code"),
     [(["--", "no-such-command-anywhere"], 127), (["--signals", "NOPE", "--", "true"], 2)],
 )
-def test_what_cannot_be_run_is_said(arguments, code):
+def test_a_command_that_cannot_be_run_is_reported(arguments, code):
     done = subprocess.run(
         [sys.executable, "-m", "rearview.checkpointer.supervisor", *arguments],
         env={**os.environ, "PYTHONPATH": str(SRC)},

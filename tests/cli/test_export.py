@@ -51,7 +51,7 @@ def test_a_file_that_cannot_be_written_is_explained(command, run):
     assert "file-unwritable" in err
 
 
-def test_a_question_that_fails_leaves_the_file_as_it_was(command, run, tmp_path):
+def test_a_failed_question_does_not_change_the_file(command, run, tmp_path):
     (tmp_path / "out.csv").write_text("before")
     assert command("export", "out.csv", "nothing")[0] == 2
     assert (tmp_path / "out.csv").read_text() == "before"

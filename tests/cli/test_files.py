@@ -92,7 +92,7 @@ def test_a_file_that_was_not_stored_is_explained(command, project, words):
     assert "no-file" in err
 
 
-def test_a_file_that_is_kept_nowhere_is_not_pretended(command, project):
+def test_a_file_that_is_kept_nowhere_is_reported_as_missing(command, project):
     code, _, err = command("files", "-2", "--get", "late.txt")
     assert code == 2
     assert "is not stored" in err

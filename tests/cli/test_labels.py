@@ -217,7 +217,7 @@ def test_runs_fit_a_terminal_of_80_columns(command, project, tmp_path):
     assert len(lines) == 3  # heading, rule, and the run on one line
 
 
-def test_rm_needs_yes_where_there_is_nobody_to_ask(command, two, monkeypatch):
+def test_rm_needs_yes_without_a_terminal(command, two, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     code, _, err = command("rm", two[0])
     assert code == 2

@@ -38,7 +38,7 @@ def test_help_lists_every_command(command):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_one_line_in_the_list_is_how_the_commands_own_help_begins(name):
+def test_the_line_in_the_list_of_commands_is_the_first_line_of_its_help(name):
     own = cli.get_command(click.Context(cli), name).help
     listed = COMMANDS[name][1].removesuffix(".")
     assert own.split("\n")[0].startswith(listed)

@@ -17,7 +17,7 @@ def test_runs_are_listed_oldest_first(command, past):
     assert "train.py --lr 0.1" in lines[1]
 
 
-def test_no_runs_yet_is_said_on_stderr(command, past):
+def test_a_project_without_runs_is_reported_on_stderr(command, past):
     past.found = []
     code, out, err = command("runs")
     assert (code, out) == (0, "")

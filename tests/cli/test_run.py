@@ -52,7 +52,7 @@ def test_a_module_may_be_written_without_a_space(command, begun):
     assert begun[0][:2] == ("pkg", ["-m"])
 
 
-def test_the_value_of_an_option_is_not_taken_for_the_script():
+def test_the_value_of_an_option_does_not_count_as_the_script():
     words = ["--arg", "-m", "train.py", "-m", "x"]
     assert ProgramCommand("run", params=run.run.params).end_options_after_module(words) == words
 

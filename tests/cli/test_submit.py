@@ -47,7 +47,7 @@ def test_a_submit_file_is_that_of_a_self_checkpointing_job(command, project):
     assert found["initialdir"] == str(project / "train.2.results")
 
 
-def test_options_of_run_are_handed_on_as_they_were_written(command, project):
+def test_options_of_run_are_passed_on_unchanged(command, project):
     options = ("--every", "--arg", "a=b c", "--retries", "7", "--green", "--by", "18:00")
     command("submit", "--slurm", *options, "-o", "job.sh", "-m", "pkg.train", "--slurm", HARD)
     text = Path("job.sh").read_text()

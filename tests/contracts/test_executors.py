@@ -65,7 +65,7 @@ def test_a_task_that_was_killed_says_so(executor, tmp_path):
     assert ended(executor.start(task(tmp_path, code), 0)) == -signal.SIGKILL
 
 
-def test_a_stopped_task_does_not_go_on(executor, tmp_path):
+def test_a_stopped_task_does_not_continue(executor, tmp_path):
     mark = tmp_path / "mark"
     code = f"import time, pathlib; pathlib.Path({str(mark)!r}).touch(); time.sleep(600)"
     job = executor.start(task(tmp_path, code), 0)

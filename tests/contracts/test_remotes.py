@@ -64,7 +64,7 @@ def test_it_has_the_five_methods(remote):
     assert isinstance(remote, Remote)
 
 
-def test_what_was_put_is_what_is_got(remote, file, tmp_path):
+def test_get_returns_the_bytes_that_were_put(remote, file, tmp_path):
     put = remote.put(file, "saves/1/model.pt")
     got = remote.get("saves/1/model.pt", tmp_path / "back" / "model.pt")
     assert (tmp_path / "back" / "model.pt").read_bytes() == file.read_bytes()
@@ -86,7 +86,7 @@ def test_a_name_with_spaces_and_accents_is_a_name(remote, file, tmp_path):
     assert (tmp_path / "back").read_bytes() == file.read_bytes()
 
 
-def test_stat_knows_what_is_there_and_what_is_not(remote, file):
+def test_stat_describes_existing_keys_and_returns_none_for_others(remote, file):
     assert remote.stat("a") is None
     remote.put(file, "a")
     assert remote.stat("a").size == 300_000
@@ -121,7 +121,7 @@ def test_a_deleted_key_is_gone_and_deleting_it_again_is_no_error(remote, file):
     assert remote.stat("a/b") is None
 
 
-def test_getting_what_is_not_there_says_so_and_keeps_the_local_file(remote, tmp_path):
+def test_getting_a_missing_key_raises_and_keeps_the_local_file(remote, tmp_path):
     local = tmp_path / "local"
     local.write_bytes(b"mine")
     with pytest.raises(RemoteError, match="does not exist at") as caught:

@@ -84,7 +84,7 @@ def test_watttime_says_grams_from_pounds(url, clock):
         ("hang", "imed? ?out"),
     ],
 )
-def test_whatever_goes_wrong_is_a_problem_not_an_exception(url, clock, grid, fault, said):
+def test_every_failure_is_a_problem_and_not_an_exception(url, clock, grid, fault, said):
     import re
 
     source = EnergyCharts(url=url, clock=clock, timeout=0.3)

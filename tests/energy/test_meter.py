@@ -24,7 +24,7 @@ def test_grams_are_those_of_the_hours_in_which_the_run_ran():
     assert (found.kwh, found.grams, found.grams_at_once, found.saved) == (2.0, 200.0, 800.0, 600.0)
 
 
-def test_waiting_may_have_been_the_worse_choice_and_is_said():
+def test_the_report_says_if_waiting_caused_more_co2():
     ran = [RunInterval(2 * HOUR, 3 * HOUR, 1.0, "RAPL")]
     assert report(ran, GRID, requested=HOUR).saved == -100.0
 

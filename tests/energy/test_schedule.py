@@ -45,7 +45,7 @@ def test_a_share_or_grams_given_by_the_user_decide():
     assert not decide(grams, 0, Rule(grams=150), running=True).run
 
 
-def test_a_congested_grid_holds_back_whatever_the_share():
+def test_a_congested_grid_holds_back_at_any_share():
     assert not decide(forecast([99], [-1]), 0, Rule(share=10), running=True).run
 
 

@@ -52,7 +52,7 @@ def test_a_malformed_request_for_workers_is_ignored(project):
         assert file.requested_workers() is None
 
 
-def test_no_backfill_and_several_backfills_are_told_apart(project):
+def test_no_backfill_and_several_backfills_give_different_errors(project):
     past = History(project)
     with pytest.raises(UsageError, match="No backfill is under way") as caught:
         past.set_workers(2)

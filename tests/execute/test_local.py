@@ -47,7 +47,7 @@ while len(os.sched_getaffinity(0)) > {len(cores_and_accelerators.cores()[0])} an
     len(cores_and_accelerators.cores()) < 2,
     reason="LOUD: one core only, nothing can be pinned apart",
 )
-def test_each_slot_has_cores_of_its_own_if_the_run_set_its_number_of_threads(tmp_path):
+def test_each_slot_has_its_own_cores_if_the_run_set_its_number_of_threads(tmp_path):
     local, found = Local(2), []
     for slot in (0, 1):
         folder = tmp_path / str(slot)

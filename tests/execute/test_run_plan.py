@@ -181,7 +181,7 @@ class Sharing(Machine):
         ReplayReport(error="exit code 1"),
     ],
 )
-def test_a_failure_after_a_shared_start_is_repeated_in_a_process_of_its_own(folder, wrong):
+def test_a_failure_after_a_shared_start_is_repeated_in_a_separate_process(folder, wrong):
     machine = Sharing(slots=1)
     replays = Scripted({"a": [wrong, GOOD], "b": [GOOD]})
     outcomes, _ = run(folder, replays, machine, "ab", **SHARED)
@@ -376,7 +376,7 @@ def test_a_long_segment_is_handed_back_when_its_worker_is_taken_away(folder):
     assert [event.kind for event in events].count("returned") == 2
 
 
-def test_a_lost_segment_is_claimed_anew_so_that_its_records_count_once(folder):
+def test_a_lost_segment_is_claimed_again_so_that_its_records_count_once(folder):
     replays = Scripted({"a": [GOOD]})
     _, pool = run(folder, replays, Machine({"a": [-9, 0]}), "a")
     assert pool.claims.taken == ["a", "a"]
@@ -392,7 +392,7 @@ def test_progress_reports_the_segment_of_each_worker(folder):
     assert all(each.left >= 0 and each.predicted >= 0 for each in both.under_way)
 
 
-def test_a_cluster_that_shrinks_by_itself_takes_nothing_away_from_the_living(folder):
+def test_a_cluster_that_shrinks_takes_no_segment_from_the_remaining_workers(folder):
     machine = Slow(5, slots=3)
     replays = Scripted({name: [GOOD] for name in "abc"})
 

@@ -66,7 +66,7 @@ def run_with_random_kills(train: Callable[..., Any], folder: Path, seed: int, **
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Say whether two sets of weights are equal bit for bit."""
+    """Return True if two sets of weights are equal bit for bit."""
     import numpy as np
 
     return one.keys() == other.keys() and all(

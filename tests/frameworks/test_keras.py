@@ -102,7 +102,7 @@ def test_a_training_killed_at_random_batches_ends_bit_for_bit_the_same(whole, se
     assert history == whole[1]
 
 
-def test_the_published_callback_goes_on_bit_for_bit_too(whole, tmp_path):
+def test_the_published_callback_also_resumes_bit_for_bit(whole, tmp_path):
     assert run(train, tmp_path, until=BATCHES + 2, callback="published") == KILLED
     assert len(list((tmp_path / "run.ckpt.saves").iterdir())) == 2  # at the start of each epoch
     assert run(train, tmp_path, until=2, how=signal.SIGTERM, callback="published") == PAUSED

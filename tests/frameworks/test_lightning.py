@@ -153,7 +153,7 @@ def test_a_training_killed_at_random_steps_ends_bit_for_bit_the_same(whole, seed
     assert found[1:] == expected[1:]
 
 
-def test_the_published_callback_goes_on_bit_for_bit_too(whole, tmp_path):
+def test_the_published_callback_also_resumes_bit_for_bit(whole, tmp_path):
     accumulate, expected, _ = whole
     given = {"accumulate": accumulate, "callback": "published"}
     assert run(train, tmp_path, until=BATCHES + 2, **given) == KILLED
@@ -166,7 +166,7 @@ def test_the_published_callback_goes_on_bit_for_bit_too(whole, tmp_path):
     assert found[1:] == expected[1:]
 
 
-def test_the_scale_of_mixed_precision_goes_on_too(tmp_path):
+def test_the_scale_of_mixed_precision_is_resumed_too(tmp_path):
     assert run(train, tmp_path / "whole", scaled=True) == 0
     assert run_with_random_kills(train, tmp_path / "killed", 3, scaled=True) >= 2
     expected, found = end(tmp_path / "whole"), end(tmp_path / "killed")

@@ -69,7 +69,7 @@ Trainer(Net(), arguments, train_dataset=rows).train()
     ],
     ids=["lightning", "keras", "transformers"],
 )
-def test_what_a_framework_logs_becomes_records(tmp_path, script, name, count, parameters):
+def test_values_that_a_framework_logs_become_records(tmp_path, script, name, count, parameters):
     write(tmp_path, train=script)
     ended = recorded(tmp_path, "train.py")
     assert ended.code == 0, ended.err

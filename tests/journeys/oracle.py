@@ -328,12 +328,12 @@ def verdict(truth: Values, answer: Answer, inside: Callable[[Key], bool] = lambd
 
 
 def outermost(checkpoint: Checkpoint) -> bool:
-    """Say whether a checkpoint stands between iterations of an outermost loop."""
+    """Return True if a checkpoint is between iterations of an outermost loop."""
     return checkpoint.edge == "start" and len(checkpoint.point.steps) == 1
 
 
 def final(checkpoint: Checkpoint) -> bool:
-    """Say whether a checkpoint stands after an outermost loop, where a replay can end and be proved."""
+    """Return True if a checkpoint is after an outermost loop, where a replay can end and be proved."""
     return checkpoint.edge == "end" and len(checkpoint.point.steps) == 1
 
 

@@ -155,7 +155,7 @@ def test_a_run_that_never_finished_is_filled_as_far_as_it_came(tmp_path):
     assert "never finished" in err
 
 
-def test_a_full_disk_in_the_middle_stops_it_and_it_goes_on_when_there_is_room(place):
+def test_a_full_disk_stops_a_backfill_which_continues_when_there_is_room(place):
     large = PROBED.replace("log('weight', weight)", "log('large', str(weight) * 20_000)")
     (place.root / "train.py").write_text(large)
 
@@ -174,7 +174,7 @@ def test_a_full_disk_in_the_middle_stops_it_and_it_goes_on_when_there_is_room(pl
     assert place.done("verify")[0] == 0
 
 
-def test_a_disk_without_room_is_said_with_what_to_do(place, monkeypatch, capsys):
+def test_a_full_disk_is_reported_with_what_to_do(place, monkeypatch, capsys):
     from rearview.cli import main
     from rearview.execute.replay_jobs import ReplayJobs
 

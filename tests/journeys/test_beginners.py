@@ -120,7 +120,7 @@ def test_a_misspelt_command_is_answered_with_the_nearest(ask):
     assert "`rearview backfill`" in text
 
 
-def test_an_option_of_the_script_in_front_of_its_name_is_put_behind_it(ask):
+def test_an_option_of_the_script_before_its_name_is_moved_after_it(ask):
     code, text = ask("run", "--epochs", "3", "train.py")
     assert code == 2
     assert "`rearview run train.py --epochs …`" in text
@@ -135,7 +135,7 @@ def test_a_probe_may_use_rearview_without_importing_it(ask, project):
     assert "exact" in text
 
 
-def test_a_script_that_uses_rearview_without_importing_it_is_told_to_when_it_is_run(tmp_path):
+def test_a_run_that_lacks_the_import_of_rearview_prints_the_line_to_add(tmp_path):
     (tmp_path / "train.py").write_text("rearview.log('x', 1)\n")
     code, text = recorded(tmp_path, "train.py", REARVIEW_CLOSING_LINES="always")
     assert code == 1
@@ -149,7 +149,7 @@ def test_a_missing_package_is_answered_with_the_python_that_lacks_it(tmp_path):
     assert f"no_such_package is not installed for {sys.executable}" in text
 
 
-def test_a_script_that_refuses_its_arguments_is_told_where_they_stand(tmp_path):
+def test_a_run_whose_script_refuses_its_arguments_shows_where_they_are(tmp_path):
     script = (
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('data')\np.parse_args()\n"
     )
@@ -183,13 +183,13 @@ def test_a_misspelt_name_of_a_statement_is_answered_with_the_right_command(ask, 
     assert "Did you mean `rearview backfill half`?" in text
 
 
-def test_a_column_that_is_there_by_itself_is_shown_instead_of_filled(ask):
+def test_a_captured_column_is_shown_instead_of_filled(ask):
     code, text = ask("backfill", "loss")
     assert code == 1
     assert "`rearview table loss` shows it" in text
 
 
-def test_a_file_in_place_of_a_name_is_answered_with_what_to_name(ask):
+def test_a_file_in_place_of_a_name_gets_a_message_with_the_names(ask):
     code, text = ask("backfill", "train.py")
     assert code == 1
     assert "train.py is a file" in text
@@ -201,7 +201,7 @@ def test_names_with_commas_are_taken_apart(ask):
     assert "`rearview backfill half third`" in text
 
 
-def test_a_changed_computation_is_refused_with_its_line_and_what_it_was(ask, project):
+def test_a_changed_computation_is_refused_with_its_line_and_the_recorded_text(ask, project):
     edit(project, "0.1 * gradient", "0.2 * gradient")
     edit(project, "    if loss", PROBE)
     code, text = ask("backfill", "half", "--yes")
@@ -210,14 +210,14 @@ def test_a_changed_computation_is_refused_with_its_line_and_what_it_was(ask, pro
     assert "0.1 * gradient" in text
 
 
-def test_a_probe_in_a_branch_that_never_ran_is_said_to_be_never_reached(ask, project):
+def test_a_probe_in_a_branch_that_never_ran_is_reported_as_never_reached(ask, project):
     edit(project, "exploded = loss", 'exploded = loss\n        rearview.log("exploded", loss)')
     code, text = ask("backfill", "exploded", "--yes", "--runs", "-1")
     assert code == 1
     assert "never reached" in text
 
 
-def test_a_name_in_a_function_that_is_never_called_is_said_once_for_all_runs(ask, project):
+def test_a_name_in_a_function_that_is_never_called_is_reported_once_for_all_runs(ask, project):
     with (project / "train.py").open("a") as file:
         file.write('def evaluate(w):\n    rearview.log("val", w)\n')
     code, text = ask("backfill", "val", "--yes")
@@ -254,7 +254,7 @@ def test_a_loop_that_does_not_exist_is_answered_with_those_that_do(ask, project)
     assert "epoch" in text
 
 
-def test_a_backfill_without_a_name_offers_what_is_missing(ask, project):
+def test_a_backfill_without_a_name_lists_names_without_values(ask, project):
     edit(project, "    if loss", PROBE)
     code, text = ask("backfill")
     assert code == 2
@@ -358,7 +358,7 @@ def waiting(tmp_path):
     process.communicate()
 
 
-def test_a_store_that_is_removed_during_a_run_is_said_in_one_line(waiting, tmp_path):
+def test_a_store_that_is_removed_during_a_run_is_reported_in_one_line(waiting, tmp_path):
     (tmp_path / ".rearview").rename(tmp_path / "away")  # at once, as no removal file by file is
     text, _ = waiting.communicate("\n")
     assert waiting.returncode == 0
@@ -373,7 +373,7 @@ def test_a_run_that_is_interrupted_says_that_resume_continues_it(waiting):
     assert "`rearview resume` continues this run" in text
 
 
-def test_a_backfill_that_is_interrupted_says_that_the_same_command_goes_on(project):
+def test_an_interrupted_backfill_says_that_the_same_command_continues_it(project):
     pause = '    rearview.log("half", loss / 2); __import__("time").sleep(600)\n    if loss'
     edit(project, "    if loss", pause)
     process = started(project, "backfill", "half", "--yes", "--json", "--runs", "-1")

@@ -45,7 +45,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("inside", INSIDE)
-def test_what_comes_after_a_block_is_answered_without_running_it(inside, tmp_path):
+def test_a_value_after_a_block_is_filled_without_running_the_block(inside, tmp_path):
     text = script(inside=INSIDE[inside])
     write(tmp_path, train=text)
     assert recorded(tmp_path, "train.py").code == 0
@@ -57,7 +57,7 @@ def test_what_comes_after_a_block_is_answered_without_running_it(inside, tmp_pat
     assert saved == any(outcome.report.skipped for outcome in report.outcomes)
 
 
-def test_what_is_asked_inside_a_block_runs_it_again(tmp_path):
+def test_a_value_inside_a_block_runs_the_block_again(tmp_path):
     write(tmp_path, train=script())
     assert recorded(tmp_path, "train.py").code == 0
     past = probed(tmp_path, script(), PREPARING, '    rearview.log("largest", float(data.max()))\n')

@@ -82,7 +82,7 @@ def brought(away, process, saved):
 
 
 @pytest.mark.parametrize("kind", ["folder", "fsspec"])
-def test_a_run_that_is_killed_goes_on_from_its_last_save_in_an_empty_folder(world, kind):
+def test_a_killed_run_continues_from_its_last_save_in_an_empty_folder(world, kind):
     tmp_path, start = world
     whole = done(start(tmp_path / "job", "run", "-q", "job.py"))[1]
     away = tmp_path / "away"
@@ -115,7 +115,7 @@ def test_a_run_that_is_killed_goes_on_from_its_last_save_in_an_empty_folder(worl
     assert (code, "nothing to resume" in err) == (2, True), err
 
 
-def test_of_two_that_resume_at_once_one_is_refused_and_told_by_whom(world):
+def test_of_two_resumes_at_once_one_is_refused_and_names_the_other(world):
     tmp_path, start = world
     gate, job = tmp_path / "gate" / "wait", tmp_path / "job"
     gate.touch()

@@ -126,7 +126,7 @@ def test_a_variable_that_differs_and_is_not_restored_is_named_once(project):
     assert planned.stderr.count("HOME was /root, is /elsewhere") == 1
 
 
-def test_a_resumed_run_says_what_differs(project):
+def test_a_resumed_run_names_the_variables_that_differ(project):
     crash = "    if epoch == 2 and not os.path.exists('go'): os._exit(3)\n"
     project.write(SCRIPT.format(read='value = os.environ["HOME"] * 0 + "x"') + crash)
     project.rearview("run", "--every", "train.py", HOME="/root")

@@ -65,7 +65,7 @@ def test_an_unknown_name_is_answered_with_names_that_contain_it(tmp_path):
     assert "Did you mean train_loss" in asked.stderr
 
 
-def test_a_person_at_a_terminal_is_told_what_was_recorded_what_it_cost_and_what_to_type(tmp_path):
+def test_on_a_terminal_a_run_ends_with_what_was_recorded_its_cost_and_the_next_command(tmp_path):
     write(tmp_path, train=script())
     leader, follower = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": SOURCE, "REARVIEW_ROOT": str(tmp_path)}

@@ -159,7 +159,7 @@ def test_a_replay_from_a_checkpoint_is_exact_the_first_time(tmp_path, name):
     assert len([row for row in rows if row["asked"] is not None]) == 2 * (epochs - 3)
 
 
-def test_a_run_that_made_its_data_goes_on_as_if_it_were_absent(tmp_path):
+def test_a_run_that_made_its_data_is_resumed_as_if_the_data_were_absent(tmp_path):
     write(tmp_path, train=ABSENT)
     (tmp_path / "stop").touch()
     stopped = recorded(tmp_path, "train.py")
@@ -187,7 +187,7 @@ def test_a_script_that_imports_from_above_is_recorded_with_its_repository(tmp_pa
     assert f'"root":"{(top / "jobs").resolve()}"' in "".join(how.environment.values())
 
 
-def test_a_statement_above_the_project_is_named_with_what_to_set(tmp_path):
+def test_a_statement_above_the_project_is_named_with_the_variable_to_set(tmp_path):
     top = tmp_path / "repo"
     project = write(top / "jobs", train="weight = 0\nfor epoch in range(2):\n    weight += 1\n")
     (top / "tools.py").write_text("import rearview\nrearview.log('above', 1)\n")

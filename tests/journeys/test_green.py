@@ -142,7 +142,7 @@ def test_an_answer_that_is_out_of_date_holds_nothing_back(job, truth):
     assert (code, out) == (0, truth), err
 
 
-def test_at_the_deadline_it_begins_whatever_the_colour(job, truth):
+def test_at_the_deadline_a_run_begins_at_any_colour(job, truth):
     red = Grid(time.time())
     red.lights = [0] * 8
     with serving(red) as url:
@@ -192,7 +192,7 @@ def test_killed_outright_it_takes_the_program_along_and_loses_nothing(job, truth
     assert statuses(job) == ["finished"]
 
 
-def test_without_checkpoints_by_itself_a_pause_still_saves(job, truth):
+def test_a_pause_saves_even_if_recording_takes_no_checkpoints(job, truth):
     words = ("run", "--green", "--exit-when-paused", "--epsilon", "0", "job.py")
     for each in (2, 5, 12):  # a machine that is busy may not even have begun when the light changes
         with serving(Soon(2, 0, each=each)) as url:

@@ -88,7 +88,7 @@ def test_output_and_exit_code_are_the_scripts_own(project):
     assert done.stderr == "done\n"
 
 
-def test_a_probe_in_the_outer_loop_gets_what_the_run_had(project):
+def test_a_probe_in_the_outer_loop_gets_the_values_of_the_run(project):
     totals = recorded(project)
     (project / "train.py").write_text(PROBED)
     done = rearview(project, "backfill", "total")
@@ -235,7 +235,7 @@ def test_iterations_that_cannot_be_read_are_explained_before_anything_runs(proje
     assert "epoch=3:5" in rearview(project, "backfill", "total", "--at", "a=1:2:3").stderr
 
 
-def test_the_store_may_stand_elsewhere(project, tmp_path_factory):
+def test_the_store_may_be_a_link_to_another_folder(project, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     root = {"REARVIEW_ROOT": str(elsewhere)}
     (elsewhere / "train.py").write_text(SCRIPT)

@@ -109,7 +109,7 @@ def test_a_finished_run_is_not_resumed(job, truth):
     assert "nothing to resume" in err
 
 
-def test_a_preemptible_run_leaves_with_85_and_goes_on_anywhere(job, truth, tmp_path):
+def test_a_preemptible_run_exits_with_85_and_continues_anywhere(job, truth, tmp_path):
     words = ("run", "-q", "--preemptible", "--remote", str(tmp_path / "away"), "job.py")
     process = started(job, *words)
     until_logged(job, 2)
@@ -156,7 +156,7 @@ def test_a_run_that_leaves_every_so_often_comes_to_the_same_end(job, truth):
     assert (out, (job / "log.txt").read_text(), totals(job)) == truth
 
 
-def test_a_run_without_checkpoints_of_its_own_saves_when_it_is_asked_to_leave(job, truth):
+def test_a_run_that_takes_no_checkpoints_saves_when_a_signal_asks_it_to_exit(job, truth):
     words = ("run", "-q", "--preemptible", "--epsilon", "0", "job.py")
     process = started(job, *words)
     until_logged(job, 2)

@@ -239,7 +239,7 @@ def test_a_run_of_two_sources_says_so_and_is_not_replayed(project):
     assert "continued with another source" in filled.stdout + filled.stderr
 
 
-def test_a_continued_run_that_stops_again_goes_on_with_its_last_source(project):
+def test_a_continued_run_that_stops_again_continues_with_its_last_source(project):
     project.crash()
     twice = MENDED.replace(
         "    return value\n", "    return value + (also_undefined if epoch > 4 else 0)\n", 1

@@ -249,7 +249,7 @@ def invoke(folder, *words):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_value_is_filled_whatever_loops_are_called(program, tmp_path):
+def test_every_value_is_filled_for_any_names_of_loops(program, tmp_path):
     text = HEAD + textwrap.dedent(PROGRAMS[program])
     values, report = filled(tmp_path, text)
     assert report.proved, report.proof
@@ -335,7 +335,7 @@ def test_iterations_of_a_loop_in_one_of_its_name_are_asked_for_by_its_column(tmp
     assert sorted(values) == truth(text)[7:9]
 
 
-def test_a_table_keeps_the_order_of_logging_and_replayed_values_stand_at_their_points(tmp_path):
+def test_a_table_keeps_the_order_of_logging_and_replayed_values_are_at_their_points(tmp_path):
     text = HEAD + textwrap.dedent(
         """
         rearview.log("at", tick())

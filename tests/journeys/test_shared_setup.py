@@ -190,7 +190,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("kind", OWN)
-def test_what_is_each_run_s_own_ends_the_shared_set_up(project, kind):
+def test_a_statement_whose_effect_belongs_to_one_run_ends_the_shared_set_up(project, kind):
     """Everything before the statement is shared, and the reason is remembered."""
     between, value = OWN[kind]
     record_versions(project, 2, between=between, value=value)

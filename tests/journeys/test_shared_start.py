@@ -212,7 +212,7 @@ def test_a_module_of_the_project_comes_before_one_that_a_library_would_import(pr
     assert all('"spared":0' in (one / "report.json").read_text() for one in project.replays)
 
 
-def test_a_shared_segment_that_differs_is_repeated_in_a_process_of_its_own(project):
+def test_a_shared_segment_that_differs_is_repeated_in_a_separate_process(project):
     install(project, einops="import os\nPID = os.getpid()")
     project.record(library="einops", value="(0.5 if einops.PID == os.getpid() else 0.25)")
     project.fill(again=2)
@@ -227,7 +227,7 @@ def dies_once(project, how):
     return flag
 
 
-def test_a_segment_that_is_killed_is_done_by_a_process_of_its_own(project):
+def test_a_killed_segment_is_repeated_in_a_separate_process(project):
     flag = dies_once(project, "os.kill(os.getpid(), 9)")
     events = []
     report = project.fill(progress=events.append)
@@ -395,7 +395,7 @@ for epoch in range(3):
 """
 
 
-def test_the_libraries_of_every_day_come_out_as_they_were(project, monkeypatch):
+def test_segments_that_share_common_libraries_are_exact(project, monkeypatch):
     for name in ("matplotlib", "pandas", "scipy", "sklearn"):
         pytest.importorskip(name)
     monkeypatch.setenv("MPLBACKEND", "agg")
@@ -431,7 +431,7 @@ if __name__ == "__main__":
 """
 
 
-def test_torch_with_workers_of_its_own_comes_out_as_it_was(project, monkeypatch):
+def test_segments_that_share_torch_and_loader_workers_are_exact(project, monkeypatch):
     pytest.importorskip("torch")
     project.script = TORCH
     project.record(versions=2)

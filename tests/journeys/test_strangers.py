@@ -171,7 +171,7 @@ def test_where_nothing_can_be_remembered_recording_works_and_a_job_can_trust(tmp
     assert is_trusted(project.store)
 
 
-def test_a_folder_that_was_there_before_is_not_taken_for_one_made_here(tmp_path):
+def test_an_existing_store_does_not_count_as_made_here(tmp_path):
     (tmp_path / ".rearview" / "checkpoints").mkdir(parents=True)
     assert not is_trusted(Project.create(tmp_path).store)
 
@@ -289,7 +289,7 @@ def lose_blobs(git: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_configuration_beside_the_versions_does_nothing(strange, canary, kind):
+def test_git_configuration_next_to_the_versions_has_no_effect(strange, canary, kind):
     git = strange / ".rearview" / "versions.git"
     gone = lose_blobs(git) if kind != "programs" else []
     arm(git, kind, canary)
@@ -324,7 +324,7 @@ def test_the_configuration_of_an_unpacked_repository_does_nothing(recorded, tmp_
     assert not canary.exists()
 
 
-def test_a_repository_whose_files_are_said_to_be_elsewhere_is_not_used(strange, tmp_path):
+def test_a_repository_that_points_to_files_elsewhere_is_not_used(strange, tmp_path):
     private = tmp_path / "private"
     private.mkdir()
     (private / "diary.txt").write_text("dear diary")

@@ -91,7 +91,7 @@ def needs(*libraries):
         ),
     ],
 )
-def test_a_trackers_statement_fills_a_column(tmp_path, head, probe, names):
+def test_a_log_call_of_a_tracker_fills_a_column(tmp_path, head, probe, names):
     needs("wandb", "mlflow", "tensorboard")
     write(tmp_path, train=PLAIN)
     recorded(tmp_path, "train.py")
@@ -105,7 +105,7 @@ def test_a_trackers_statement_fills_a_column(tmp_path, head, probe, names):
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_tensorboard_files_stay_as_they_were(tmp_path, absolute):
+def test_tensorboard_files_do_not_change(tmp_path, absolute):
     needs("tensorboard")
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     where = str(elsewhere) if absolute else "events"
@@ -120,7 +120,7 @@ def test_tensorboard_files_stay_as_they_were(tmp_path, absolute):
     assert bytes_of(project, elsewhere) == before
 
 
-def test_wandb_is_not_told_a_second_time(tmp_path):
+def test_a_replay_sends_nothing_to_wandb(tmp_path):
     needs("wandb")
     write(tmp_path, train=WANDB)
     ended = recorded(tmp_path, "train.py")
@@ -132,7 +132,7 @@ def test_wandb_is_not_told_a_second_time(tmp_path):
     assert bytes_of(tmp_path) == before
 
 
-def test_mlflow_is_not_told_a_second_time(tmp_path):
+def test_a_replay_sends_nothing_to_mlflow(tmp_path):
     needs("mlflow")
     write(tmp_path, train=MLFLOW)
     ended = recorded(tmp_path, "train.py", f"sqlite:///{tmp_path}/runs.db")

@@ -228,7 +228,7 @@ HIDDEN = """\
 """
 
 
-def test_a_first_try_that_is_redone_is_told_everywhere(tmp_path):
+def test_a_first_replay_that_was_redone_is_reported_everywhere(tmp_path):
     run(tmp_path, script(head=COUNTS, tail=HIDDEN))
     code, out, _ = ask(tmp_path, "backfill", "w", "--at", "epoch=3:5", "--workers", "1")
     assert code == 0, out

@@ -85,7 +85,7 @@ def test_a_statement_reaches_a_version_whose_names_were_others(project):
     assert all(isinstance(row["norm"], float) for row in rows)
 
 
-def test_a_version_that_lacks_what_is_read_is_refused_and_the_other_is_filled(project):
+def test_a_version_that_lacks_a_variable_is_refused_and_the_other_is_filled(project):
     text = (project / "train.py").read_text()
     (project / "train.py").write_text(
         text.replace("sum(a * a for a in weights)", "step(weights, x)[1]")

@@ -107,7 +107,7 @@ def under_way(event):
     return len(event.get("under_way", ()))
 
 
-def test_workers_that_are_added_take_what_waits_at_once(recorded, asked):
+def test_added_workers_take_waiting_segments_at_once(recorded, asked):
     process, seen, told = asked("added", 1), [], None
     for event in events(process):
         seen.append(event)

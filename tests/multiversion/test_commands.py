@@ -60,7 +60,7 @@ def test_recorded_runs_are_one_tree_and_replay_as_they_printed(folder):
     assert report["exact"]
 
 
-def test_a_packed_run_of_a_notebook_is_judged_by_what_the_run_showed(folder):
+def test_a_packed_run_of_a_notebook_is_compared_with_the_outputs_of_the_run(folder):
     for n in (1, 2):
         notebook(folder / "study.ipynb", ["x = 3", f"print(x + {n})", "x"])
         rearview(folder, "run", "-q", "study.ipynb")

@@ -106,7 +106,7 @@ KILLED = (
 )
 
 
-def test_a_notebook_killed_inside_a_loop_goes_on_there_and_ends_the_same(tmp_path):
+def test_a_notebook_killed_inside_a_loop_continues_there_with_the_same_result(tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     gate = tmp_path / "gate"

@@ -63,7 +63,7 @@ def execute(folder, *cells, fails=False, draws_seeds=True, whole=False, out="out
     return outputs(folder / out), {number: why for number, why in facts["cells"] if why}
 
 
-def test_an_edited_cell_and_those_that_depend_on_it_run_and_the_others_are_given_again(tmp_path):
+def test_an_edited_cell_and_those_that_depend_on_it_run_and_the_others_are_reused(tmp_path):
     cells = [
         "import random, json",
         "random.seed(1)\ndata = [random.random() for _ in range(1000)]\nshared = [data]\nprint(sum(data))",
@@ -333,7 +333,7 @@ def test_a_seeded_generator_and_clock_readings_of_an_import_do_not_keep_a_cell_f
     assert all("seed of a random generator from the system" in ran[n] for n in (4, 5, 6))
 
 
-def test_measured_durations_are_given_again_unless_what_was_measured_has_changed(tmp_path):
+def test_measured_durations_are_reused_unless_the_measured_code_has_changed(tmp_path):
     cells = [
         "def total(n):\n    return sum(range(n))",
         "size = 1000",
@@ -483,7 +483,7 @@ del t""",
 }
 
 
-def test_a_cell_that_replaces_a_file_is_given_again_and_one_that_changes_what_is_there_runs(
+def test_a_cell_that_replaces_a_file_is_reused_and_a_cell_that_changes_a_file_runs(
     tmp_path,
 ):
     cells = [IMPORTS, "x = np.arange(4.0)", *REPLACED.values(), *UPDATED.values(), "print('end')"]
@@ -548,7 +548,7 @@ VALUES_OF_A_FILE = {
 
 
 @pytest.mark.parametrize("kind", VALUES_OF_A_FILE)
-def test_a_cell_that_shows_what_came_from_a_file_runs_when_the_file_changes(tmp_path, kind):
+def test_a_cell_that_shows_data_of_a_file_runs_when_the_file_changes(tmp_path, kind):
     cells = ["import threading", *VALUES_OF_A_FILE[kind], "print('end')"]
     (tmp_path / "data.txt").write_text("first")
     execute(tmp_path, *cells)
@@ -557,7 +557,7 @@ def test_a_cell_that_shows_what_came_from_a_file_runs_when_the_file_changes(tmp_
     assert "second" in str(shown)
 
 
-def test_a_print_beside_a_class_does_not_change_the_class(tmp_path):
+def test_a_print_next_to_a_class_does_not_change_the_class(tmp_path):
     cells = ["from collections import OrderedDict\nclass Table(OrderedDict): pass"]
     cells.append("print(Table(x=1)['x'])")
     execute(tmp_path, *cells)
@@ -652,7 +652,7 @@ def test_a_cell_sees_the_state_of_functions_and_classes_as_in_a_full_run(tmp_pat
     assert "6" in str(shown[-2])
 
 
-def test_an_object_that_fails_whatever_it_is_asked_does_not_stop_the_notebook(tmp_path):
+def test_an_object_that_fails_on_every_access_does_not_stop_the_notebook(tmp_path):
     cells = [
         "class Odd:\n    def __getattr__(self, name): raise RuntimeError(name)",
         "x = 41",

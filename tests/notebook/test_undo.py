@@ -75,7 +75,7 @@ def g(x, memo={}):
         *("A.f = lambda self: 5", "del A.n", "A.seen = None"),
     ],
 )
-def test_undo_brings_back_what_functions_and_classes_keep_in_themselves(shell, source):
+def test_undo_restores_the_state_of_functions_and_classes(shell, source):
     run(shell, DEFINITION)
     run(shell, "print()")
     space = shell.user_ns

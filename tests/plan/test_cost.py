@@ -58,7 +58,7 @@ def test_another_machine_scales_computing_and_reading_apart():
     assert (here.high - here.low) / here.seconds > (there.high - there.low) / there.seconds
 
 
-def test_a_machine_nobody_measured_is_taken_for_equal_with_doubt():
+def test_a_machine_that_was_never_measured_counts_as_equal_with_a_wide_interval():
     assert speed(None, FAST).compute == 1.0
     assert speed(None, FAST).share > speed(SLOW, FAST).share > speed(SLOW, SLOW).share
 
@@ -73,7 +73,7 @@ def test_kinds_of_computing_that_disagree_widen_the_interval():
     assert speed(old, strange).share == speed(None, old).share
 
 
-def test_replays_settle_the_doubt_about_a_machine_nobody_measured():
+def test_replays_narrow_the_interval_of_a_machine_that_was_never_measured():
     facts = run([10.0] * 3)
     before = CostModel(facts, machine=FAST)
     known = CostCorrections()

@@ -47,7 +47,7 @@ def test_iterations_are_shared_out_once_each(workers):
     assert all(s.operator is Operator.INNER for s in plan.segments)
 
 
-def test_two_workers_take_half_the_time_besides_their_start():
+def test_two_workers_take_half_the_time_and_their_start():
     seconds = [s.seconds for s in divide(asked(long_run()), workers=2).segments]
     assert schedule(seconds, 2).seconds == pytest.approx(3 + 1 + 120, abs=1.0)
 
@@ -97,7 +97,7 @@ def test_a_budget_keeps_the_segments_that_end_in_time():
     assert len(divide(work, workers=2, budget=100.0).segments) >= 4
 
 
-def test_outer_probes_are_shared_out_too():
+def test_work_for_outer_probes_is_divided_too():
     facts = run([10.0] * 64, ends(*range(64)), inner=[9.0] * 64, setup=0.5, start=0.0)
     plan = divide(asked(facts, wanted=TAIL), workers=4)
     assert covered(plan) == [("r", k) for k in range(64)]

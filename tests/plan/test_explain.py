@@ -92,7 +92,7 @@ def test_the_seconds_from_the_nearest_checkpoint_count_as_wasted():
 def test_a_probe_that_carries_values_between_iterations_gets_the_advice_to_log_single_values():
     facts = run([10.0] * 20, starts(5), inner=[9.0] * 20)
     told = explained(RunQuestion(facts, (ValueRequest(("n",), ("epoch",), depth=0),)))
-    assert "carries a value" in texts(told)
+    assert "keeps a value from one iteration" in texts(told)
 
 
 def test_a_statement_before_the_loop_needs_the_set_up_alone():

@@ -315,7 +315,7 @@ def test_checkpoints_of_other_loops_are_left_alone():
     assert only(run(EPOCHS, [strange, other, *starts(1)], inner=INNER), wanted).start == "s1"
 
 
-def test_cells_of_loops_that_nobody_counted_are_the_least_there_are():
+def test_cells_of_loops_that_were_not_counted_are_a_lower_bound():
     facts = run(EPOCHS, starts(1, 2), inner=INNER)
     deeper = ValueRequest(("n",), ("epoch", "step", "part"))
     work = survey([RunQuestion(facts, (deeper,))]).work[0]

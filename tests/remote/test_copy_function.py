@@ -86,7 +86,7 @@ def test_the_error_about_a_function_that_only_sends_says_to_copy_both_ways(far, 
         FunctionRemote(send, far / "ck", retry=quick()).put(file, "a")
 
 
-def test_a_function_that_ignores_where_to_is_found_out(far, tmp_path):
+def test_a_copy_function_that_ignores_its_destination_is_detected(far, tmp_path):
     def one_place(source, destination):
         inward = str(source).startswith(str(far))
         shutil.copyfile(far / "same" if inward else source, destination if inward else far / "same")

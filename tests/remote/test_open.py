@@ -32,7 +32,7 @@ def test_an_object_with_the_five_methods_is_used_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(("target", "mode"), [(None, None), ("x", "ftp"), (None, "manual")])
-def test_what_names_no_remote_is_refused_with_the_choices(target, mode):
+def test_a_text_that_names_no_remote_is_refused_with_the_choices(target, mode):
     with pytest.raises(UsageError):
         open_remote(target, mode)
 

@@ -50,7 +50,7 @@ def test_pauses_grow_to_a_limit_and_are_spread():
     assert all(p >= 0.5 * min(10, 2**n) for n, p in enumerate(pauses))
 
 
-def test_what_cannot_get_better_is_not_tried_again():
+def test_a_failure_that_would_repeat_is_not_retried():
     clock = Clock()
     with pytest.raises(RemoteError, match=r"1 attempt.*credentials"):
         Retry(sleep=clock.sleep, clock=clock).call("x", failing(1, PermissionError))

@@ -25,7 +25,9 @@ def staged(file, name):
     return f"{HIDDEN}{checksum(file)[-16:]}-{name}"
 
 
-def test_a_large_object_goes_to_s3_in_pieces_and_a_broken_put_goes_on(server, file, tmp_path):
+def test_a_large_object_goes_to_s3_in_pieces_and_an_interrupted_put_continues(
+    server, file, tmp_path
+):
     found = server("s3")
     # 5 MiB is the least an S3 server takes as a part
     remote = open_remote(f"{found.url}/pieces", piece=5 << 20, retry=Retry(1), **found.options)
@@ -55,7 +57,7 @@ def test_a_large_object_goes_to_s3_in_pieces_and_a_broken_put_goes_on(server, fi
     assert remote.sweep() == ()
 
 
-def test_xrootd_goes_on_with_half_a_file(server, file):
+def test_xrootd_continues_a_partial_file(server, file):
     found = server("xrootd")
     remote = open_remote(f"{found.url}/half", retry=Retry(1))
     half = file.with_name("half")
@@ -73,7 +75,7 @@ def test_xrootd_goes_on_with_half_a_file(server, file):
     assert resumes == [True]
 
 
-def test_sftp_goes_on_with_half_a_file(server, file, tmp_path):
+def test_sftp_continues_a_partial_file(server, file, tmp_path):
     found = server("sftp")
     remote = open_remote(f"{found.url}/half", retry=Retry(1), **found.options)
     (found.folder / "half").mkdir()

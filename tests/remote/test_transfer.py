@@ -185,7 +185,7 @@ def test_a_file_that_changes_while_it_is_sent_is_not_published(tmp_path, files):
     assert remote.list() == ()
 
 
-def test_what_a_killed_transfer_left_is_swept_and_never_listed(tmp_path, files):
+def test_leftovers_of_a_killed_transfer_are_removed_and_never_listed(tmp_path, files):
     remote = FolderRemote(tmp_path / "far")
     remote.put(files[0], "a/b")
     (tmp_path / "far/a/.rv-1234-b").write_bytes(b"half")

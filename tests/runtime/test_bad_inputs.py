@@ -39,7 +39,7 @@ def test_a_program_that_deletes_the_store_runs_to_its_end(tmp_path):
     assert not (tmp_path / ".rearview" / "runs").exists()
 
 
-def test_a_program_that_is_edited_while_it_runs_is_replayed_as_it_was(tmp_path):
+def test_a_program_that_is_edited_while_it_runs_is_replayed_with_its_old_source(tmp_path):
     text = f"{LOOP}    if epoch == 0: open('train.py', 'a').write('total = 7  # edited\\n')\nprint(total)\n"
     write(tmp_path, train=text)
     assert recorded(tmp_path, "train.py").out == "13495500\n"

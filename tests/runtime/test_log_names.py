@@ -68,7 +68,7 @@ def test_no_name_raises_and_every_accepted_name_can_be_stored(kept, name):
 @pytest.mark.parametrize(
     "name", ["", "  ", "$occ", "$stdout", 5, None, "a\0b", "x" * 5000, "\ud800"]
 )
-def test_a_refused_name_is_said_once(kept, name):
+def test_a_refused_name_is_reported_once(kept, name):
     with pytest.warns(RuntimeWarning, match="not recorded") as said:
         assert [api.log(name, 1) for _ in range(3)] == [1, 1, 1]
     assert len(said) == 1

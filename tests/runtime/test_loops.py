@@ -43,7 +43,7 @@ def session(tmp_path):
 
 
 @pytest.mark.parametrize("stride", [0.0, 60.0], ids=["each", "together"])
-def test_loops_inside_are_counted_anew_in_every_iteration(session, stride):
+def test_inner_loops_are_counted_separately_in_every_iteration(session, stride):
     session.stride = stride
     frame = sys._getframe()
     for _ in session.enter(history("outer"), range(20), frame):

@@ -18,7 +18,7 @@ def handle(number, frame):
     raise LateError
 
 
-def test_an_exception_of_a_signal_handler_is_not_taken_for_our_failure():
+def test_an_exception_of_a_signal_handler_does_not_count_as_a_failure_of_rearview():
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with pytest.raises(LateError) as caught:

@@ -32,7 +32,7 @@ def job_of(folder):
     return (folder / "log.txt").read_text().split("(")[1].split(")")[0].removesuffix(".000")
 
 
-def test_a_job_exits_85_now_and_then_and_goes_on_each_time(site, jobs):
+def test_a_job_exits_with_85_at_intervals_and_continues_each_time(site, jobs):
     folder = submit(site, jobs, "periodic", steps=60, seconds=0.1, options="'exit_every=\"2s\"'")
     assert finished(site, folder) == expected(60)
     begun = starts(folder)
@@ -40,7 +40,7 @@ def test_a_job_exits_85_now_and_then_and_goes_on_each_time(site, jobs):
     assert begun == sorted(set(begun))
 
 
-def test_an_evicted_job_saves_at_its_next_step_and_goes_on_from_there(site, jobs):
+def test_an_evicted_job_saves_at_its_next_step_and_continues_from_there(site, jobs):
     folder = submit(site, jobs, "evicted", steps=60, seconds=0.15)
     running(site, folder, 0)
     time.sleep(3)
@@ -51,7 +51,7 @@ def test_an_evicted_job_saves_at_its_next_step_and_goes_on_from_there(site, jobs
     assert begun[1] >= 10
 
 
-def test_a_job_killed_outright_goes_on_from_the_last_checkpoint_that_left(site, jobs):
+def test_a_killed_job_continues_from_the_last_transferred_checkpoint(site, jobs):
     folder = submit(site, jobs, "killed", steps=80, seconds=0.1, options="'exit_every=\"2s\"'")
     running(site, folder, 2)
     before = starts(folder)[-1]

@@ -48,7 +48,7 @@ def finished(site, tmp_path, job, seconds=150):
     return (tmp_path / "final.txt").read_text()
 
 
-def test_a_job_that_gets_usr1_before_its_end_is_queued_again_and_goes_on(site, submit, tmp_path):
+def test_a_job_that_gets_usr1_before_its_end_is_queued_again_and_continues(site, submit, tmp_path):
     # one minute is the shortest limit, and Slurm looks at limits every half minute
     job = submit("--time=1", "--signal=USR1@55", seconds=0.8)
     assert finished(site, tmp_path, job) == expected(STEPS)
@@ -59,7 +59,7 @@ def test_a_job_that_gets_usr1_before_its_end_is_queued_again_and_goes_on(site, s
     assert int(site.job(job)["Restarts"]) == len(begun) - 1
 
 
-def test_a_job_that_is_preempted_goes_on_where_it_saved(site, submit, tmp_path):
+def test_a_preempted_job_continues_from_its_save(site, submit, tmp_path):
     job = submit(seconds=0.1)
     until((tmp_path / "state.json").exists, 60, lambda: site.run("squeue"))
     site.run("scontrol", "requeue", job)

@@ -17,7 +17,9 @@ def site():
     yield from served()
 
 
-def test_a_submitted_script_that_is_told_to_save_is_queued_again_and_ends_the_same(site, tmp_path):
+def test_a_submitted_script_that_a_signal_stops_is_queued_again_with_the_same_result(
+    site, tmp_path
+):
     project = tmp_path / "my project"
     project.mkdir()
     shutil.copy(HERE / "handsfree.py", project)

@@ -50,7 +50,7 @@ def test_names_of_another_branch_are_not_visible():
     assert not {"a", "c"} & seen
 
 
-def test_names_of_the_turn_before_are_visible():
+def test_names_of_the_previous_iteration_are_visible():
     text = "for x in y:\n    use\n    a = 1\n"
     assert {"x", "a"} <= visible(*place(text, 2))
 

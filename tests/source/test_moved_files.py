@@ -19,7 +19,7 @@ OTHER = """def load():
 """
 
 
-def test_the_same_path_is_the_same_file_whatever_it_holds():
+def test_the_same_path_is_the_same_file_with_any_content():
     assert renames({"train.py": TEXT}, {"train.py": OTHER, "main.py": TEXT}).changed == {}
 
 
@@ -34,12 +34,12 @@ def test_files_that_share_little_are_two_files():
     assert renames({"train.py": TEXT}, {"main.py": OTHER}).now == {}
 
 
-def test_a_small_file_is_not_taken_for_a_large_one_that_holds_it():
+def test_a_small_file_does_not_match_a_large_one_that_contains_it():
     large = OTHER + "".join(f"value_{k} = compute({k})\n" for k in range(40))
     assert renames({"small.py": OTHER}, {"large.py": large}).now == {}
 
 
-def test_a_copy_beside_a_renamed_file_leaves_a_doubt():
+def test_a_copy_next_to_a_renamed_file_leaves_a_doubt():
     probed = TEXT + "import rearview\nrearview.log('total', total)\n"
     found = renames({"train.py": TEXT}, {"a.py": probed, "b.py": TEXT})
     assert found.doubtful == {"train.py": ("a.py", "b.py")}

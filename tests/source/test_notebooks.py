@@ -66,7 +66,7 @@ def test_an_added_cell_becomes_part_of_the_one_before_and_lines_stay(tmp_path):
     assert ast.dump(ast.parse(fitted)) == ast.dump(ast.parse(new.text))
     marks = [line for line in fitted.split("\n") if line.startswith("# %% In")]
     assert marks == ["# %% In [1]", "# %% In [2]", "# %% In [3]"]
-    with pytest.raises(SourceError, match="one to one"):
+    with pytest.raises(SourceError, match="cannot be assigned to its cells"):
         divide_into_cells(
             old.text, parse(write(tmp_path / "c.ipynb", "x = 1\ny = 2").read_bytes()).text
         )

@@ -22,7 +22,7 @@ def test_lines_are_counted_as_python_counts_them():
         b"# coding: no-such-code\nx = '\xc3\xa9'\n",
     ],
 )
-def test_bytes_come_back_as_they_were(data):
+def test_encoding_decoded_bytes_returns_the_same_bytes(data):
     assert encode(decode(data), data) == data
 
 

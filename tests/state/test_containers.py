@@ -206,7 +206,7 @@ def test_a_set_iterates_in_the_recorded_order(program):
     assert list(resumed.names["seen"]) == order
 
 
-def test_a_set_whose_order_cannot_be_had_again_is_reported(program):
+def test_a_set_whose_order_cannot_be_restored_is_reported(program):
     # A table that has grown for elements since removed is larger than any recipe makes it.
     def setup():
         seen = set(range(1000, 2000))

@@ -110,7 +110,7 @@ def difference(program, setup, change, *, born=False):
 
 @pytest.mark.parametrize("born", [False, True], ids=["set up", "made in the loop"])
 @pytest.mark.parametrize("library", sorted(SHOWN))
-def test_what_a_display_keeps_for_itself_is_no_difference(program, library, born):
+def test_values_that_a_display_keeps_for_itself_are_not_compared(program, library, born):
     make, change = SHOWN[library]
 
     def setup():
@@ -154,7 +154,7 @@ class Kept:
 
 
 @pytest.mark.parametrize("born", [False, True], ids=["set up", "made in the loop"])
-def test_what_the_program_keeps_in_a_display_counts(program, born):
+def test_values_that_the_program_keeps_in_a_display_are_compared(program, born):
     def subclass():
         return {"bar": Bar(total=3, file=io.StringIO())}
 

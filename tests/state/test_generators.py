@@ -43,7 +43,7 @@ def cycle(items):
 """
 
 
-def test_a_generator_that_shuffles_goes_on_with_its_own_order(made, resumes):
+def test_a_generator_that_shuffles_continues_in_its_own_order(made, resumes):
     module = made(CYCLE)
 
     def step(names, i):
@@ -53,7 +53,7 @@ def test_a_generator_that_shuffles_goes_on_with_its_own_order(made, resumes):
     resumes(lambda: {"it": module.cycle(range(7))}, step, at=4, stop=9)
 
 
-def test_a_generator_held_by_enumerate_goes_on(made, resumes):
+def test_a_generator_held_by_enumerate_continues(made, resumes):
     module = made(CYCLE)
     resumes(
         lambda: {"it": enumerate(module.cycle(range(4)))},
@@ -63,7 +63,7 @@ def test_a_generator_held_by_enumerate_goes_on(made, resumes):
     )
 
 
-def test_a_generator_in_a_generator_goes_on(made, resumes):
+def test_a_generator_in_a_generator_continues(made, resumes):
     module = made(
         CYCLE
         + """
@@ -89,7 +89,7 @@ def chained(a, b):
     resumes(setup, lambda names, i: (next(names["it"]), next(names["both"])), at=4, stop=9)
 
 
-def test_two_yields_of_one_generator_are_told_apart(made, resumes):
+def test_two_yields_of_one_generator_are_distinguished(made, resumes):
     module = made(
         """
 def steps():
@@ -119,7 +119,7 @@ def test_a_generator_made_in_the_loop_is_made_again(made, resumes):
     resumes(lambda: {"cycle": module.cycle, "it": None}, step, at=6, stop=12, stale_differs=False)
 
 
-def test_a_loader_with_a_generator_of_its_own_goes_on(resumes):
+def test_a_loader_with_its_own_generator_continues(resumes):
     data_loaders.watch_loaders(torch.utils.data.dataloader)
 
     def setup():
@@ -184,7 +184,7 @@ class Noisy:
         return i + torch.rand(()).item()
 
 
-def test_an_iterator_of_a_loader_with_workers_goes_on(resumes):
+def test_an_iterator_of_a_loader_with_workers_continues(resumes):
     data_loaders.watch_loaders(torch.utils.data.dataloader)
 
     def setup():
@@ -209,7 +209,7 @@ def counting():
     yield 1
 
 
-def test_a_generator_that_ended_in_the_loop_is_over_again_when_restored(resumes):
+def test_a_generator_that_ended_in_the_loop_has_ended_after_restoring(resumes):
     def setup():
         return {"held": None, "total": 0}
 

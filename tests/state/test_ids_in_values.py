@@ -76,7 +76,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("older", [False, True])
-def test_what_is_known_by_its_id_is_known_after_restoring(resumes, form, older):
+def test_objects_that_are_known_by_their_id_are_known_after_restoring(resumes, form, older):
     def setup():
         return {"things": [Thing(), Thing(), Thing()], "born": [], "at": 0}
 
@@ -317,7 +317,7 @@ STOPPED = {
 
 @pytest.mark.parametrize("born", [False, True], ids=["set up", "made in the loop"])
 @pytest.mark.parametrize("stop_words", STOPPED)
-def test_an_id_in_an_attribute_goes_with_a_value_too(program, resumes, stop_words, born):
+def test_an_id_in_an_attribute_may_identify_a_value_too(program, resumes, stop_words, born):
     def setup():
         return {"of": None if born else Vectorizer(STOPPED[stop_words]()), "n": 0}
 

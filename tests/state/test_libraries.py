@@ -359,7 +359,7 @@ def test_lightning_fabric_resumes(resumes):
     resumes(setup, step)
 
 
-def test_a_progress_bar_does_not_stand_in_the_way(resumes):
+def test_a_progress_bar_does_not_make_a_checkpoint_partial(resumes):
     tqdm = pytest.importorskip("tqdm", reason="tqdm is optional in the test group")
 
     def setup():

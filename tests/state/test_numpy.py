@@ -3,7 +3,7 @@ import pytest
 import torch
 
 
-def test_arrays_and_their_views_go_on_sharing_memory(resumes):
+def test_arrays_and_their_views_still_share_memory(resumes):
     def setup():
         base = np.zeros(3000)
         return {"base": base, "view": base[10:20], "grid": base.reshape(30, 100).T, "made": []}
@@ -26,7 +26,7 @@ def test_arrays_and_their_views_go_on_sharing_memory(resumes):
 
 @pytest.mark.parametrize("first", ["array", "tensor"])
 @pytest.mark.parametrize("size", [4, 5000])
-def test_an_array_and_a_tensor_on_the_same_memory_stay_so(first, size, resumes):
+def test_an_array_and_a_tensor_still_share_their_memory(first, size, resumes):
     def step(names, i):
         if "made" not in names:
             if first == "array":

@@ -120,7 +120,7 @@ def test_dataclasses_slots_and_enums_resume(resumes):
     assert resumed.names["compact"].other is resumed.names["config"]
 
 
-def test_an_attribute_deleted_or_unset_stays_so(resumes):
+def test_a_deleted_or_unset_attribute_stays_deleted_or_unset(resumes):
     class Slotted:
         __slots__ = ("a", "b")
 
@@ -143,7 +143,7 @@ def test_an_attribute_deleted_or_unset_stays_so(resumes):
     resumes(setup, step)
 
 
-def test_what_a_class_drops_from_its_own_pickles_is_kept(resumes):
+def test_attributes_that_a_class_drops_from_its_pickles_are_kept(resumes):
     def setup():
         return {"old": Stubborn(), "new": None}
 
@@ -265,15 +265,15 @@ def counting_class(base=object):
 
 @pytest.mark.parametrize("way", ["inherited", "method", "static", "of_class", "__call__"])
 @pytest.mark.parametrize("base", [object, dict, tuple, nn.Module, torch.Tensor, np.ndarray])
-def test_what_methods_close_over_is_state(resumes, way, base):
+def test_variables_that_methods_close_over_are_state(resumes, way, base):
     resumes(lambda: {"one": counting_class(base)}, lambda names, i: getattr(names["one"], way)())
 
 
-def test_what_a_property_closes_over_is_state(resumes):
+def test_variables_that_a_property_closes_over_are_state(resumes):
     resumes(lambda: {"one": counting_class()}, lambda names, i: names["one"].value)
 
 
-def test_what_a_metaclass_closes_over_is_state(resumes):
+def test_variables_that_a_metaclass_closes_over_are_state(resumes):
     def setup():
         seen = []
 
@@ -394,7 +394,7 @@ def test_bound_methods_partials_and_modules_go_by_reference(resumes):
     assert resumed.names["logger"] is logging.getLogger("y")
 
 
-def test_locks_are_kept_or_made_anew(resumes):
+def test_locks_are_kept_or_made_again(resumes):
     def setup():
         return {"lock": threading.Lock(), "n": 0}
 
@@ -437,7 +437,7 @@ def test_a_lock_held_at_the_boundary_is_reported(program):
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*itertools:DeprecationWarning")
-def test_iterators_go_on_where_they_stood(make, resumes):
+def test_iterators_continue_at_their_position(make, resumes):
     if sys.version_info >= (3, 14) and type(make()).__module__ == "itertools":
         pytest.skip("itertools lost its pickling in Python 3.14; see the test of what is reported")
 
@@ -513,7 +513,7 @@ def test_a_function_that_the_loop_of_a_module_makes_comes_back_before_it_has_a_n
         globals().pop("made_in_the_loop", None)
 
 
-def test_a_function_made_in_the_loop_does_not_go_stale_but_refuses(program):
+def test_a_function_made_in_the_loop_raises_instead_of_using_old_values(program):
     """It sees a variable of a running function, which its restored copy would not see change."""
     from rearview.errors import StateError
 
@@ -548,7 +548,7 @@ class Passing:
         return getattr(self._inner, name)
 
 
-def test_an_object_that_passes_everything_on_comes_back(resumes):
+def test_an_object_that_forwards_every_attribute_is_restored(resumes):
     def step(names, i):
         names["made"] = Passing([*names.get("made", Passing([]))._inner, i])
         return names["made"].count(i), len(names["made"]._inner)
@@ -566,7 +566,7 @@ class OneForAll:
         self.together.setdefault("seen", [])
 
 
-def test_instances_that_share_their_attributes_go_on_sharing_them(resumes):
+def test_instances_that_share_their_attributes_still_share_them(resumes):
     def setup():
         OneForAll.together.clear()
         return {"old": OneForAll(), "new": None}

@@ -127,7 +127,7 @@ def test_an_object_is_its_attributes_and_may_lead_to_itself(state):
     assert thing.type.endswith("Thing")
 
 
-def test_what_only_the_program_can_make_is_named_with_the_reason(state):
+def test_an_object_that_only_the_program_can_make_is_named_with_the_reason(state):
     variables = state[1]
     assert "generator" in variables.reason("main.work")
     assert isinstance(variables.value("main.work"), NotGiven)

@@ -169,7 +169,7 @@ def test_a_capture_starts_no_garbage_collection():
 
 
 @pytest.mark.parametrize("collecting", [True, False])
-def test_a_capture_leaves_the_garbage_collector_as_it_was_even_if_it_fails(collecting):
+def test_a_capture_does_not_change_the_garbage_collector_even_if_it_fails(collecting):
     anchors = Anchors.walk({}, project=is_project)
     was = gc.isenabled()
     (gc.enable if collecting else gc.disable)()

@@ -96,7 +96,7 @@ def test_a_queue_between_processes_is_reported_unless_it_is_empty(program):
 @pytest.mark.parametrize(
     "make", [hashlib.sha256, zlib.compressobj, lambda: __import__("queue").SimpleQueue()]
 )
-def test_what_native_code_hides_is_reported(program, make):
+def test_state_that_native_code_hides_is_reported(program, make):
     run = program(lambda: {"hidden": make()}, None)
     assert [m.path for m in run.capture()[0].missing] == ["hidden"]
 

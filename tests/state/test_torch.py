@@ -179,7 +179,7 @@ def test_an_averaged_model_resumes(resumes):
     resumes(setup, step)
 
 
-def test_hooks_go_on_counting_and_can_be_removed(resumes):
+def test_hooks_continue_to_count_and_can_be_removed(resumes):
     def setup():
         model = make_model()
         seen = []
@@ -481,7 +481,7 @@ def test_a_gradient_through_the_boundary_is_refused_not_shortened(program):
         resumed.names["hidden"].sum().backward()
 
 
-def test_a_tensor_whose_graph_is_gone_is_shown_as_it_was(program):
+def test_a_tensor_without_its_graph_is_shown_as_in_the_run(program):
     def setup():
         torch.manual_seed(0)
         return {"weight": nn.Parameter(torch.randn(3))}

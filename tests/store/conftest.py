@@ -48,7 +48,7 @@ def save(checkpoints, state):
 
 @pytest.fixture
 def holds(checkpoints, state):
-    """Say whether checkpoint `seq` loads, byte for byte."""
+    """Return True if checkpoint `seq` loads, byte for byte."""
 
     def check(seq, *, run="r", seed=None, store=None):
         store = store or checkpoints

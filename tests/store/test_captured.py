@@ -15,7 +15,7 @@ def rows(made, *names, **options):
     return Tables(made.project).table(names, **options).rows()
 
 
-def test_a_variable_is_a_column_of_its_own_with_its_origin(made):
+def test_a_variable_is_a_column_with_its_origin(made):
     run = made.run()
     made.add(run, (at(epoch=0), {"loss": 0.5}), (at(epoch=1), {"loss": 0.25}), origin="$assigned")
     assert rows(made, "loss", origins=True) == [
@@ -54,7 +54,7 @@ def test_all_values_of_a_captured_name_come_from_the_same_origin(made):
     assert found[0]["acc.origin"] == "printed"
 
 
-def test_captured_values_are_shown_while_the_run_goes_on(made):
+def test_captured_values_are_shown_while_the_run_is_in_progress(made):
     run = made.run(over=False)
     made.add(run, (at(epoch=0), {"loss": 2.0}), origin="$assigned", close=False)
     first = made.open

@@ -42,7 +42,7 @@ def modes(store):
 
 @pytest.mark.parametrize("umask", [0, 0o002, 0o022])
 @pytest.mark.parametrize("git", [True, False])
-def test_nobody_else_can_read_any_file_whatever_the_umask(tmp_path, umask, git):
+def test_only_the_owner_can_read_files_with_any_umask(tmp_path, umask, git):
     (tmp_path / "job.py").write_text(JOB)
     env = {} if git else {"PATH": str(Path(sys.executable).parent)}
     assert rearview(tmp_path, "run", "-q", "--every", "job.py", umask=umask, **env).returncode == 0

@@ -295,7 +295,7 @@ def test_no_value_is_ever_unpickled(log, monkeypatch):
     assert "<img" in found._repr_html_()
 
 
-def test_only_the_text_of_a_stored_value_is_taken_for_one():
+def test_only_the_text_of_a_stored_value_counts_as_a_stored_value():
     value = kept(torch.ones(2))
     text = json.dumps(dict(value.facts), separators=(",", ":"))
     assert value_in_text(text).shape == (2,)

@@ -125,7 +125,7 @@ def test_a_malformed_media_value_raises_a_warning_and_the_run_continues(tmp_path
     assert type(value).__name__ in str(past.table("x").rows()[0]["x"])
 
 
-def test_damaged_bytes_are_said_to_be_damaged():
+def test_damaged_bytes_are_reported():
     from rearview.errors import DamagedError
     from rearview.store.media import stored_value
 

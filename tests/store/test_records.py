@@ -75,7 +75,7 @@ def test_a_replay_has_its_own_file_and_its_origin(tmp_path):
     assert [(r.value, r.origin) for r in logged(tmp_path)] == [(1, "recorded"), (2, "unproved")]
 
 
-def test_a_torn_last_line_is_not_read_at_whatever_byte_it_ends(tmp_path):
+def test_a_last_line_torn_at_any_byte_is_not_read(tmp_path):
     out = RecordFile(tmp_path, "r")
     for i in range(3):
         out.append(encode_point(AT), [("loss", i), ("text", "é")])
@@ -130,7 +130,7 @@ def test_no_acknowledged_record_is_lost_by_kill_9(tmp_path):
         assert all(seen[i] == i / 7 for i in range(acknowledged + 1))
 
 
-def test_a_long_run_goes_on_in_new_files(tmp_path):
+def test_a_long_run_continues_in_new_files(tmp_path):
     out = RecordFile(tmp_path, "r", part=500)
     for i in range(100):
         out.append(b"{", [("a", i)])

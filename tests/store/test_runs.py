@@ -40,7 +40,7 @@ def change(runs: Runs, run: str, **facts) -> None:
     file.write_bytes(add_check(text))
 
 
-def test_a_run_comes_back_as_it_was_started(runs):
+def test_the_facts_of_a_started_run_are_read_back(runs):
     run = started(
         runs, args={"lr": 0.1, "bad": math.nan}, target="\udce9.py", given={"A": "7"}, parent="p"
     )
@@ -122,7 +122,7 @@ def test_a_paused_run_that_is_resumed_is_the_same_run(runs):
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_run_has_ended_also_if_the_clock_was_set_back_meanwhile(runs, resumed):
+def test_a_run_has_ended_also_if_the_clock_was_set_back_during_it(runs, resumed):
     run = started(runs)
     if resumed:
         runs.end(run, 85)

@@ -193,7 +193,7 @@ def test_every_answer_carries_the_policy(reading):
     assert "unsafe" not in POLICY
 
 
-def test_the_page_has_no_script_or_style_of_its_own_in_the_markup():
+def test_the_markup_of_the_page_has_no_inline_script_or_style():
     static = resources.files("rearview.web") / "static"
     text = (static / "index.html").read_text()
     assert not re.findall(r"<script(?![^>]*\bsrc=)", text)

@@ -105,7 +105,7 @@ def test_nan_is_distinguished_from_an_empty_cell(grid):
     assert found["rows"][0][1:] == ["NaN", None]
 
 
-def test_completion_offers_columns_that_go_on_from_the_word(grid):
+def test_completion_offers_columns_that_begin_with_the_word(grid):
     _, index = grid
     found = completions(Columns.of(index), "lr > 1 and se")
     assert found[0] == {"insert": "seed", "label": "seed", "what": "parameter"}

@@ -28,10 +28,10 @@ STARTS = ("spawn", "fork")
 def background(writer: Any, *args: Any, **kwargs: Any) -> Any:
     """Return a stand-in for a logger whose calls return at once; another process makes them.
 
-    `writer` is a class or function that makes the logger there, followed by its arguments:
-    `background(SummaryWriter, "logs")`. A logger that exists is taken too if it can be made again
-    with certainty. Calls keep their order. `flush()` and `close()` wait until all calls were made,
-    and so does the end of the program. An exception that a call of the logger raises is raised by a later call.
+    `writer` is a class or function that makes the logger in that process, followed by its arguments:
+    `background(SummaryWriter, "logs")`. It may also be an existing logger, if Rearview knows for
+    certain how to make it again. Calls keep their order. `flush()`, `close()` and the end of the program wait until all calls
+    were made. An exception that a call of the logger raises is raised by a later call.
 
     Two options: `background_memory`, the bytes that waiting calls may take (a call waits while there
     is no room), and `background_start`, "spawn" for a new interpreter or "fork" for a copy of this
@@ -69,11 +69,11 @@ def _is_replay() -> bool:
     session = _session()
     if session is not None and session.view is not None:
         return True
-    return b"REARVIEW_REPLAY" in getattr(os.environ, "_data", {})  # a look that is not recorded
+    return b"REARVIEW_REPLAY" in getattr(os.environ, "_data", {})  # not an input of the run
 
 
 class Background:
-    """Represents a logger that is in another process. Methods return None at once.
+    """Represents a logger in another process. Methods return None at once.
 
     Attributes, and methods whose name begins with `get_`, wait for the writer process and return its answer.
     """
@@ -154,7 +154,7 @@ class Background:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{self!r} belongs to this process and cannot be pickled. Make a writer of its own in the "
+            f"{self!r} belongs to this process and cannot be pickled. Make another writer in the "
             "other process."
         )
 

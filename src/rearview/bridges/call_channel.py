@@ -179,13 +179,13 @@ class CallChannel:
         """Fork this process twice: the second copy owns the writer as it is now."""
         flush = getattr(self.recipe.instance, "flush", None)
         if callable(flush):
-            flush()  # or bytes that wait in its buffers would be written twice
+            flush()  # otherwise both processes would write the bytes in its buffers
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # asked for, and said in the docs
+            warnings.simplefilter("ignore", DeprecationWarning)  # the user chose "fork"
             child = os.fork()
         if child:
             os.waitpid(child, 0)
@@ -217,7 +217,7 @@ class CallChannel:
         pid = int(self.ring.header[PID])
         with contextlib.suppress(OSError):
             if pid and state == CLOSED and os.getpid() == 1:
-                os.waitpid(pid, 0)  # process 1 inherits orphans, and collects them
+                os.waitpid(pid, 0)  # process 1 inherits the writer process and waits for its end
             elif pid:
                 os.waitpid(pid, os.WNOHANG)
         for fd in (self.inbox, self.wake):
@@ -288,10 +288,10 @@ class CallChannel:
         return call
 
     def number_of(self, path: tuple[str, ...], name: str) -> int:
-        """Return the number that messages use for a method; send it to the writer process first.
+        """Return the number by which messages name a method; the writer process gets it before the first such message.
 
-        Another thread sees the number only after it was sent. Two threads that ask for the same method at
-        once may give it two numbers, which is harmless.
+        Another thread sees the number only after it was sent. Two threads that number the same method at
+        the same time may give it two numbers, which is harmless.
         """
         key = (path, name)
         index = self.numbers.get(key)
@@ -360,8 +360,8 @@ class CallChannel:
         places, size = shared_memory_ring.layout(len(payload), sizes)
         if size + shared_memory_ring.GAP > ring.size:
             raise UsageError(
-                f"One call holds {size} bytes, and the memory of a background writer {ring.size}. "
-                "Log less at once, or raise the limit on the address space (ulimit -v).",
+                f"One call has {size} bytes, but the background writer has only {ring.size} bytes of memory. "
+                "Log less in one call, or raise the limit on the address space (ulimit -v).",
                 slug="background-arguments",
             )
         since = 0.0
@@ -372,7 +372,7 @@ class CallChannel:
             if not self.lock.acquire(blocking=False):
                 if _is_interrupted_call():
                     self.deferred.append((payload, [bytes(memoryview(each)) for each in buffers]))
-                    header[ATTENTION] = 1  # the call that was interrupted publishes it
+                    header[ATTENTION] = 1  # the interrupted call publishes it
                     return
                 if not self.lock.acquire(timeout=_ORPHANED):
                     with contextlib.suppress(RuntimeError):
@@ -422,7 +422,7 @@ class CallChannel:
     # --- questions and answers
 
     def ask(self, kind: str, path: tuple[str, ...], name: str, *rest: Any, **kwargs: Any) -> Any:
-        """Return the writer's answer, after all earlier calls; None if its process is gone."""
+        """Return the writer's answer after it has made all earlier calls; None if its process is gone."""
         if self.state == REPLAY:
             return self._answer_here(kind, path, name, *rest, **kwargs)
         if self.state not in {OPEN, PENDING}:
@@ -550,8 +550,8 @@ class CallChannel:
             _warn(
                 WriterError(
                     f"The background writer {self.recipe.name} belongs to the process that made it, "
-                    f"and this is a forked child ({os.getpid()}): its calls are dropped. Make a writer "
-                    "of its own in the child.",
+                    f"and this is a forked child ({os.getpid()}): its calls are dropped. Make another "
+                    "writer in the child.",
                     slug="background-forked",
                 )
             )

@@ -1,8 +1,8 @@
 """Copy tensors from an accelerator to the background writer while the computation continues.
 
 A copy goes into pinned memory without waiting for the device; an event after it says when it is done.
-Until then this call and all later calls are held back. Pinned memory is reused. If the device or this
-version of torch does not offer that, `tensor.cpu()` is used, which waits.
+Until then this call and all later calls wait. Pinned memory is reused. If the device or this version of
+torch has no pinned memory, `tensor.cpu()` is used, which blocks the program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Import runs of other trackers as runs of this project, and list runs of this project for export to them.
+"""Import runs of other trackers as runs of this project, and list runs of this project for export.
 
 An imported run has records at its steps and its parameters as arguments; importing again adds only what is
 new. An exported value is a name, a step, a time and a value.
@@ -45,7 +45,7 @@ class TrackedRun:
 
     tracker: str
     key: str
-    """The identity of the run there, wherever its files are."""
+    """The identity of the run in that tracker; it does not depend on where its files are."""
     started: float
     values: Iterable[TrackedValue]
     ended: float | None = None
@@ -65,7 +65,7 @@ class Imported:
     key: str
     source: str
     records: int
-    """Records that were added now."""
+    """Records that this import added."""
     is_new: bool
 
 
@@ -124,7 +124,7 @@ def _start(runs: Runs, tracked: TrackedRun) -> str:
 
 
 def _give_name(runs: Runs, run: str, name: str) -> None:
-    """Give a run the name that it had, unless another run has that name."""
+    """Give an imported run its name in the tracker, unless another run here has that name."""
     try:
         name = labels.check_name(name)
     except UsageError:
@@ -147,7 +147,7 @@ def _add_values(
     rows: dict[int | None, dict[str, TrackedValue]] = {}
     for value in tracked.values:
         if (value.name, value.step) not in stored and value.name.strip() and value.name[0] != "$":
-            rows.setdefault(value.step, {})[value.name] = value  # the last one of a step counts
+            rows.setdefault(value.step, {})[value.name] = value  # the last of a step
     if not rows:
         return 0
     attempt, since = (0, 0) if is_new else _next_attempt(history, run)
@@ -174,7 +174,7 @@ def _point(step: int | None) -> Point:
 
 
 def _stored_places(history: History, run: str) -> set[tuple[str, int | None]]:
-    """Return the names and steps of which a run has values."""
+    """Return the (name, step) pairs for which a run has values."""
     rows = history.sql(
         f"SELECT name, path, indices FROM records WHERE run = '{run}'"  # noqa: S608 - our own id
     ).rows()
@@ -182,7 +182,7 @@ def _stored_places(history: History, run: str) -> set[tuple[str, int | None]]:
 
 
 def _next_attempt(history: History, run: str) -> tuple[int, int]:
-    """Return the attempt number with which new records come after those that a run has."""
+    """Return an attempt number that orders new records after those that a run has."""
     row = history.sql(
         "SELECT max(attempt) AS attempt, max(seq) AS seq FROM records "  # noqa: S608 - our own id
         f"WHERE run = '{run}'"
@@ -202,7 +202,7 @@ def missing_library(library: str, extra: str, doing: str) -> UsageError:
 def nothing_found(tracker: str, path: Path | str, looked_for: str) -> UsageError:
     """Return the error for a path with nothing to import."""
     return UsageError(
-        f"{path} holds nothing of {tracker}: no {looked_for} was found. Name the folder that {tracker} "
+        f"{path} has no data of {tracker}: no {looked_for} was found. Name the folder that {tracker} "
         "wrote to.",
         slug="import-nothing",
     )
@@ -234,7 +234,7 @@ class Exported:
     run: str
     place: str
     values: int
-    """Values that were written now; 0 if all of them were there already."""
+    """Values that this export wrote; 0 if the target had all of them already."""
     left_out: int = 0
     """Values of kinds that the tracker cannot store."""
 

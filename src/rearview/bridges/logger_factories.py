@@ -1,7 +1,7 @@
 """How the writer process makes the logger: from a class or function, or like an existing logger.
 
-An existing logger cannot simply be copied, because most have threads, files or connections. It is made
-again if its construction arguments are certain; else it is refused with the line to write instead.
+An existing logger cannot be copied, because most have threads, files or connections. Rearview makes it
+again if it knows its construction arguments for certain, and otherwise refuses it with the line to write instead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Recipe:
     """Methods other than `close` that end the logger."""
 
     def recording_hook(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], None] | None:
-        """Return the function by which the recording notes calls of a method; None if it does not."""
+        """Return the function that records calls of a method for the run; None if the recording ignores the method."""
         function = getattr(self.type or self.module, name, None)
         hook: Any = getattr(function, SEEN, None)
         return hook if callable(hook) else None
@@ -88,9 +88,9 @@ def recipe_of(
             kind.__qualname__, _copied, (kind, dict(attributes)), type=kind, instance=writer
         )
     raise UsageError(
-        f"The logger {kind.__qualname__} exists already, and it is not certain how to make the same "
-        f"one in another process. Let that process make it: rearview.background({kind.__qualname__}, "
-        "...) with the arguments that you gave it. If it has no threads of its own, "
+        f"The logger {kind.__qualname__} exists already, and Rearview does not know for certain how to "
+        f"make it again in another process. Let that process make it: rearview.background("
+        f"{kind.__qualname__}, ...) with the arguments that you gave it. If it has no threads, "
         'rearview.background(logger, background_start="fork") copies it as it is.',
         slug="background-instance",
     )
@@ -132,12 +132,12 @@ def _known(writer: Any) -> Recipe | None:
 
 
 def _same(writer: Any) -> Any:
-    """Return a W&B run: its own pickling connects it to its service."""
+    """Return a W&B run: unpickling it connects it to the service of W&B."""
     return Attached(writer)
 
 
 class Attached:
-    """A logger that another process owns: everything is passed on except its end."""
+    """A logger that another process owns: all calls reach it except those that would end it."""
 
     is_attached = True
 
@@ -182,7 +182,7 @@ def _tensorboard(writer: Any, *, log_dir: str, queue: str) -> Recipe:
     if prefix:
         options["write_to_disk"] = writer._write_to_disk  # noqa: SLF001 - it has no other name
     with contextlib.suppress(AttributeError):
-        writer.close()  # writes its values to its file; a later call would open a second one
+        writer.close()  # writes its values to its file; any later call would open a second file
     kind = type(writer)
-    # an absolute folder, as it is now: the program may change its folder before the writer starts
+    # an absolute path: the program may change its working folder before the writer process starts
     return Recipe("SummaryWriter", kind, (os.path.abspath(log_dir),), options, type=kind)  # noqa: PTH100

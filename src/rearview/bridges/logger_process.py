@@ -41,7 +41,7 @@ NAP = 0.004
 LINGER = 0.25
 """Seconds without a call after which the process sleeps until it is woken."""
 LONGEST_SLEEP = 0.5
-"""Seconds after which it wakes up by itself, in case a wake-up was missed."""
+"""Seconds after which it wakes up in any case, because it may have missed a wake-up."""
 UNREAD = 4
 """Errors that are sent before the program has read them; later ones are only counted."""
 LONGEST_TRACEBACK = 8_000
@@ -96,7 +96,7 @@ def run_in_fork(
 
 
 def yield_to_program(nice: int) -> None:
-    """Leave signals to the program, and lower the priority of this process."""
+    """Ignore signals, which are for the program, and lower the priority of this process."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ class CallServer:
         ring.header[PID] = os.getpid()
         try:
             self.pidfd = os.pidfd_open(parent)
-        except (OSError, AttributeError):  # gone already, or a kernel without it
+        except (OSError, AttributeError):  # the program is gone already, or the kernel has no pidfd
             self.pidfd = -1
 
     def fail(self, exc: BaseException) -> None:
@@ -297,7 +297,7 @@ class CallServer:
             self._send(token, ("value", None))
 
     def _close(self, name: str = "") -> None:
-        """Close the writer with the method that it has for that."""
+        """Close the writer with the first of the closing methods that it has."""
         self.running = False
         if self.target is None:
             return
@@ -309,7 +309,7 @@ class CallServer:
                     break
         finally:
             if self.has_own_handlers and not getattr(self.target, "is_attached", False):
-                # the service of W&B, for one, may still write: its exit handler waits for that
+                # the service of W&B may still be writing: its exit handler waits for it
                 atexit._run_exitfuncs()  # noqa: SLF001 - this process ends without them
 
     def _send_error(self, text: str, exc: BaseException) -> None:
@@ -338,7 +338,7 @@ class CallServer:
 
 
 class _NotConstructed(Exception):  # noqa: N818 - never raised to users
-    """The writer could not be constructed."""
+    """A call was made, but the writer could not be constructed."""
 
 
 def _number_of(payload: memoryview) -> int:

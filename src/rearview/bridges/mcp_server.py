@@ -24,8 +24,8 @@ MOST_ROWS = 1000
 INSTRUCTIONS = """\
 Rearview keeps every training run of this project: its source, its logged values, its checkpoints.
 `runs` lists runs, `show` describes one, `table` and `sql` read logged values. A value that was never
-logged can still be had: add `rearview.log("name", value)` to the newest source in the place where it
-should be logged, ask `price` what it costs to fill that column for past runs, then `backfill`.
+logged can be computed afterwards: add `rearview.log("name", value)` to the newest source where the value
+exists, ask `price` what it costs to fill that column for past runs, then call `backfill`.
 """
 
 
@@ -55,7 +55,7 @@ def make_server(history: History, *, allow_replay: bool) -> Any:
 
 
 def _explaining(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a tool that answers with the message of a Rearview error, because it says what to do."""
+    """Return the tool, changed so that a Rearview error becomes an answer: its message says what to do."""
 
     @functools.wraps(tool)
     def answer(*args: Any, **kwargs: Any) -> Any:
@@ -171,7 +171,7 @@ class Tools:
         priced = _priced(report, names, runs, where)
         if consent != priced["consent"]:
             raise UsageError(
-                f"The consent {consent!r} is not that of this backfill, whose price is "
+                f"The consent {consent!r} does not belong to this backfill, which takes "
                 f"{priced['seconds']} s. Ask `price` with the same names, runs and condition, show "
                 "the user what it costs, then pass the consent that it returned.",
                 slug="mcp-consent",

@@ -75,7 +75,7 @@ def read_mlflow(place: str) -> Iterator[TrackedRun]:
             run
             for experiment in _pages(client.search_experiments)
             for run in _pages(client.search_runs, [experiment.experiment_id])
-            if TAG not in run.data.tags  # one that came from here
+            if TAG not in run.data.tags  # this run was exported from here
         ]
         for run in sorted(tracked_runs, key=lambda each: each.info.start_time or 0):
             yield _tracked(client, run, place)

@@ -30,9 +30,9 @@ import cloudpickle
 HEADER = 4096
 """Bytes before the ring: counters, eight bytes each."""
 HEAD, TAIL, ASLEEP, ATTENTION, ERRORS, SEEN, PID = range(7)
-"""Counters: end of published messages; begin of unread ones; whether the writer process waits to be
-woken; whether the program should look at that or at errors; errors so far; errors that it has read;
-the writer process."""
+"""Counters: end of published messages; begin of unread messages; whether the writer process sleeps until it
+is woken; whether the program should check for that or for errors; errors so far; errors that the program
+has read; id of the writer process."""
 JUMP = 2**64 - 1
 """Instead of a message's size: continue at the start of the ring."""
 GAP = 64
@@ -49,7 +49,7 @@ ORDERED = platform.machine().lower() in {"x86_64", "amd64", "i686"}
 def fence() -> None:
     """Keep memory accesses before this call before those after it.
 
-    x86 does that by itself; on other processors a lock is taken twice.
+    x86 keeps this order anyway; on other processors, taking a lock twice enforces it.
     """
     if not ORDERED:
         with _FENCE:
@@ -61,8 +61,8 @@ def fence() -> None:
 class Ring:
     """The memory of one background writer, as either side sees it.
 
-    `bound` is the number of bytes that waiting calls may take. A single call that is larger than
-    that waits until it has the ring for itself.
+    `bound` is the number of bytes that waiting calls may take. A single call that is larger
+    waits until the ring is empty.
     """
 
     def __init__(self, fd: int, size: int, bound: int) -> None:
@@ -88,12 +88,12 @@ class Ring:
                 os.ftruncate(fd, HEADER + size)
                 return cls(fd, size, bound)
             except (OSError, ValueError, OverflowError):
-                continue  # a limit on the address space: less room for single large calls
+                continue  # the address space of the process is limited: single large calls get less room
         os.close(fd)
         raise MemoryError(f"{bound} bytes of shared memory cannot be mapped")
 
     def room(self, need: int) -> int | None:
-        """Return where `need` bytes can be written now, or None while the writer is behind.
+        """Return where `need` bytes can be written; None until the writer process has read more messages.
 
         May publish a jump to the start of the ring.
         """
@@ -117,10 +117,10 @@ class Ring:
             self.lap = min(self.bound, max(2 * self.lap, head + need))
             self.limit = self.lap - GAP
             return head
-        if head == tail and need <= self.size:  # empty: one large call may have all of it
+        if head == tail and need <= self.size:  # empty: one large call may use all of it
             if head:
                 self._jump(head)
-                return None  # until the writer has followed
+                return None  # wait until the writer process has followed the jump
             self.lap = max(self.bound, need)
             self.limit = self.lap - GAP
             return 0

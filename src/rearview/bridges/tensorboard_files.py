@@ -120,7 +120,7 @@ def _parameters(content: bytes) -> dict[str, Any]:
 
 
 def write_tensorboard(exported: ExportedRun, folder: Path) -> Exported:
-    """Write a run into a folder of its own below `folder`; the same values give the same bytes."""
+    """Write a run into a new folder below `folder`; the same values give the same bytes."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -1,7 +1,7 @@
 """Import offline runs of Weights & Biases and export runs as such.
 
 An offline run is a folder with one log of protocol buffers: a header of 7 bytes, then blocks of 32 KB with
-chunks of a checksum, a length, a kind and data. This module reads the format; writing is left to W&B.
+chunks of a checksum, a length, a kind and data. This module reads the format; the package `wandb` writes it.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def log_records(file: Path) -> Iterator[bytes]:
     data = file.read_bytes()
     if data[:4] != HEADER:
         raise DamagedError(
-            f"{file} is no offline run of W&B: it does not begin with {HEADER!r}. Name the folder "
+            f"{file} is not an offline run of W&B: it does not begin with {HEADER!r}. Name the folder "
             "that holds offline-run-* folders.",
             slug="import-damaged",
         )
@@ -179,8 +179,8 @@ def log_records(file: Path) -> Iterator[bytes]:
             return
         if check != zlib.crc32(data[place + 6 : place + 7 + length]):
             raise DamagedError(
-                f"{file} is damaged at byte {place}: its checksum is another one. Values before that "
-                "were not imported either; copy the file again.",
+                f"{file} is damaged at byte {place}: its checksum does not match. The values before "
+                "that byte were not imported either; copy the file again.",
                 slug="import-damaged",
             )
         place += 7 + length

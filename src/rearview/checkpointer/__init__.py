@@ -1,7 +1,7 @@
 """Long jobs on batch systems: the class `Checkpointer`, its saves, signals and job files.
 
-The package also answers to the names and import paths of the published `checkpointer` package, for programs
-written for it. The class is loaded on first use: a recorded program must not find `multiprocessing` imported.
+The package also provides the names and import paths of the published `checkpointer` package, for programs
+that use it. The class is loaded on first use: a recorded program must not find `multiprocessing` imported.
 """
 
 from __future__ import annotations

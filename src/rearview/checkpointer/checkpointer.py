@@ -28,7 +28,7 @@ from rearview.remote.base import Remote, Retry
 __all__ = ["Checkpointer", "CheckpointerWarning"]
 
 FAILURES = 3
-"""Failed saves in a row after which a failure is an error, not a warning."""
+"""Number of failed saves in a row at which a failure becomes an error instead of a warning."""
 
 TRAPPED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -155,7 +155,7 @@ class Checkpointer:
         self.thread = threading.current_thread()
         _STEPPING.add(self)
         now = self._clock()
-        if now >= self._rearm_at:  # not at every step: some take microseconds
+        if now >= self._rearm_at:  # not at every step: some steps take only microseconds
             self.signals.rearm()
             self._rearm_at = now + 0.05
         if self._pause_when is not None and self._pause_when():
@@ -183,7 +183,7 @@ class Checkpointer:
     def checkpoint(self, value: Any = None, metric: Any = None) -> None:
         """Save `value` (or the last one given) and transfer it, now and in the foreground.
 
-        `checkpoint(i, model)` is understood as `step(i, model)` is.
+        `checkpoint(i, model)` has the same meaning as in `step(i, model)`.
         """
         value, metric, self._index = _published_order(value, metric)
         if value is None:
@@ -206,7 +206,7 @@ class Checkpointer:
     def restore(self, default: Any = None) -> Any:
         """Return the result of `restore_function` for the newest intact save, or `default`.
 
-        The newest is the one saved last, here or at the remote. A damaged save is reported, and
+        The newest is the save made last, here or at the remote. A damaged save is reported, and
         the save before it is used. It is an error if saves exist and none is intact, or if the
         remote cannot be reached: a long run must not silently start from the beginning.
         """
@@ -237,7 +237,7 @@ class Checkpointer:
         self._archive.clean_up()
 
     def wait(self) -> None:
-        """Return when everything saved so far is durable and transferred; raise if it is not."""
+        """Wait until everything saved so far is durable and transferred; raise if that fails."""
         self._finish_tasks()
         self._check_tasks()
 
@@ -291,7 +291,7 @@ class Checkpointer:
             self._failed(exc)
 
     def _transfer_failed(self, exc: RemoteError) -> None:
-        """Warn and continue if an earlier transfer succeeded; a target that never worked is an error.
+        """Warn and continue if an earlier transfer succeeded; raise if no transfer ever did.
 
         A run must not train for days if its saves can never reach their target.
         """
@@ -354,7 +354,7 @@ class Checkpointer:
                 and not checkpointer.departed
                 and checkpointer.thread.is_alive()
             ]
-            if others:  # they save at their own next step, when their state is complete
+            if others:  # the other processes save at their next step, when their state is complete
                 for checkpointer in others:
                     checkpointer.signals.request(number)
                 return

@@ -18,10 +18,10 @@ __all__ = ["KerasCheckpointCallback", "KerasCheckpointerCallback"]
 
 
 class KerasCheckpointCallback(RearviewCallback):
-    """`RearviewCallback` called as the published one: `checkpoint_every` counts epochs.
+    """`RearviewCallback` with the arguments of the published class: `checkpoint_every` counts epochs.
 
-    `save_freq` is `"epoch"`, or a number of batches between saves, which then decides. A signal is
-    answered after any batch.
+    `save_freq` is `"epoch"`, or a number of batches between saves, which then replaces `checkpoint_every`.
+    After a signal, the callback saves and exits at the end of the batch.
     """
 
     def __init__(

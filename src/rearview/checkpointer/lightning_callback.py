@@ -19,9 +19,9 @@ __all__ = ["LightningCheckpointCallback", "LightningCheckpointerCallback"]
 
 
 class LightningCheckpointCallback(RearviewCallback):
-    """`RearviewCallback` called as the published one: `checkpoint_every` counts epochs.
+    """`RearviewCallback` with the arguments of the published class: `checkpoint_every` counts epochs.
 
-    A signal is still answered between any two batches.
+    After a signal, the callback saves and exits before the next batch.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LightningCheckpointCallback(RearviewCallback):
             self._epochs.begin(trainer.current_epoch)
 
     def restore(self) -> None:
-        """Return None, for `ckpt_path`: the callback restores by itself, to the exact batch."""
+        """Return None, for `ckpt_path`: the callback itself restores, to the exact batch."""
 
 
 LightningCheckpointerCallback = LightningCheckpointCallback

@@ -54,7 +54,7 @@ class BackgroundTasks:
                 self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until no task is left, at most so long; return True if none is."""
+        """Wait until no task is left, or until the time is up; return True if no task is left."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
@@ -119,7 +119,7 @@ class Mirror:
             if save is None or save.id != save_id:
                 raise DamagedError(
                     f"The manifest of save {save_id} at {self.remote} cannot be read. An older "
-                    "save is used if there is one; delete this one.",
+                    "save is used if there is one; delete this save.",
                     slug="save-damaged",
                 )
             self._manifests[save_id] = save
@@ -221,7 +221,7 @@ class Archive:
     def deliver_kept(self) -> None:
         """Send the kept saves that the mirror does not have, the newest first.
 
-        Saves may be written and pruned meanwhile; each is chosen just before it is sent.
+        Saves may be written and pruned while this sends, so it chooses each save just before sending it.
         """
         if self.mirror is None:
             return

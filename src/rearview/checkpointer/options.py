@@ -137,7 +137,7 @@ class Pace:
     since: float
     """Seconds since the last save, or since the first step if there was none."""
     computing: float
-    """Seconds spent on anything but saving."""
+    """Seconds spent on everything except saving."""
     saving: float = 0.0
     """Seconds spent on saving."""
     cost: float = 0.0

@@ -1,7 +1,7 @@
 """Saves of one checkpoint file on disk: complete or absent whenever the process dies, kept by policy.
 
 `write` and `read` are used if the user gives no functions. A save is a folder with a manifest, which is written
-last. `Keep` chooses which saves stay: the newest and the best.
+last. `Keep` chooses which saves to keep: the newest and the best.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class SaveFolder:
         return max((counter_of(path.name) for path in self._ids()), default=0)
 
     def intact(self, save: Save) -> bool:
-        """Return True if all bytes of `save` are as they were written."""
+        """Return True if the bytes of `save` have not changed since they were written."""
         return all(file_intact(self.folder / save.id / file.name, file) for file in save.files)
 
     def show(self, save: Save) -> Path:

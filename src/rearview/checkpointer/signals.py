@@ -30,10 +30,10 @@ def in_notebook() -> bool:
 
 
 def leave(code: int, number: int = signal.SIGTERM) -> None:
-    """End the program with `code`; in a notebook, interrupt the cell as the signal would have.
+    """End the program with `code`; in a notebook, only interrupt the cell, as the signal would.
 
-    In another thread than the main one, an exception would only end that thread: there, flush buffers and
-    end the process at once.
+    In any thread except the main thread, an exception would only end that thread, so this flushes the
+    buffers and ends the process at once.
     """
     if threading.current_thread() is not threading.main_thread():
         leave_at_once(code)
@@ -68,7 +68,7 @@ def end_children() -> None:
     if multiprocessing is None:
         return
     for child in multiprocessing.active_children():
-        if child._parent_pid == os.getpid():  # not one that was there before a fork
+        if child._parent_pid == os.getpid():  # not a worker that the parent started before a fork
             child.terminate()
 
 
@@ -93,10 +93,10 @@ class Signals:
     order of stopping. An earlier handler is called when the signal comes; an exception that it raises
     (to exit, for example) is suppressed, because the owner of this object exits after it has saved.
     A second SIGINT raises at once: the user insists. During a save (`saving`) it is only remembered,
-    and after `absorb` no signal has any effect.
+    and after `absorb` signals have no effect.
 
-    `grace` is a hard deadline in seconds: if `settle` has not been called by then, `on_deadline`
-    runs, in a thread of its own, even while the main thread is inside native code.
+    `grace` is a hard deadline in seconds: if `settle` has not been called by then, a separate thread
+    calls `on_deadline`, even while the main thread is inside native code.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Signals:
         self.armed = False
 
     def rearm(self) -> None:
-        """Handle signals again that another handler has taken over, and call that handler.
+        """Install the handlers again if the program has replaced them; they then call the program's handler.
 
         A notebook kernel sets its own SIGINT handler at the start of every cell.
         """

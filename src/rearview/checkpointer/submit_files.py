@@ -35,8 +35,8 @@ STORE = ".rearview"
 def submit_file(job: BatchJob, *, results: str) -> str:
     """Return the HTCondor submit file; new files are transferred back to the folder `results`.
 
-    HTCondor transfers the store when the job exits with 85, and starts the job again at once; if a machine
-    dies, what followed the last such exit is lost.
+    HTCondor transfers the store when the job exits with 85, and starts the job again at once. If a machine
+    dies, everything since the last such exit is lost.
     """
     executable, *arguments = job.command
     lines = {

@@ -45,8 +45,8 @@ def forward(
 ) -> int:
     """Run `command`, pass signals on to everything below it, and return the code to exit with.
 
-    That is the command's own code; 128 + n if a signal n killed it; but `code` if the command was
-    killed by a signal passed on while a program below it answered the same signal with `code`.
+    That is the command's own code, or 128 + n if signal n killed it. But if a signal that was passed on killed
+    the command, while a program below it exited with `code` because of the same signal, it is `code`.
     """
     libc = _libc()
     if libc is not None:
@@ -209,7 +209,7 @@ class Supervisor:
         """Send the child the signals that came and that it handles."""
         while self._received:
             number = self._received.pop(0)
-            # Ctrl-C reaches the child by itself; a second one would insist
+            # the terminal sends Ctrl-C to the child as well; a second SIGINT would stop it at once
             if number in self.signals and (number != signal.SIGINT or not sys.stdin.isatty()):
                 process.send_signal(number)
 

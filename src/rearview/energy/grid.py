@@ -1,6 +1,6 @@
 """Grid carbon data: samples and forecasts from energy-charts, Electricity Maps and WattTime.
 
-A service is asked rarely, its answer is cached in a file, and its failures never reach the run.
+Requests to a service are rare, a file caches the answer, and failures never reach the run.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Forecast:
     def at(self, time: float) -> GridSample | None:
         """Return the sample for `time`, or None.
 
-        The last sample lasts as long as the one before it, an hour if it is the only one.
+        The last sample lasts as long as the sample before it, or an hour if it is the only sample.
         """
         index = bisect_right([sample.start for sample in self.samples], time) - 1
         if index < 0:
@@ -109,7 +109,7 @@ class Forecast:
         return self.end_of(len(self.samples) - 1) if self.samples else 0.0
 
     def end_of(self, index: int) -> float:
-        """Return when the sample at `index` ceases to hold."""
+        """Return when the sample at `index` ends."""
         samples = self.samples
         step = samples[-1].start - samples[-2].start if len(samples) > 1 else 3600.0
         step = min(step, STALE)
@@ -122,7 +122,7 @@ class Forecast:
 
 
 class Source(ABC):
-    """A service that is asked at most every `pause` seconds, and whose failures are not raised.
+    """A service with at most one request every `pause` seconds; it raises no failures.
 
     `outlook()` always returns: the newest answer, an older one with a `problem`, or an empty one. `cache` is a
     file for the answer, so that many short programs ask once.
@@ -164,7 +164,7 @@ class Source(ABC):
         self._not_before = now + self.pause
         try:
             fresh = self._ask()
-        except Exception as exc:  # whatever the server does, the run continues
+        except Exception as exc:  # the run continues after any failure of the server
             self._not_before = now + max(self.pause, _retry_after(exc))
             self._failed(self._problem(exc))
         else:
@@ -322,7 +322,7 @@ class ElectricityMaps(Source):
 
         query, headers = {"zone": self.zone}, {"auth-token": self._token}
         points = [self._get("/v3/carbon-intensity/latest", query, headers)]
-        with contextlib.suppress(urllib.error.HTTPError, KeyError):  # not part of every plan
+        with contextlib.suppress(urllib.error.HTTPError, KeyError):  # not in every subscription
             points += self._get("/v3/carbon-intensity/forecast", query, headers)["forecast"]
         return self._of(_points(points))
 

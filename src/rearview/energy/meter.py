@@ -1,7 +1,7 @@
 """Energy used by a run: measured by the machine's counters, else estimated; and the report about it.
 
 A run appends the intervals in which it ran, and the energy it used, to its account file. The report compares the
-CO2 of the run with the CO2 that it would have caused if it had run at once.
+CO2 of the run with the CO2 that the same hours would have caused without waiting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rearview.energy.grid import Forecast, GridSample
 FORMAT = 2
 """From 2 on, every line has a checksum."""
 _GAP = 0.001
-"""Most seconds between two notes of one execution, due to rounding."""
+"""Most seconds by which two notes of one execution can be apart because of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RunInterval:
 
 @dataclass(frozen=True, slots=True)
 class EnergyReport:
-    """The energy and CO2 of a run, and the CO2 if it had run at once."""
+    """The energy and CO2 of a run, and the CO2 of the same hours without waiting."""
 
     intervals: tuple[RunInterval, ...]
     kwh: float
@@ -44,7 +44,7 @@ class EnergyReport:
     grams: float | None
     """Grams of CO2 in the hours it ran; None if the state of the grid is not known."""
     grams_at_once: float | None
-    """Grams of CO2 of as many hours, one after the other, from when the run was requested."""
+    """Grams of CO2 of the same number of hours, without a break, from when the run was requested."""
     attribution: tuple[str, ...] = ()
     requested: float | None = None
     """When it was requested, if recorded."""
@@ -107,7 +107,7 @@ class Account:
     def report(self, measured: Forecast | None = None) -> EnergyReport:
         """Return the report of all recorded intervals, without a torn last line.
 
-        `measured` is the state of the grid as measured since; it replaces the forecasts.
+        `measured` is the state of the grid as it was measured later; it replaces the forecasts.
         """
         requested: float | None = None
         intervals: list[RunInterval] = []
@@ -126,7 +126,7 @@ class Account:
             if "on" in row:
                 intervals.append(RunInterval(**row["on"]))
             if "grid" in row:
-                # a later answer is more precise
+                # of two answers about the same time, the later is more precise
                 samples |= {values[0]: GridSample(*values) for values in row["grid"]}
                 sources[row["source"]] = row["attribution"]
         self._noted_samples = dict(samples)
@@ -334,7 +334,7 @@ def _nvml() -> float | None:
 
 
 class EnergyLog:
-    """Writes time and energy of this process to an account; a kill loses what follows the last note.
+    """Writes time and energy of this process to an account; a kill loses only the time since the last note.
 
     `beat` may be called often, from any thread; it writes once in `every` seconds. Time in which the machine
     was suspended does not count.

@@ -1,7 +1,7 @@
 """Decide when to run, pause or wait for green power, and the gate that a green run passes.
 
 `decide` is a pure function of a forecast and a rule. A `Gate` asks the source, waits until the run may start,
-tells it when to pause, and records the energy used.
+decides when it should pause, and records the energy used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rule:
 
     @property
     def latest(self) -> float | None:
-        """When waiting must end, whatever the grid; None without a deadline."""
+        """When waiting must end, even if power is not green; None without a deadline."""
         if self.deadline is None:
             return None
         return self.deadline - (self.hours or 0.0) * 3600 * (1 + self.margin)
@@ -57,9 +57,9 @@ class GridDecision:
 def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
     """Return whether to compute now, and why.
 
-    With a deadline and the hours needed, the greenest hours before the deadline are used; without, the
-    traffic light or the rule's threshold decides. A run whose deadline is at risk always runs. So
-    does every run if the state of the grid is unknown: work is never stopped on a guess.
+    With a deadline and the hours needed, the run uses the greenest hours before the deadline. Otherwise
+    the traffic light or the rule's threshold decides. A run always runs if its deadline is at risk, or
+    if the state of the grid is unknown: nothing stops on a guess.
 
     >>> from rearview.energy.grid import GridSample
     >>> forecast = Forecast.of("x", "", [GridSample(h * 3600, share=s) for h, s in

@@ -1,6 +1,6 @@
 """State of torch training that `state_dict` leaves out: other buffers, gradients, attributes.
 
-The callbacks of this room save it together with the random state (`rearview.capture_random_state`).
+The callbacks in this package save it together with the random state (`rearview.capture_random_state`).
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class RearviewCallback(keras.callbacks.Callback):
 
     Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
 
-    In an interrupted epoch the callback draws the batches already trained on and drops them: it
-    takes no step and calls no other callback for them.
+    In an interrupted epoch the callback draws the batches that were already used for training and drops
+    them: it takes no step and calls no other callback for them.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RearviewCallback(keras.callbacks.Callback):
         super().__init__()
         if checkpoint_file is not None and keras.backend.backend() != "torch":
             raise RuntimeError(
-                f"Keras runs on {keras.backend.backend()!r}; saves are only taken on torch. Set "
+                f"Keras runs on {keras.backend.backend()!r}; this callback can save only on torch. Set "
                 "KERAS_BACKEND=torch, use `rearview run --preemptible`, or give no checkpoint_file."
             )
         self._file = checkpoint_file

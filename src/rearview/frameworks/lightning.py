@@ -55,7 +55,7 @@ def read_results(results: Any) -> list[dict[str, Any]]:
         meta, sync = metric.meta, metric.meta.sync
         held = {name: getattr(metric, name) for name in _VALUES if hasattr(metric, name)}
         if not metric.is_tensor:
-            held.pop("value")  # a metric of the module, which is saved with it
+            held.pop("value")  # a metric of the module: saved with the module
         results_data.append(
             {
                 "key": key,

@@ -1,7 +1,7 @@
 """Rearview as a logger of a framework: every metric that the framework logs becomes a record.
 
-They work under `rearview run` and without it, and save nothing; the callbacks in `keras`, `lightning`
-and `transformers` also save and resume.
+These loggers work under `rearview run` and without it. They save nothing; the callbacks in `keras`,
+`lightning` and `transformers` also save and resume.
 
 ::
 

@@ -77,13 +77,13 @@ class MissingPart:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """Where the bytes of one part are: in an object of its own, or in a slice of a pack."""
+    """Where the bytes of one part are: in an object file, or in a slice of a pack."""
 
     oid: str
     """BLAKE3 hash of the content, hexadecimal."""
     nbytes: int
     pack: str | None = None
-    """Name of the pack that holds it, or None for an object file of its own."""
+    """Name of the pack that holds it, or None if it has an object file."""
     offset: int = 0
     sum: str = field(default="", compare=False)
     """XXH3-128 of the content, hexadecimal, or empty; faster to check than `oid`."""

@@ -1,7 +1,7 @@
 """Messages to and from a process that runs the user's program, as JSON.
 
 `runtime` and `execute` meet here and nowhere else: an executor starts a process with a `Control`, hands it a
-`SegmentFile`, and reads its `ReplayReport`. The fork server has messages of its own.
+`SegmentFile`, and reads its `ReplayReport`. The fork server has separate messages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     signals: tuple[int, ...] = ()
     """Signals after which to save at the next boundary and exit with `EXIT_PAUSED`."""
     exit_every: float | None = None
-    """Seconds after which to do so without a signal, for batch systems that transfer files then."""
+    """Seconds after which to save and exit without a signal, for batch systems that then transfer files."""
     remote: str | None = None
     """Remote to which the run is pushed, so that another machine can resume it."""
     settings: dict[str, Any] = {}
@@ -50,11 +50,11 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     lent: dict[str, str] = {}
     """Environment variables for the start of the process that the program does not see."""
     fork_server: ForkServerStart | None = None
-    """Set for a fork server; each forked segment gets a `Control` of its own."""
+    """Set for a fork server; each forked segment gets another `Control`."""
     cells: bool = False
     """Whether a script is cut into cells, which its points begin with."""
     reuse_cells: bool = False
-    """Whether cells of a notebook whose inputs are as in an earlier run are given again, not run."""
+    """Whether a notebook's cell gets the results of an earlier run, instead of running, if its inputs are the same."""
     repeat_seeds: bool = False
     """Whether the random generators of libraries begin as in the last run of the same notebook."""
     kernel: str | None = None

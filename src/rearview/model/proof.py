@@ -72,7 +72,7 @@ def proof_of(
     """Return the proof of one replay.
 
     `report` is its report, None if that is lost; `proved` is the stored verdict (None: it has not ended). A
-    replay that was `redone` does not count, whatever its result.
+    replay that was `redone` does not count.
 
     >>> print(proof_of(ReplayReport(finished=True, states=2)))
     exact: 0 states restored, 2 states and 0 recorded values equal

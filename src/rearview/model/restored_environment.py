@@ -53,7 +53,7 @@ _SECRET_VALUE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Values that are credentials whatever the name of the variable: tokens of known services, private keys,
+"""Values that are credentials under any name of the variable: tokens of known services, private keys,
 addresses with a password."""
 
 SESSION = frozenset(
@@ -117,8 +117,8 @@ JOB_PREFIXES = (
     *("SLURM_", "SLURMD_", "PBS_", "LSB_", "LSF_", "SGE_", "COBALT_", "FLUX_", "JSM_"),
     *("OMPI_", "PMI_", "PMIX_", "MPI_", "MV2_", "TORCHELASTIC_"),
 )
-"""The batch job of a process and its part of it. A replay restores them; a resumed run inside a batch job
-keeps those of its own job."""
+"""Which batch job a process belongs to, and which part of the job it is. A replay restores them; a resumed
+run inside a batch job keeps those of its new job."""
 
 LIBRARY_PREFIXES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "GOTO_"),
@@ -272,5 +272,5 @@ class Environment:
 def _phrase(name: str, recorded: str | None, current: str | None) -> str:
     texts = ["not set" if value is None else value for value in (recorded, current)]
     if any(len(text) > _LONG for text in texts):
-        return f"{name} is not what it was"
+        return f"{name} has changed"
     return f"{name} was {texts[0]}, is {texts[1]}"

@@ -265,7 +265,7 @@ class DeepLoop(msgspec.Struct, frozen=True, kw_only=True):
 class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Timings of the outermost loop that took longest, and of the loops inside it.
 
-    `counts` and `counted` are None in runs of a Rearview that did not count yet.
+    `counts` and `counted` are None in runs of older versions of Rearview.
     """
 
     start: float = 0.0
@@ -321,7 +321,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     time: float = 0.0
     attempts: int | None = None
-    """How often the run had been resumed when it ended; None in old runs."""
+    """Number of times the run was resumed before it ended; None in old runs."""
     exit_code: int = 1
     seconds: float = 0.0
     cpu: float = 0.0
@@ -353,7 +353,7 @@ class Continuation(msgspec.Struct, frozen=True):
 
 
 def read_record(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
-    """Return stored values as a record; missing, unknown and mistyped keys do not stop it.
+    """Return stored values as a record; missing and mistyped keys get defaults, unknown keys are ignored.
 
     >>> read_record(RunStart, {"target": "train.py", "clock": "noon", "color": "red"}).clock
     1
@@ -403,7 +403,7 @@ class Run:
     facts: RunStart = field(default_factory=RunStart)
     """How it was started."""
     end: RunEnd = field(default_factory=RunEnd)
-    """Its measurements; defaults if it has not ended, or was resumed since (`ended` is None)."""
+    """Its measurements; defaults if it has not ended, or was resumed after that (`ended` is None)."""
     arg_origins: dict[str, str] = field(default_factory=dict)
     """The library that read each hyper-parameter, such as argparse, if known."""
     attempts: int = 0

@@ -49,7 +49,7 @@ _CONTENT = re.compile(
 _OPTION = re.compile(r"(--?[^=\s]+|[^=\s/]+)=(.+)", re.DOTALL)
 _PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:)[^/\s@]+(?=@)")
 _PLAIN = re.compile(r"[-+]?[0-9.]{1,6}|true|false|none|null|yes|no|auto|", re.IGNORECASE)
-"""Values that are not secret whatever the name of their option: `--max-tokens 512`, `--auth none`."""
+"""Values that are never secret, even if the name of their option is: `--max-tokens 512`, `--auth none`."""
 
 
 _ALWAYS = frozenset({"password", "passwords", "passwd", "passphrase", "secret", "secrets"})
@@ -88,7 +88,7 @@ _RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{16,}")
 
 
 def is_secret_file(path: str) -> bool:
-    """Return True if the name of a file says that it holds credentials.
+    """Return True if files of this name hold credentials.
 
     >>> names = ("credentials.json", ".aws/config", "conf/secrets.yaml", "kubeconfig", "id_rsa")
     >>> [is_secret_file(name) for name in names]

@@ -9,7 +9,7 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""C0 but tab and newline, DEL, C1, zero-width and bidirectional controls, tags, lone surrogates."""
+"""C0 except tab and newline, DEL, C1, zero-width and bidirectional controls, tags, lone surrogates."""
 _LINE = re.compile("[\t\n]")
 _DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*")
 _SECONDS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -81,7 +81,7 @@ def in_words(text: str) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Return `count` with its word, in the plural if it is not one. Every message that counts uses it.
+    """Return `count` with its word, in the plural unless the count is 1. Every message that counts uses it.
 
     >>> plural(1, "row"), plural(1200, "row"), plural(0, "recorded value"), plural(2, "process")
     ('1 row', '1,200 rows', '0 recorded values', '2 processes')
@@ -123,9 +123,9 @@ def size(count: float) -> str:
 
 
 def parse_duration(text: str, *, unit: str = "") -> float | None:
-    """Return the seconds of a duration such as "90s", "10 min" or "1.5h"; None if it is not one.
+    """Return the seconds of a duration such as "90s", "10 min" or "1.5h"; None if the text is not a duration.
 
-    `unit` is meant by a number without one; by default such a number is not a duration.
+    `unit` is the unit of a number without a unit; by default, such a number is not a duration.
 
     >>> parse_duration("10 min"), parse_duration("1.5h"), parse_duration("90", unit="s")
     (600.0, 5400.0, 90.0)
@@ -152,7 +152,7 @@ def number_or_text(text: str) -> int | float | str:
 
 
 def parameter_in_text(text: Any) -> Any:
-    """Return the number or truth value that a parameter's text stands for: MLflow stores only texts.
+    """Return the number or truth value that a parameter's text means: MLflow stores only texts.
 
     >>> parameter_in_text("0.9"), parameter_in_text("12"), parameter_in_text("True"), parameter_in_text("adam")
     (0.9, 12, True, 'adam')
@@ -165,4 +165,4 @@ def parameter_in_text(text: Any) -> Any:
 
 
 _LONGEST_NUMBER = 40
-"""Characters that the text of a number has at most."""
+"""Most characters of a text that is read as a number."""

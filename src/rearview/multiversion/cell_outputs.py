@@ -234,7 +234,7 @@ def make_shell(outputs: CellOutputs) -> Any:
     shell = Shell.instance(config=config, displayhook_class=Hook, display_pub_class=Publisher)
     setattr(InteractiveShell, "_instance", shell)  # noqa: B010 - get_ipython() looks there
     inline = sys.modules.get("matplotlib_inline.backend_inline")
-    if inline is not None:  # imported before there was a shell: figures are not shown as images yet
+    if inline is not None:  # imported before the shell existed: show figures as images
         inline._enable_matplotlib_integration()  # noqa: SLF001
     return shell
 

@@ -103,7 +103,7 @@ class CellProcess:
         self.program = ""
         self.folder = self.cwd = ""
         self.environment = dict(os.environ)
-        self.given: dict[str, str | None] = {}
+        self.version_variables: dict[str, str | None] = {}
         self.kept_files: list[tuple[int, str, int, int]] = []
 
     # -- set-up --
@@ -136,7 +136,7 @@ class CellProcess:
         if self.shell is None:
             self.namespace["__file__"] = self.program
         sys.argv = [self.program, *argv]
-        for name in self.given:
+        for name in self.version_variables:
             if name not in environment:
                 value = self.environment.get(name)
                 if value is None:
@@ -148,7 +148,7 @@ class CellProcess:
                 os.environ.pop(name, None)
             elif os.environ.get(name) != value:
                 os.environ[name] = value
-        self.given = dict(environment)
+        self.version_variables = dict(environment)
 
     # -- cells --
 
@@ -353,7 +353,7 @@ class CellProcess:
             except BaseException as exc:
                 answer = {"refused": f"{type(exc).__name__}: {exc}"}
             if token is not None and os.getpid() != before:
-                continue  # the forked child: it has said hello instead
+                continue  # this is the forked child, which announced itself instead of answering
             self.channel.send(answer)
 
     def _do(self, message: dict[str, Any]) -> dict[str, Any]:

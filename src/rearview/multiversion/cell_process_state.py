@@ -96,7 +96,7 @@ def pause_openmp() -> None:
 
 
 def exercise() -> None:
-    """Use the thread pools of numerical libraries once, so that a child that hangs is noticed now."""
+    """Use the thread pools of numerical libraries once, so that a child that would hang in them hangs now."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         square = numpy.ones((160, 160))
@@ -140,7 +140,7 @@ def mount_folder(folder: str, at: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.unshare(_CLONE_NEWNS)
     failed = failed or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-    # a parked parent may show a folder there that is gone by now
+    # a parked parent may have mounted a folder there that no longer exists
     libc.umount2(at.encode(), _MNT_DETACH)
     failed = failed or libc.mount(folder.encode(), at.encode(), None, _MS_BIND, None)
     if failed:

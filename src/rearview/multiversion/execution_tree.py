@@ -68,7 +68,7 @@ def cells_as_written(
 class Measurements:
     """Facts that earlier replays measured, by the code of a cell and of all cells before it.
 
-    An append-only file of JSON lines; the last line about a cell holds.
+    An append-only file of JSON lines; the last line about a cell counts.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -113,7 +113,7 @@ class Measurements:
             stream.write(json.dumps(line | {"reads": list(facts.reads)}) + "\n")
 
     def keep_outputs(self, chain: str, outputs: Sequence[dict[str, Any]]) -> None:
-        """Store the outputs of a cell of a script, which does not store them itself, as a notebook does."""
+        """Store the outputs of a script's cell, because only notebooks store outputs themselves."""
         if self.file is not None:
             folder = self.file.parent / "outputs"
             folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ class Node:
     chain: str
     """Hash of the code of the cell and of all cells before it."""
     number: int
-    """Place of the cell in its version, from 1."""
+    """Number of the cell in its version, from 1."""
     versions: tuple[str, ...]
     """Names of the versions that go through it."""
     measured: bool
@@ -157,11 +157,11 @@ class ExecutionTree:
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Version -> why it cannot be replayed."""
     unshared: tuple[str, ...] = ()
-    """A sentence for each place where versions run the same code and do not share its state, with the reason."""
+    """For each cell whose state versions with the same code do not share, a sentence with the reason."""
 
     @property
     def cells_in_all(self) -> int:
-        """Cells of all versions, shared ones counted every time."""
+        """Number of cells of all versions; a cell that several versions share counts for each of them."""
         return sum(map(len, self.paths.values()))
 
 
@@ -362,7 +362,7 @@ def _events(
 def _reader(
     version: StudyVersion, name: str, reads: Sequence[tuple[str, ...] | None], *, absent: bool
 ) -> int | None:
-    """Return the index of the first cell that may read a file; None if none does."""
+    """Return the index of the first cell that may read a file; None if no cell does."""
     listed = f"{name.rpartition('/')[0]}/"
     module = name.removesuffix(".py").split("/")[0] if name.endswith(".py") else None
     unseen = len(reads)

@@ -26,7 +26,7 @@ class WorkPlace:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """A state was kept: the process that continues, and the bytes taken."""
+    """Result of keeping a state: the process that continues, and the bytes that the state takes."""
 
     process: CellHandle
     size: int
@@ -36,11 +36,11 @@ class StateStore(Protocol):
     """Keeps and restores states; a state is identified by its node in the tree."""
 
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
-        """Keep the state of a process; return why not if that is impossible."""
+        """Keep the state of a process, or return the reason why that is impossible."""
         ...
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:
-        """Return a process with a kept state, in `place`; or why that is impossible."""
+        """Return a process with a kept state, in `place`, or the reason why that is impossible."""
         ...
 
     def evict(self, node: int) -> None:

@@ -125,7 +125,7 @@ def _learn_from_runs(project: Project, measurements: Measurements) -> None:
         chain = ""
         for number, cell in enumerate(read_cells(runs.folder(run)), 1):
             if cell.cell != number:
-                break  # a cell without statements, or a resumed run: the chain of later cells is another
+                break  # a cell without statements, or a resumed run: later cells have another chain
             chain = chain_of(chain, cell.code)
             if not any(event[0] in {"unseen", "more"} for event in cell.events):
                 size = max(LEAST_STATE, cell.size - cell.before)
@@ -219,7 +219,7 @@ def _with_lineage(
     """
     recorded: dict[int, CellLineage] = {}
     for line in read_cells(folder):
-        recorded.setdefault(line.cell, line)  # of a resumed run the first attempt counts
+        recorded.setdefault(line.cell, line)  # for a resumed run, its first attempt counts
     kept: list[StudyCell] = []
     for number, cell in enumerate(cells, 1):
         lineage = recorded.get(number)

@@ -51,7 +51,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 CRATE = "ro-crate-metadata.json"
 EMBEDDED = 200 << 20
-"""Files up to this many bytes are stored in the package; of larger ones, only name and hash."""
+"""Files up to this many bytes are stored in the package; of larger files it has only name and hash."""
 MOST_ENTRIES = 100_000
 MOST_MANIFEST = 64 << 20
 """Largest manifest that is read, in bytes."""
@@ -126,7 +126,7 @@ def pack(
 
 
 def _needed(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
-    """Return the files that a version needs: those it was observed to read, or all if that is not measurements."""
+    """Return the files that a version needs: those that it was observed to read, or all files if it was not observed."""
     reads: set[str] = set()
     for cell, (facts, _) in zip(version.cells, measured, strict=True):
         cell_reads = facts.reads if facts else cell.reads
@@ -218,7 +218,7 @@ def _write(file: Path, manifest: Manifest, contents: Mapping[str, Path | bytes])
 
 
 def _compression(file: Path) -> int:
-    """Return how to pack a file; one that readers would take for a ZIP bomb is stored uncompressed."""
+    """Return how to pack a file; a file that readers would take for a ZIP bomb is stored uncompressed."""
     with file.open("rb") as stream:
         sample = stream.read(_CHUNK)
     dense = len(sample) < 100 * len(zlib.compress(sample, 6))
@@ -330,7 +330,7 @@ class PackageReader:
                 if packed.embedded:
                     self._check_object(packed.sha256, packed.size)
                 elif not re.fullmatch(r"[0-9a-f]{64}|recorded:[0-9a-f]+", packed.sha256):
-                    raise _bad(self.file, f"the hash of {name!r} is not one")
+                    raise _bad(self.file, f"the hash of {name!r} is not a hash")
             for name, value in version.environment.items():
                 if not name or "=" in name or "\0" in name + (value or ""):
                     raise _bad(self.file, f"it sets an environment variable {name!r}")
@@ -369,7 +369,7 @@ class PackageReader:
                 while chunk := stream.read(_CHUNK):
                     bytes_read += len(chunk)
                     if bytes_read > info.file_size:
-                        raise _bad(self.file, f"{info.filename!r} is larger than it says")  # noqa: TRY301
+                        raise _bad(self.file, f"{info.filename!r} is larger than its header says")  # noqa: TRY301
                     yield chunk
         except (zipfile.BadZipFile, OSError, EOFError, ValueError) as exc:
             raise _bad(
@@ -383,7 +383,9 @@ class PackageReader:
             ) from exc
         if bytes_read != info.file_size:
             raise _bad(
-                self.file, f"{info.filename!r} is shorter than it says", slug="package-damaged"
+                self.file,
+                f"{info.filename!r} is shorter than its header says",
+                slug="package-damaged",
             )
 
     def content(self, digest: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The metadata of a package: its manifest, its environment and how to recreate that, and RO-Crate metadata.
+"""The metadata of a package: its manifest, its environment and how to recreate it, and RO-Crate metadata.
 
 RO-Crate is an exchange format for research data. A package contains such metadata about itself, and a folder
 with such metadata can be opened as a study.
@@ -28,7 +28,7 @@ from rearview.source.cells import imported_modules
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.!_-]{0,60}")
 TOOLS = ("ipython", "matplotlib-inline", "cloudpickle")
-"""Distributions that cell processes need besides those of the study."""
+"""Distributions that cell processes need in addition to those of the study."""
 
 
 class PackageEnvironment(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class PackedCell(msgspec.Struct, frozen=True):
     size: int | None = None
     reads: tuple[str, ...] | None = None
     outputs: tuple[dict[str, Any], ...] | None = None
-    """Outputs of a script, which does not store them itself."""
+    """Outputs of a script's cell, because only notebooks store outputs themselves."""
 
 
 class PackedVersion(msgspec.Struct, frozen=True):

@@ -36,13 +36,13 @@ except ProcessLookupError:
 """
 SOURCE = Path(__file__).parent.parent.parent
 HELLO = 60.0
-"""Seconds in which a new process must announce itself."""
+"""Seconds within which a new process must announce itself."""
 FORKED = 20.0
-"""Seconds in which a forked child must have used its thread pools once."""
+"""Seconds within which a forked child must have used its thread pools once."""
 
 
 class Died(Exception):  # noqa: N818 - it says what happened
-    """A cell process has ended, or was killed at its time limit."""
+    """The cell process has ended, or was killed at its time limit."""
 
 
 class CellHandle:
@@ -54,7 +54,7 @@ class CellHandle:
         self._lock = threading.Lock()
 
     def ask(self, message: Mapping[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
-        """Send a command and return the answer; raise `Died` if there is none in time."""
+        """Send a command and return the answer; raise `Died` if no answer comes in time."""
         data = json.dumps(message).encode("utf-8", "surrogatepass")
         try:
             with self._lock:
@@ -207,7 +207,7 @@ class CellProcesses:
     def fork(
         self, parent: CellHandle, folder: Path, mount: Path | None, *, first: bool
     ) -> CellHandle | str:
-        """Return a new process with the state of `parent`, which stays; or why it cannot be forked."""
+        """Return a new process with the state of `parent`, which keeps it too; or why it cannot be forked."""
         token = self._token()
         answer = parent.ask(
             {
@@ -227,7 +227,7 @@ class CellProcesses:
             return f"the forked process does not work: {exc}"
 
     def start(self, version: StudyVersion, folder: Path, mount: Path | None) -> CellHandle:
-        """Return a fresh process that is ready for the cells of a version; raise `Died` if there is none."""
+        """Return a fresh process that is ready for the cells of a version; raise `Died` if none can be started."""
         process = self.fork(self.first, folder, mount, first=False)
         if isinstance(process, str):
             raise Died(process)
@@ -255,7 +255,7 @@ class CellProcesses:
                     os.kill(handle.pid, signal.SIGKILL)
         if self._reaper.stdin:
             self._reaper.stdin.close()
-        self._reaper.wait()  # before the leader is waited for: its group id is still taken
+        self._reaper.wait()  # before waiting for the leader, as long as no other process can get its group id
         self._process.wait()
         for handle in handles:
             handle.connection.close()

@@ -34,7 +34,7 @@ PARK_SECONDS = 0.03
 DISK_BYTE = 1 / 400e6
 """Seconds to pickle and write, or to read and unpickle, one byte."""
 PLANNING = 0.8
-"""Seconds for which a better order is searched."""
+"""Seconds spent searching for a better order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CellReport:
     verdict: OutputVerdict
     seconds: float
     shared: bool
-    """Whether it had been computed for another version."""
+    """Whether the replay computed it for another version, and this version shares it."""
     ended: str
     outputs: tuple[dict[str, Any], ...] = ()
 
@@ -103,7 +103,7 @@ class StudyReport:
 
     @property
     def exact(self) -> bool:
-        """Whether no version is different and none is missing."""
+        """Whether every version was replayed and none is different."""
         return all(v.same is not OutputMatch.DIFFERENT and not v.problem for v in self.versions)
 
     @property

@@ -22,7 +22,7 @@ SKIPPED_FOLDERS = frozenset(
     | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"}
 )
 MOST_FILES = 20_000
-"""Most files that a study may have besides its programs."""
+"""Most files that a study may have, its programs not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about cells without ids, which do not matter here
+            warnings.simplefilter("ignore")  # about cells without ids: unused here
             content = nbformat.reads(data, as_version=4)
         raw = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
         metadata = content.get("metadata", {})
@@ -234,8 +234,8 @@ def project_files(root: Path) -> dict[str, FileRef]:
             file = Path(folder) / name
             if len(refs) >= MOST_FILES:
                 raise UsageError(
-                    f"{root} has more than {MOST_FILES} files. Put the versions into a folder of "
-                    "their own, with the files that they read.",
+                    f"{root} has more than {MOST_FILES} files. Put the versions into a separate "
+                    "folder, with the files that they read.",
                     slug="too-many-files",
                 )
             if file.is_file():
@@ -254,7 +254,7 @@ class _Loop:
 def split_loops(study: Study) -> Study:
     """Cut top-level `for … in range(n)` loops where other versions of the same loop end.
 
-    A version that trains ten more epochs is then a longer path, not another one. Only loops whose
+    A version that trains ten more epochs then continues the path of the shorter version. Only loops whose
     bounds are plain numbers are cut, and only without `break`, `else` or `return`, so that the parts
     together do exactly what the loop does.
     """

@@ -26,9 +26,9 @@ from rearview.plan.versions.order import Order, ReplayPath, paths_of
 from rearview.plan.versions.tree import EXISTING, START, CacheLevel, Do, ReplayStep
 
 LIMIT = 3600.0
-"""Seconds that a cell may take if it was never measured."""
+"""Time limit in seconds for a cell that was never measured."""
 LEAST_LIMIT, TIMES = 120.0, 20.0
-"""A measured cell may take TIMES as long as measured, and at least LEAST_LIMIT seconds."""
+"""Time limit of a measured cell: TIMES its measured seconds, but at least LEAST_LIMIT seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class ReplayResult:
     results: dict[int, CellResult] = field(default_factory=dict)
     seconds: float = 0.0
     computed: int = 0
-    """Number of computed cells; a cell that was computed twice counts twice."""
+    """Number of computations of cells; a cell that was computed twice counts twice."""
     checkpoints: int = 0
     restores: int = 0
     peak: int = 0
-    """Largest measured number of bytes that kept states took."""
+    """Most bytes that kept states took at any time, as measured."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -120,7 +120,7 @@ class TreeEngine:
         self._mounts = workers > 1 and can_mount()
         if workers > 1 and not self._mounts:
             self._note(
-                "one worker is used: this system does not let a process have mounts of its own"
+                "one worker is used: on this system a process cannot mount folders that only it sees"
             )
         self.workers = workers if self._mounts else 1
 
@@ -307,7 +307,7 @@ class TreeEngine:
     def _first_state(
         self, step: ReplayStep, version: StudyVersion, place: WorkPlace
     ) -> tuple[CellHandle | None, bool]:
-        """Like `_restored`; if the process dies meanwhile, the first cell of the path counts as stopped."""
+        """Like `_restored`, but if the process dies, the first cell of the path counts as stopped."""
         try:
             return self._restored(step, version, place)
         except Died as exc:

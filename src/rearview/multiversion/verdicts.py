@@ -77,7 +77,7 @@ class Tolerance:
     relative: float = 0.0
     absolute: float = 0.0
     perceptual: bool = False
-    """Compare images as the eye sees them rather than pixel by pixel."""
+    """Compare small grey versions of images, as the eye sees them, not pixel by pixel."""
 
 
 SAME = OutputVerdict(OutputMatch.SAME)
@@ -109,7 +109,7 @@ def compare(
 def _other_kinds(
     author_items: list[tuple[str, Any]], replayed_items: list[tuple[str, Any]], tolerance: Tolerance
 ) -> OutputVerdict:
-    """Judge outputs of which one side has more than the other; warnings do not count."""
+    """Judge outputs if one side has more of them than the other; warnings do not count."""
     a = [item for item in author_items if item[0] != "stderr"]
     b = [item for item in replayed_items if item[0] != "stderr"]
     if [kind for kind, _ in a] == [kind for kind, _ in b]:

@@ -130,7 +130,7 @@ def remove(folder: Path) -> None:
 
 
 def can_mount() -> bool:
-    """Return True if processes may have mounts of their own; several workers need that."""
+    """Return True if a process may mount folders that only it sees; several workers need that."""
     code = (
         "import ctypes; libc = ctypes.CDLL(None); "
         "raise SystemExit(bool(libc.unshare(0x20000) or "

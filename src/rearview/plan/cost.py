@@ -10,9 +10,9 @@ from rearview.model import Segment
 from rearview.plan.facts import CheckpointFacts, Machine, RunFacts
 
 DEFAULT_READ = 500.0
-"""MB/s that are assumed if nothing was measured."""
+"""Assumed reading speed in MB/s, if nothing was measured."""
 DEFAULT_RESTORE = 0.006
-"""Seconds of a restore besides reading, that are assumed if nothing was measured."""
+"""Assumed seconds of a restore, reading not included, if nothing was measured."""
 ERROR_MEASURED = 0.15
 """Relative error of predictions for a run that was recorded on another machine."""
 ERROR_UNMEASURED = 0.5
@@ -43,7 +43,7 @@ class Prediction:
         )
 
     def times(self, factor: float, *, share: float = 0.0) -> Prediction:
-        """Return it scaled, with the uncertainty of the factor itself."""
+        """Return the prediction times a factor; its interval grows by the factor's own uncertainty."""
         both = math.hypot(self.share, share)
         return Prediction(self.seconds * factor, self.variance * factor**2, both)
 
@@ -66,9 +66,9 @@ class Prediction:
 RECENT = 15
 """Replays whose seconds are remembered; older ones are forgotten, as the machine may have changed."""
 UNCONFIRMED = 0.2
-"""Largest logarithm by which one replay alone corrects predictions: a second one must confirm more."""
+"""Largest logarithm by which a single replay corrects predictions; a second replay must confirm a larger one."""
 JITTER = 0.25
-"""Seconds by which a process may take longer or shorter for no reason: a shorter one teaches little."""
+"""Seconds by which the time of a process varies by chance; replays that are shorter hardly correct predictions."""
 NORMAL = 1.4826
 """Standard deviation over median absolute deviation, of normally distributed values."""
 
@@ -77,7 +77,7 @@ NORMAL = 1.4826
 class CostCorrection:
     """How much longer than predicted recent replays took: logarithms of the ratios, oldest first.
 
-    One odd measurement does not move the median of many, and it is bounded while it is the only one.
+    One odd measurement does not change the median of many; while it is the only one, its effect is bounded.
     """
 
     logs: tuple[float, ...] = ()
@@ -94,7 +94,7 @@ class CostCorrection:
 
     @property
     def typical(self) -> float:
-        """The median logarithm, with one for a prediction that was right among them.
+        """The median of the logarithms and an additional 0, which stands for a prediction that was right.
 
         >>> CostCorrection((0.7,)).typical, CostCorrection((0.7, 0.7, 3.0)).typical
         (0.2, 0.7)
@@ -105,7 +105,7 @@ class CostCorrection:
 
     @property
     def spread(self) -> float:
-        """How far replays are from the typical one; a few odd ones do not count."""
+        """How far replays typically are from the median; a few odd ones do not change it."""
         around = self.typical
         return NORMAL * _median(abs(each - around) for each in self.logs)
 
@@ -123,12 +123,12 @@ def _median(values: Iterable[float]) -> float:
 class CostCorrections:
     """Corrections of predictions from earlier replays: by version and operator, by operator, and overall.
 
-    The more often something was replayed, the more its own history counts.
+    The more often a version was replayed, the more its own history counts.
     """
 
     by: Mapping[str, CostCorrection] = field(default_factory=dict)
     trust: float = 1.0
-    """How many observations the wider history counts for."""
+    """Weight of the wider history, as a number of observations."""
     prior: float = 0.1
     """Relative error expected before anything was replayed."""
 
@@ -209,7 +209,7 @@ def speed(recorded: Machine | None, replaying: Machine | None) -> Speed:
         return Speed(read=read, share=ERROR_UNMEASURED)
     ratios = [math.log(replaying.kernels[name] / recorded.kernels[name]) for name in common_kernels]
     mean = sum(ratios) / len(ratios)
-    # how much the ratios of the kernels differ shows how far off another computation may be
+    # how much the ratios of the measured computations differ shows how wrong they may be for another one
     largest_difference = max(abs(ratio - mean) for ratio in ratios)
     reading = recorded.read / read if recorded.read else 1.0
     return Speed(math.exp(mean), reading, read, max(ERROR_MEASURED, largest_difference))

@@ -31,12 +31,12 @@ END = (1 << BITS) - 1
 
 
 ReplayStart = tuple[int, float, float, tuple[CheckpointFacts, ...]]
-"""A place where replay can begin: (place, time, cost, checkpoints).
+"""A place where a replay can begin: (place, time, cost, checkpoints).
 
 `time` is on the axis: seconds of computing since the outermost loop began. `cost` is what it takes
 to get there in a process that has done its set-up. It is reached by the program's start or by restoring
 a complete checkpoint; a partial one is only compared with (docs/decisions/partial-checkpoints.md).
-A plain tuple, since a long history has a million of them.
+It is a plain tuple, because a long history has a million of them.
 """
 START: ReplayStart = (0, 0.0, 0.0, ())
 
@@ -287,7 +287,7 @@ class Demand:
         most_inner = max(self.axis.counts, default=0)
         for k in iterations:
             is_counted = facts is None or k in facts.counted
-            # uncounted: assume the largest number that was counted anywhere
+            # not counted there: assume the largest number that was counted anywhere
             count = self.axis.counts[k] if is_counted else most_inner
             self.about |= not is_counted
             inner_indices = (

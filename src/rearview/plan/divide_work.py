@@ -20,7 +20,7 @@ from rearview.plan.replay import Survey, Work, gc_disabled, operator_of
 TimedAtoms = tuple[float, int, int]
 """(seconds, first atom, last atom)."""
 MAX_EXCHANGES, MAX_CANDIDATES = 200, 16
-"""How many exchanges are tried at most, and with how many of the emptiest shares."""
+"""Most exchanges that are tried, and the number of emptiest shares with which they are tried."""
 UNEVENNESS = 0.001
 """Fraction of the mean by which the fullest share may exceed it."""
 
@@ -56,7 +56,7 @@ def schedule(seconds: Sequence[float], workers: int) -> Schedule:
 def lower_bound(seconds: Sequence[float], workers: int) -> float:
     """Return a time that no schedule of these segments can beat.
 
-    Besides the mean: of the `k * workers + 1` longest segments, some worker gets `k + 1`.
+    It is at least the mean. And of the `k * workers + 1` longest segments, some worker gets `k + 1`.
 
     >>> lower_bound([1.0] * 5, workers=4)
     2.0
@@ -112,7 +112,7 @@ def balance(timed_atoms: list[TimedAtoms], count: int) -> list[list[TimedAtoms]]
 def _exchange(
     shares: list[list[TimedAtoms]], loads: list[float], full: int
 ) -> tuple[int, TimedAtoms, TimedAtoms | None] | None:
-    """Return (other share, what to give it, what to take for it) that lowers the fullest most."""
+    """Return (other share, atom to give to it, atom to take from it) that lowers the fullest share most."""
     best, least_load = None, loads[full] - 1e-9
     giving = sorted(shares[full])
     for emptier in sorted(range(len(shares)), key=loads.__getitem__)[:MAX_CANDIDATES]:
@@ -145,11 +145,11 @@ EXTRA_TIME = 0.01
 MIN_GAIN = 0.005
 """Fraction of its time by which a plan that computes more must end sooner."""
 GAIN_PER_SECOND = 2 / 3
-"""Seconds by which a plan must end sooner for each second of computing that it adds per worker."""
+"""Seconds by which a plan must end sooner for each additional second of computing per worker."""
 NOTICED = 0.5
 """Seconds below which it is not worth dividing a run, or restoring checkpoints instead of running again."""
 RISK = 0.05
-"""Share of a rerun that restoring must save as well: a state that cannot be restored costs a rerun on top."""
+"""Fraction of a rerun's time that restoring must save as well, because a failed restore costs a rerun in addition."""
 
 
 def shortest_possible(survey: Survey, workers: int) -> float:
@@ -212,7 +212,7 @@ class _Cutter:
     def scatter(self, count: int) -> list[AtomRanges]:
         """Return `count` segments of ranges from the whole run; they are more even than consecutive ones.
 
-        A process jumps between its ranges by restoring, which is cheaper than another start.
+        A process reaches its next range by restoring a checkpoint, which is cheaper than starting another process.
         """
         shares = balance(self.between_cuts(), count)
         return [_join_adjacent(sorted((a, b) for _, a, b in share)) for share in shares if share]

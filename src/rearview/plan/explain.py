@@ -14,7 +14,7 @@ from rearview.plan.facts import At, RunQuestion, TargetValue, ValueRequest
 from rearview.plan.replay import Survey, Work, work_of
 
 SAMPLE = 20
-"""Runs that are planned again to find out what another question would save."""
+"""Runs that are planned again to find out how much time another question would save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ def _cheaper(survey: Survey, total: float) -> list[Cheaper]:
         suggestions.append(
             Cheaper(
                 sum(work.seconds - work.startup.seconds for work in carried),
-                "A probe carries a value of its own over iterations, so these runs start from the "
-                "beginning. Log the single values and sum them up in the query.",
+                "A probe keeps a value from one iteration to the next, so these runs start from the "
+                "beginning. Log the single values and add them up in the query.",
             )
         )
     suggestions += _deep(survey.work)

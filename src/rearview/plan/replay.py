@@ -34,7 +34,7 @@ def gc_disabled() -> Iterator[None]:
 
 Checkpoints = tuple[CheckpointFacts, ...]
 Atom = tuple[int, int, float, Checkpoints, float, Checkpoints]
-"""(iteration, need, cost and restored checkpoints if the process continues, the same if it starts here)."""
+"""(iteration, need, cost and restored checkpoints if the process continues, the same two if it starts here)."""
 RECORD_SECONDS = 35e-6
 """Seconds that logging one value takes: the probe guard, the point, one record."""
 NEGLIGIBLE = 1e-3
@@ -78,7 +78,7 @@ class Work:
     about: bool = False
     """The number of cells is partly a guess."""
     least: bool = False
-    """There are more cells than were counted."""
+    """There are at least as many cells as were counted, perhaps more."""
     nbytes: int = 0
     """Stored bytes of the new values."""
     question: RunQuestion | None = None

@@ -51,8 +51,8 @@ class Remote(Protocol):
     Every implementation promises:
 
     - after `put` returns, the remote holds exactly the bytes of `local`: size and checksum were
-      compared there; before that, `key` still has its old content;
-    - `get` leaves `local` as it was unless the whole object arrived;
+      compared there; until then `key` keeps its old content;
+    - `get` changes `local` only if the whole object arrived;
     - both retry with growing pauses before they raise `RemoteError`.
     """
 
@@ -189,7 +189,7 @@ class Retry:
     limit: float = 30.0
     spread: float = 0.25
     patience: float = float("inf")
-    """Seconds after which there is no further attempt."""
+    """Seconds since the first attempt after which no further attempt begins."""
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -340,7 +340,7 @@ class VerifiedRemote(ABC):
                     slug="remote-missing",
                 )
             stated = self._checksum(key)
-            # without a stated checksum, the bytes of an earlier process may be of other content
+            # without a stated checksum, bytes that an earlier process fetched may belong to other content
             tag = f"{stated[-12:].replace(':', '-')}-{size}" if stated else f"{os.getpid()}-{size}"
             part = local.with_name(f"{HIDDEN}{tag}-{local.name}")
             parts.add(part)

@@ -20,10 +20,10 @@ FORMAT = 1
 class FunctionRemote:
     """Keeps objects in numbered places `<at>.0`, `<at>.1`… through a copy function.
 
-    A function that only copies can neither list nor delete, so an index does: which key is in
-    which place, with size and checksum. It is written to two places by turns, so that a kill in
-    the middle of one leaves the other; a place is used again only after its key is gone from the
-    index. Every copy out is copied back and compared.
+    A copy function can neither list nor delete, so an index lists the keys: the place, size and checksum
+    of each. Two copies of the index are written in turn, so that a kill while one is written leaves the
+    other intact. A place is used again only after its key is gone from the index. Every object that is
+    sent is fetched again and compared.
     """
 
     def __init__(

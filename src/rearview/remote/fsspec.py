@@ -144,7 +144,7 @@ class FsspecRemote(VerifiedRemote):
 
     def _remove(self, key: str) -> None:
         if HIDDEN in key and hasattr(self._fs, "merge"):
-            # pieces of an abandoned put
+            # pieces of a put that was given up
             for piece in [k for k in self._keys(key + ".") if k != key]:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._path(piece))

@@ -25,9 +25,9 @@ def open_remote(
 ) -> Remote:
     """Return the remote that `target` names.
 
-    A path or `file://` is a shared folder, `root://` the XRootD client, `htcondor:` the job's own
-    file transfer, any other URL whatever fsspec opens; an object with the five methods is used as
-    it is, and a function is called as `copy(source, destination)`. `mode` chooses the kind explicitly.
+    A path or `file://` is a shared folder, `root://` uses the XRootD client, `htcondor:` the job's own
+    file transfer, and fsspec opens any other URL. An object with the five methods is used directly,
+    and a function is called as `copy(source, destination)`. `mode` chooses the kind explicitly.
     The option `retry` sets how often to try; the other options go to the implementation.
     """
     if mode is not None and mode not in MODES:

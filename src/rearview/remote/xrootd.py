@@ -72,7 +72,7 @@ class XrootdRemote(VerifiedRemote):
             part.unlink()
             have = 0
         if not size:
-            part.touch()  # the client creates no file for an empty one
+            part.touch()  # the client creates no file if the file to copy is empty
         elif have < size:
             self._copy(self._url(key), _file(part), resumes=0 < have < size)
         if (have := part.stat().st_size) != size:

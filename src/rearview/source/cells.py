@@ -39,7 +39,7 @@ def cut(source: str) -> list[SourceCell]:
 
     `# %%` markers are respected if there are any. Otherwise a cell is a paragraph of top-level
     statements: a blank line ends it. Neighbouring imports are one cell, neighbouring definitions are
-    one cell, and a loop, `with`, `try` or `if` is a cell of its own and is never split.
+    one cell, and a loop, `with`, `try` or `if` is a separate cell, which is never split.
 
     >>> [cell.title for cell in cut("import a\n\nimport b\nx = 1\ny = 2\n\nfor i in x:\n  f(i)\n")]
     ['import a', 'x = 1', 'for i in x:']

@@ -35,11 +35,11 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 class Uses:
     """How a piece of code uses names."""
 
-    reads: frozenset[str]  # needed from outside
+    reads: frozenset[str]  # read before the code itself binds them
     writes: frozenset[str]  # bound
     changes: frozenset[str]  # objects that may be changed in place
     members: frozenset[tuple[str, str]]  # attributes read of a name
-    attributes: frozenset[str]  # every attribute that is read, also of attributes
+    attributes: frozenset[str]  # every attribute that is read: `b` and `c` of `a.b.c`
     leaves: bool  # control may leave the block
     sets: frozenset[str] = frozenset()  # dotted names that are assigned, such as `self.rate`
     gets: frozenset[str] = frozenset()  # dotted names that are read

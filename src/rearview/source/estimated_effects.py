@@ -183,7 +183,7 @@ def _owner(call: ast.Call, code: set[str]) -> str | None:
 def augment(
     changeset: Changeset, facts: LibraryFacts, *, visible: Container[str] | None = None
 ) -> Changeset:
-    """Return the changeset with the objects that a library changes without the text showing it.
+    """Return the changeset, extended by the objects that libraries change where the text does not show it.
 
     An optimizer updates its models; a scheduler sets the rates of its optimizers. Only objects with a
     name among `visible`, if given, are added.

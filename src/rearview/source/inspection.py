@@ -362,7 +362,7 @@ def _left_alone(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, reason) of each loop that instrumentation does not watch."""
     for node in ast.walk(tree):
         if isinstance(node, ast.While) and node.orelse:
-            yield node.lineno, "a `while` with an `else` runs as it is written"
+            yield node.lineno, "a `while` with an `else` is left unchanged"
         elif isinstance(node, ast.AsyncFor):
             yield node.lineno, "an `async for` is counted, but not checkpointed"
         elif isinstance(node, FUNCTIONS):
@@ -514,13 +514,13 @@ def _places(
             report,
             deepest,
             f"in the inner loop, at {'/'.join(report.point)}",
-            "runs the iterations asked for again, from the nearest checkpoint",
+            "runs the requested iterations, from the nearest checkpoint",
         )
     yield _place(
         main,
         node,
         f"at the end of each iteration of `{main.id.name}`",
-        "restores checkpoints; runs again only what has none",
+        "restores checkpoints; runs only iterations without one",
     )
     yield ProbePlace(
         main.id.path,
@@ -597,7 +597,7 @@ _CHANGES = {"append", "extend", "insert"}
 
 
 def reaches_up(text: str) -> bool:
-    r"""Return True if a script changes `sys.path` and computes a folder above its own.
+    r"""Return True if a script changes `sys.path` and computes the path of a folder above its own folder.
 
     >>> reaches_up("import sys\nsys.path.append('../..')\nfrom lib import step\n")
     True

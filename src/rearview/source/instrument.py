@@ -251,7 +251,7 @@ def _is_range(iterable: ast.expr) -> bool:
 
 
 def _names_range(node: ast.AST) -> bool:
-    """Return True if a node binds the name `range` to something else than the builtin."""
+    """Return True if a node binds the name `range` to something other than the builtin."""
     if isinstance(node, ast.Name):
         return node.id == "range" and isinstance(node.ctx, ast.Store)
     if isinstance(node, ast.alias):
@@ -361,7 +361,7 @@ def _breaks(loop: Loop) -> frozenset[tuple[int, int]]:
 
 
 def _own_breaks(loop: Loop) -> list[ast.Break]:
-    """Return every `break` that leaves this very loop."""
+    """Return every `break` that leaves this loop, not a loop inside it."""
     breaks = []
     todo: list[ast.AST] = list(loop.body)
     while todo:

@@ -139,7 +139,7 @@ def _last(node: ast.expr) -> str:
 
 
 def _text(node: ast.expr | None) -> tuple[str, ...]:
-    """Return the names that an expression may spell; `*` stands for a part known only at run time."""
+    """Return the names that an expression may evaluate to; `*` stands for a part known only at run time."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return (node.value,)
     if isinstance(node, ast.JoinedStr):

@@ -52,7 +52,7 @@ def imports_as_then(text: str, path: str, renamed: Mapping[str, str]) -> str:
 
 
 _Edit = tuple[int, int, str, str]
-"""(Line, column, word there now, word to put there)."""
+"""(Line, column, present word, its replacement)."""
 _Modules = Mapping[tuple[str, ...], tuple[str, ...]]
 _Here = tuple[tuple[str, ...], tuple[str, ...]]
 _Done = tuple[list[_Edit], dict[str, str]]
@@ -91,14 +91,14 @@ def _from(node: ast.ImportFrom, modules: _Modules, here: _Here) -> _Done | None:
                 bound[alias.name] = last
     base = bases.pop()
     if bases or bool(base) != bool(name):
-        return None  # names of one import came from two modules then
+        return None  # in the older version, these names came from two modules
     if base != name:
         edits.append((node.lineno, node.col_offset + len("from ") + node.level, name, base))
     return edits, bound
 
 
 def _then(name: str, level: int, modules: _Modules, here: _Here) -> str | None:
-    """Return the dotted name that a module had, or None if it had the same."""
+    """Return the dotted name that a module had in the older version; None if it was the same."""
     parts = tuple(name.split("."))
     for now, then in modules.items():
         root = now[: len(now) - len(parts)]
@@ -171,10 +171,10 @@ def _package_path(path: str) -> tuple[str, ...]:
 
 
 ALIKE = 0.5  # files that share less than half of their text are two files
-CLOSE = 0.05  # a candidate this near to the best one is as good
+CLOSE = 0.05  # a candidate whose score is this close to the best one counts as equally good
 SAME_NAME = 0.1  # added if the last part of two paths is the same, and
 SAME_FOLDER = 0.06  # for each equal part before it
-MOST = 200  # with more files on either side only equal ones are paired
+MOST = 200  # if either version has more files, only equal files are paired
 
 Files = Mapping[str, str]
 
@@ -194,7 +194,7 @@ class FileNames:
         return {then: now for then, now in self.now.items() if then != now}
 
     def after(self, older: FileNames) -> FileNames:
-        """Return both steps in one: `older` leads from the oldest version to the one where this begins.
+        """Return the names over both steps: `older` leads to the version at which these names begin.
 
         >>> FileNames({"b.py": "c.py"}).after(FileNames({"a.py": "b.py", "x.py": "y.py"})).now
         {'a.py': 'c.py'}
@@ -220,7 +220,7 @@ class FileNames:
         for path, text in new.items():
             if path in then:
                 files_then[then[path]] = imports_as_then(text, path, renamed)
-            elif path not in old:  # else the name was another file's then
+            elif path not in old:  # otherwise another file had this path in the older version
                 files_then[path] = text
         return files_then
 
@@ -328,7 +328,7 @@ def _lines(text: str) -> Counter[str]:
 
 
 def _alike(first: Counter[str], second: Counter[str]) -> bool:
-    """Return True if half of two texts, taken together, is in both."""
+    """Return True if two texts have half of their characters, or more, in common lines."""
     whole = _size(first.items()) + _size(second.items())
     return 2 * _size((first & second).items()) >= ALIKE * whole
 

@@ -3,7 +3,7 @@
 The tables name methods and functions by their last word only, because the text does not give the type of an
 object. They also say what to write instead of a call that changes an object.
 
-Added code may change values of its own, but it may only read an object of the run. `Levels` tells the two
+Added code may change values that it created, but it may only read an object of the run. `Levels` tells the two
 apart for each expression, from the text alone; in doubt a value counts as an object of the run.
 """
 
@@ -70,7 +70,7 @@ _GROUPS: tuple[tuple[str, str, str], ...] = (
     (
         "write writelines writerow writerows truncate seek read readline readlines close",
         "it moves the position of a file that the run has open",
-        "Log with `rearview.log` or `print`, or open a file of the probe's own.",
+        "Log with `rearview.log` or `print`, or open another file in the probe.",
     ),
 )
 
@@ -176,7 +176,7 @@ def deeper(level: Level) -> Level:
 
 
 def join(*levels: Level) -> Level:
-    """Return the level of a new value made from others: a copy is at most shallow."""
+    """Return the level of a new value made from others: FRESH if all of them are, else SHALLOW."""
     return Level.FRESH if max(levels, default=Level.FRESH) is Level.FRESH else Level.SHALLOW
 
 
@@ -187,7 +187,7 @@ class ProgramFacts:
     modules: frozenset[str] = frozenset()
     """Expressions that recorded code treats as modules or optimizers: `model`, `self.net`."""
     generators: frozenset[str] = frozenset()
-    """Expressions that hold a random generator of the run's own: `rng`, `self.rng`."""
+    """Expressions that hold a random generator of the run: `rng`, `self.rng`."""
 
 
 def facts(trees: list[ast.Module]) -> ProgramFacts:

@@ -83,7 +83,7 @@ class Notebook:
 
 
 def parse(data: bytes, path: str = "the notebook") -> Notebook:
-    """Return a notebook's program; raise if the file is no notebook of format 4."""
+    """Return a notebook's program; raise if the file is not a notebook of format 4."""
     content = _content(data, path)
     language = _language(content)
     cells: list[CodeCell] = []
@@ -127,12 +127,12 @@ def _content(data: bytes, path: str) -> dict[str, Any]:
         content = json.loads(data)
     except ValueError as exc:
         raise SourceError(
-            f"{path} is no notebook: it is not JSON ({exc}). Open it in Jupyter and save it again.",
+            f"{path} is not a notebook: it is not JSON ({exc}). Open it in Jupyter and save it again.",
             slug="no-notebook",
         ) from exc
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise SourceError(
-            f"{path} is no notebook of format 4: it has no list of cells. Convert it with "
+            f"{path} is not a notebook of format 4: it has no list of cells. Convert it with "
             "`jupyter nbconvert --to notebook --inplace`.",
             slug="no-notebook",
         )
@@ -272,8 +272,8 @@ def with_text(data: bytes, text: str, path: str = "the notebook") -> bytes:
 
 def _unplaced(path: str) -> NoReturn:
     raise SourceError(
-        f"The statements added to {path} do not go back into its cells one to one, so it is not "
-        "replayed. Put each statement on lines of its own, inside a cell.",
+        f"The statements added to {path} cannot be assigned to its cells, so it is not "
+        "replayed. Put each statement on a separate line, inside a cell.",
         slug="no-place",
     )
 
@@ -285,7 +285,7 @@ def normal(data: bytes) -> bytes:
     except SourceError:
         return data
     metadata = {k: v for k, v in (content.get("metadata") or {}).items() if k not in _VOLATILE}
-    info = metadata.pop("language_info", None)  # a kernel writes it when it has run
+    info = metadata.pop("language_info", None)  # a kernel adds it when it has run the notebook
     if isinstance(info, dict) and info.get("name", "python") != "python":
         metadata["language_info"] = {"name": info["name"]}
     cells = []
@@ -310,7 +310,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return files with the program text of each Python notebook beside it."""
+    """Return `files`, and the program text of each Python notebook under a path of its own."""
     programs = dict(files)
     for path, data in files.items():
         if is_notebook(path):

@@ -1,6 +1,6 @@
 """Find the named numbers in lines that training programs print: `epoch 3 loss 0.12` holds `loss`.
 
-Pure text in, names and numbers out; docs/capture.md has the rules for readers.
+Pure text in, names and numbers out; docs/capture.md explains the rules to users.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 LONGEST = 400
-"""Characters of a line that are looked at."""
+"""Characters of a line that are examined."""
 MOST = 30
 """Numbers that are taken from one line."""
 
@@ -65,7 +65,7 @@ _PAIR = re.compile(
     r"(?![\w:/\-]|\.\d)",
     re.IGNORECASE,
 )
-"""A name, `:` or `=` or a space, and a number that nothing but a unit follows."""
+"""A name, then `:`, `=` or a space, then a number, with at most a unit after it."""
 _BAR = re.compile(r"^.*?\d+%\|.*?\|\s*\S+/\S+\s*\[(?P<inside>.*?)\]?\s*$")
 """A progress bar of tqdm; the text in its brackets begins with times."""
 _TIMES = re.compile(r"^[^,]*?(?:<[^,]*)?(?:,\s*\S*\s*(?:it|s|B|\w+)/(?:s|\w+))?(?:,|$)")

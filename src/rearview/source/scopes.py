@@ -41,7 +41,7 @@ class Scope:
         return self if self.parent is None else self.parent.module
 
     def local(self, name: str) -> bool:
-        """Return True if the scope has a variable of its own called `name`."""
+        """Return True if `name` is a local variable of the scope."""
         return name not in self.outer and (
             name in self.recorded_bound or name in self.added_bound or name in self.parameters
         )
@@ -172,15 +172,15 @@ class Scopes(ast.NodeVisitor):
             scope.parameters |= {
                 sub.id for sub in ast.walk(generator.target) if isinstance(sub, ast.Name)
             }
-        rest: list[ast.AST] = []
+        inner_parts: list[ast.AST] = []
         for i, generator in enumerate(generators):
-            rest.extend([generator.iter] if i else [])
-            rest.extend(generator.ifs)
+            inner_parts.extend([generator.iter] if i else [])
+            inner_parts.extend(generator.ifs)
         for part in ("elt", "key", "value"):
             value = getattr(node, part, None)
             if value is not None:
-                rest.append(value)
-        self._inside(scope, rest)
+                inner_parts.append(value)
+        self._inside(scope, inner_parts)
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 

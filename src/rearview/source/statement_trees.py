@@ -206,9 +206,9 @@ class _Builder:
     def arguments(self, args: ast.arguments) -> Iterator[str]:
         for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
             yield arg.arg
-        for rest in (args.vararg, args.kwarg):
-            if rest is not None:
-                yield rest.arg
+        for starred in (args.vararg, args.kwarg):
+            if starred is not None:
+                yield starred.arg
         for default in (*args.defaults, *(d for d in args.kw_defaults if d is not None)):
             yield from words(self.piece(default))
 

@@ -104,7 +104,7 @@ class Guard:
         ):
             return 413, f"A request has at most {MOST_BODY} bytes."
         if not path.startswith("/api/"):
-            return (405, "This is read with GET.") if method == "POST" else None
+            return (405, "Read this with GET.") if method == "POST" else None
         if not self._has_token(headers.get("authorization", "")):
             return 401, "The token is missing or wrong. `rearview ui` prints a link that has it."
         if method == "POST" and not self.writable:

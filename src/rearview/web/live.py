@@ -12,19 +12,19 @@ import msgspec
 from rearview.web.run_index import Index
 
 MOST_LISTENERS = 12
-"""Pages that listen at once; one more is refused."""
+"""Most pages that can listen at the same time; any further page is refused."""
 MOST_WAITING = 200
-"""Most events that are kept for one page. If a page reads more slowly, they are dropped and it loads everything again."""
+"""Most events that are kept for one page. A page that reads more slowly loses them and loads everything again."""
 BEAT = 20.0
 """Seconds between empty messages while nothing happens; they keep the connection open."""
 OFTEN, SELDOM = 1.0, 10.0
-"""Seconds between looks at the store: while a page listens, and while none does."""
+"""Seconds between refreshes: while a page listens, and while no page does."""
 SHARE = 20
-"""A pause is at least this many times as long as the look at the store before it."""
+"""A pause is at least this many times as long as the refresh before it."""
 
 
 class Live:
-    """Refreshes the index of runs now and then, and tells the pages that listen which runs changed."""
+    """Refreshes the index of runs at intervals, and tells the pages that listen which runs changed."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -56,7 +56,7 @@ class Live:
             self._thread.join(30.0)
 
     def look_now(self, runs: Iterable[str] = ()) -> None:
-        """Refresh the index at once; look into the folders of `runs` in any case."""
+        """Refresh the index at once; read the folders of `runs` even if they seem unchanged."""
         self._certain.update(runs)
         self._wake.set()
 

@@ -1,4 +1,4 @@
-"""Logged values that are no numbers: images, sounds, tables, texts, and histograms over time."""
+"""Logged values that are not numbers: images, sounds, tables, texts, and histograms over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rearview.web.run_index import Index
 from rearview.web.series import records
 
 HEAT_COLUMNS = 400
-"""Histograms of one heat map; of more, every k-th is drawn."""
+"""Most histograms of one heat map; if there are more, every k-th is drawn."""
 HEAT_BINS = 48
 MOST_MEDIA = 400
 """Values of one name in one answer."""
@@ -29,7 +29,7 @@ MOST_TEXT = 20_000
 
 
 class Media:
-    """Reads logged values that are no numbers, and no other object of the store."""
+    """Reads logged values that are not numbers; it returns no other object of the store."""
 
     def __init__(self, index: Index, objects: Objects) -> None:
         self._index, self._objects = index, objects
@@ -91,17 +91,17 @@ class Media:
             ) from exc
 
     def image(self, oid: str) -> bytes:
-        """Return the bytes of a logged image; refuse bytes that are no PNG image."""
+        """Return the bytes of a logged image; refuse bytes that are not a PNG image."""
         data = self._bytes(oid, "image")
         if not is_png(data):
-            raise UsageError(f"{oid[:12]} is no PNG image.", slug="page-question")
+            raise UsageError(f"{oid[:12]} is not a PNG image.", slug="page-question")
         return data
 
     def sound(self, oid: str) -> bytes:
-        """Return the bytes of a logged sound; refuse bytes that are no WAV file."""
+        """Return the bytes of a logged sound; refuse bytes that are not a WAV file."""
         data = self._bytes(oid, "audio")
         if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-            raise UsageError(f"{oid[:12]} is no WAV file.", slug="page-question")
+            raise UsageError(f"{oid[:12]} is not a WAV file.", slug="page-question")
         return data
 
     def content(self, oid: str) -> dict[str, Any]:

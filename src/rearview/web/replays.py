@@ -1,7 +1,7 @@
 """The prices of backfills, and the backfills that the page starts.
 
-A backfill runs as the command `rearview backfill --json` in a process of its own: so the page stays fast,
-the backfill can be stopped like any command, and it does the same as on the command line.
+A backfill runs as the command `rearview backfill --json` in a separate process. So the page stays fast, the
+backfill can be stopped like any command, and it does the same as on the command line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rearview.model.run import name_of
 from rearview.web.run_index import Index
 
 MOST_PRICED = 60
-"""Runs that one request prices: as many as a screen shows."""
+"""Most runs that one request prices: as many as a screen shows."""
 MOST_JOBS = 4
 """Backfills of this page that may run at the same time."""
 KEPT_JOBS = 20
@@ -52,7 +52,7 @@ class Prices:
         self._history, self._index = history, index
         self._lock = threading.Lock()
         self._prices: OrderedDict[tuple[str, str, int, str], dict[str, Any]] = OrderedDict()
-        # histories of their own: pricing takes seconds, and a plan does not wait for it
+        # two histories, because pricing takes seconds and a plan should not wait for it
         self._source, self._pricing = History(history.project), History(history.project)
         self._looking, self._pricing_lock = threading.Lock(), threading.Lock()
         self._virtual: tuple[float, list[tuple[str, tuple[str, ...]]]] = (-1e9, [])
@@ -244,8 +244,8 @@ class PageBackfills:
             busy = [job for job in self._jobs.values() if job.ended is None]
             if len(busy) >= MOST_JOBS:
                 raise UsageError(
-                    f"{len(busy)} backfills of this page are under way, which is the most. Wait for "
-                    "one, or stop it.",
+                    f"{len(busy)} backfills of this page are running, which is the limit. Wait until "
+                    "one ends, or stop one.",
                     slug="page-busy",
                 )
             process = subprocess.Popen(

@@ -24,7 +24,7 @@ from rearview.web.run_index import Column, Index
 from rearview.web.run_index_tables import RUNS
 
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
-"""Which column of `page.stats` a form of a logged name is."""
+"""Column of `page.stats` for each form of a logged name."""
 MOST_ROWS = 500
 """Rows of one answer."""
 MOST_POINTS = 20_000
@@ -82,15 +82,15 @@ class Columns:
         columns = cls()
         for name, numeric, distinct in args.fetchall():
             columns.args[name], columns.distinct[name] = bool(numeric), distinct
-        for name, kind, path, runs, unproved, asked, text in names.fetchall():
-            # the kind and path of most runs come last, and win
+        for name, kind, path, runs, unproved, explicit, text in names.fetchall():
+            # the kind and path that most runs have come last, so the loop keeps them
             before = columns.names.get(name, {"runs": 0, "unproved": False, "asked": False})
             columns.names[name] = {
                 "kind": (_thing(text) if kind == "object" else None) or kind,
                 "path": path,
                 "runs": before["runs"] + runs,
                 "unproved": before["unproved"] or bool(unproved),
-                "asked": before["asked"] or bool(asked),
+                "asked": before["asked"] or bool(explicit),
             }
         return columns
 
@@ -104,7 +104,7 @@ class Columns:
         return form != "last" or self.names.get(name, {}).get("kind") in _NUMERIC
 
     def key_of(self, word: str) -> str | None:
-        """Return the key of the column that a word of a filter means; SQL ignores case."""
+        """Return the key of the column that a word in a filter names; SQL ignores case."""
         return self.labels.get(word) or self._lower.get(word.lower())
 
     @cached_property
@@ -115,7 +115,7 @@ class Columns:
     def labels(self) -> dict[str, str]:
         """The key of each column by its name in a filter.
 
-        If several columns have the same name, the fact of the run keeps it, else the logged name; the
+        If several columns have the same name, the fact of the run has it, or else the logged name; the
         others are `name_logged` and `name_arg`, as in `rearview runs --where`.
         """
         out = {name: f"fact:{name}" for name in RUNS if name != "run"}
@@ -152,7 +152,7 @@ class Rows:
     def __init__(self, index: Index, columns: Columns, query: Query) -> None:
         if len(query.columns) > MOST_COLUMNS:
             raise UsageError(
-                f"{len(query.columns)} columns were asked for; {MOST_COLUMNS} are the most. Choose "
+                f"{len(query.columns)} columns were requested; {MOST_COLUMNS} is the limit. Choose "
                 "fewer.",
                 slug="page-question",
             )

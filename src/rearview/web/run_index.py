@@ -53,13 +53,13 @@ from rearview.web.run_index_tables import (
 BATCH = 400
 """Runs whose records are summarized in one query."""
 AT_ONCE = 2000
-"""Changed runs that one refresh reads. The next refresh reads more; meanwhile the page shows these."""
+"""Most changed runs that one refresh reads. The page shows them while later refreshes read the others."""
 PATIENCE = 10.0
 """Seconds after which a query is interrupted."""
 SLICE = 8_000
-"""Ended runs whose folders one refresh looks into; if there are more, each refresh takes the next part."""
+"""Most ended runs whose folders one refresh checks; if there are more, each refresh checks the next part."""
 SETTLED = 2_000_000_000
-"""Nanoseconds after which an unchanged modification time proves that no file was added to a folder."""
+"""Nanoseconds after a modification time from which an unchanged time proves that no file was added to the folder."""
 MOST_COLUMNS = 160
 """Columns of arguments and logged names that `page.runs` holds at once."""
 _SEARCHED = ("run", "name", "command", "note", "status", "version", "host")
@@ -190,7 +190,7 @@ class Index:
         return signatures
 
     def _moved(self, entry: Entry) -> bool:
-        """Return True if a run that was running is not any more."""
+        """Return True if the status of a running run has changed."""
         try:
             return self._runs.get(entry.run.id).status is not entry.run.status
         except RearviewError:
@@ -271,7 +271,7 @@ class Index:
         entry.summaries = sealed
 
     def _place(self, file: Path) -> str:
-        """Return the name of a record file in its run folder, or the path in the store of any other.
+        """Return the name of a record file in its run folder; for any other file, its path in the store.
 
         Numbers that were read from printed lines have record files in the cache.
         """
@@ -315,7 +315,7 @@ class Index:
     def _exchange(
         self, dropped: Sequence[int], rows: Sequence[dict[str, Any]], args: Sequence[dict[str, Any]]
     ) -> None:
-        """Put new rows in the place of those of the dropped runs, for all readers at one moment."""
+        """Replace the rows of the dropped runs by new ones, for all readers at the same moment."""
         self.duck.load("own.more_runs", INDEXED_RUNS, rows)
         self.duck.load("own.more_given", GIVEN, args)
         cells, joins = _joined(
@@ -449,9 +449,9 @@ class Index:
         kept_runs = self._cache.load(self.duck, COLUMNS)
         if not kept_runs:
             return
-        known = {kept.id for kept in kept_runs.values()}
+        kept_ids = {kept.id for kept in kept_runs.values()}
         in_tables = {row[0] for row in self.duck.execute("SELECT id FROM page.runs").fetchall()}
-        extra = in_tables - known  # such as runs that were live when the cache was written
+        extra = in_tables - kept_ids  # such as runs that were running when the cache was written
         if extra:
             chosen = ", ".join(map(str, extra))
             for table in COLUMNS:
@@ -495,7 +495,7 @@ class Index:
         return [self.entries[run].run for (run,) in reversed(answer) if run in self.entries]
 
     def ask(self, sql: str, *, patience: float | None = None) -> Any:
-        """Run one query on a cursor of its own; interrupt it after `patience` seconds."""
+        """Run one query on a separate cursor; interrupt it after `patience` seconds."""
         import duckdb
 
         cursor = self.duck.con.cursor()
@@ -530,7 +530,7 @@ def _joined(columns: Mapping[Column, str], tables: Mapping[str, str]) -> tuple[s
 
 
 def load_replays(duck: Duck, run_records: RunRecords, runs: Sequence[str]) -> None:
-    """Fill `own.replays` with the replays of `runs`: it decides between several values of one point."""
+    """Fill `own.replays` with the replays of `runs`; queries use it to choose among several values of one point."""
     load_runs(duck, RunRecords(replays={run: run_records.replays.get(run, []) for run in runs}))
 
 

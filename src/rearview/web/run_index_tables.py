@@ -2,7 +2,7 @@
 
 The copy is one Parquet file per table, and one file with the state of each run when it was read.
 
-The index can be made again from the store, so a cache that is damaged or incomplete counts as none.
+The index can be made again from the store, so a damaged or incomplete cache is ignored.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ COLUMNS = {
     for table, columns in (("runs", INDEXED_RUNS), ("given", GIVEN), ("summaries", SUMMARIES))
 }
 Signature = tuple[int, ...]
-"""Modification times and sizes that tell whether the files of a run changed."""
+"""Modification times and sizes that show whether the files of a run changed."""
 FORMAT = 3
 """Number of the cache files; files of another number are made again."""
 TABLES = {"runs": "started, run", "given": "name, id", "summaries": "name, id"}
 """Tables that the cache keeps, and the order of their rows: readers look for one name at a time."""
 
 Summaries = dict[str, tuple[int, int, Summary]]
-"""By file name: size and modification time of a sealed file, and its checked summary."""
+"""By name of a sealed file: its size, modification time and checked summary."""
 
 
 class KeptRun(msgspec.Struct, array_like=True):
@@ -133,7 +133,7 @@ class IndexCache:
                     f"INSERT INTO page.{table} BY NAME SELECT {columns[table]} FROM "
                     f"read_parquet({files([file])})"
                 )
-        except Exception:  # damage of any sort: the cache is made again
+        except Exception:  # the cache is damaged: make it again
             for table in TABLES:
                 duck.execute(f"DELETE FROM page.{table}")
             return {}

@@ -36,7 +36,7 @@ CONTEXT = 4
 
 def run_details(history: History, index: Index, which: str) -> dict[str, Any]:
     """Return the data of the screen of one run."""
-    report = history.show(which, names=False)  # the index knows them
+    report = history.show(which, names=False)  # the index has these facts
     run = report.run
     names = index.ask(
         "SELECT name, path, n, last, low, high, mean, kind, text, unproved, asked FROM page.stats "

@@ -27,9 +27,9 @@ Array = Any
 MOST_RUNS = 500
 """Lines of one chart."""
 MOST_KEPT = 24_000_000
-"""Points of lines that stay in memory; the least recently used lines are dropped first."""
+"""Most points of lines in memory; the least recently used lines are dropped first."""
 STEP = 16
-"""Points that one point of the next coarser level stands for."""
+"""Number of points that one point of the next coarser level summarizes."""
 ENOUGH = 4
 """Points per pixel below which a line is drawn point by point."""
 FINE = 8
@@ -56,7 +56,7 @@ class Chart(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """A line at one resolution: each point stands for `STEP` points of the next finer level."""
+    """A line at one resolution: each point summarizes `STEP` points of the next finer level."""
 
     x: Array
     total: Array
@@ -296,7 +296,7 @@ def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | N
 
 
 def _ranked(index: Index, runs: Sequence[str]) -> bool:
-    """Return True if a run has several values of one point, so that `own.replays` has to choose one."""
+    """Return True if a run has several values of one point, so that the query must choose one by `own.replays`."""
     return any(not plain(index.given_out(run)) for run in runs)
 
 

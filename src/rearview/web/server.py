@@ -93,7 +93,7 @@ class Page:
         self.prices = Prices(History(self.history.project), self.index)
         self.live = Live(self.index)
         self.lock = threading.Lock()
-        """Held while the history answers; `prices` has a history of its own."""
+        """Held while the history answers; `prices` uses another `History`."""
         self.jobs = PageBackfills(str(self.history.project.root), self._on_event)
         self._columns: tuple[int, rows.Columns] = (-1, rows.Columns())
 

@@ -39,7 +39,7 @@ def test_printable_text_has_no_control_characters_and_keeps_the_rest(text):
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8")))
-def test_json_and_csv_read_back_as_they_were(text):
+def test_json_and_csv_are_read_back_unchanged(text):
     line = output.json_text({"v": text})
     assert json.loads(line) == {"v": text}
     assert not UNSAFE.search(line)

@@ -49,12 +49,12 @@ def test_a_table_in_a_pipe_keeps_every_row_on_one_line(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_brackets_in_values_are_not_taken_for_markup(screen):
+def test_brackets_in_values_are_not_markup(screen):
     output.table(["name"], [["[red]x[/red]"]], right=[False])
     assert "[red]x[/red]" in screen()
 
 
-def test_labels_stand_in_one_column_and_long_texts_under_themselves(capsys, monkeypatch):
+def test_labels_are_aligned_and_long_texts_wrap_below_their_first_line(capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     output.block([("a", "1\n2"), ("long", "3")])
     assert capsys.readouterr().out == "a     1\n      2\nlong  3\n"

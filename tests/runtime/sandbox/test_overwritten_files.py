@@ -153,7 +153,7 @@ for epoch in range(6):
 """
 
 
-def test_files_that_the_set_up_writes_several_times_are_whole_when_a_run_goes_on(
+def test_files_that_the_set_up_writes_several_times_are_complete_in_a_resumed_run(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))

@@ -58,7 +58,7 @@ def test_memory_at_another_address_or_of_another_size_is_not_the_watched_memory(
     assert not pages.unwritten(watch, memoryview(buffer.copy()).cast("B"))
 
 
-def test_memory_mapped_anew_at_the_same_place_is_not_trusted(pages):
+def test_memory_that_is_mapped_again_at_the_same_address_is_not_trusted(pages):
     if not pages.available:
         pytest.skip("this kernel does not offer tracking of writes (Linux 6.7, userfaultfd)")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -126,7 +126,7 @@ def test_watches_are_few_enough_to_leave_mappings_for_the_program(pages, watched
     assert pages.watch(other) is not None
 
 
-def test_a_written_buffer_is_told_apart_from_its_unwritten_neighbours(pages, watched, buffer):
+def test_a_written_buffer_is_distinguished_from_its_unwritten_neighbours(pages, watched, buffer):
     _, view = watched
     sizes = range(0, len(view) - TRACK_FROM, TRACK_FROM + 100)
     parts = [view[at : at + TRACK_FROM] for at in sizes]

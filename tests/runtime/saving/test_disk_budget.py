@@ -66,7 +66,7 @@ def test_the_store_is_made_to_fit_by_thinning_evenly(project):
     assert verify(project).problems == ()
 
 
-def test_other_runs_that_go_on_keep_everything(project, monkeypatch):
+def test_other_runs_in_progress_keep_all_their_checkpoints(project, monkeypatch):
     monkeypatch.setattr(gc, "RECORDING", 0.0)
     mine, other = begun(project, ended=False), begun(project, ended=False)
     fill(project, mine, 4)

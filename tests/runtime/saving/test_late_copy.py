@@ -224,7 +224,7 @@ def test_memory_that_is_gone_is_not_read():
     assert sample_memory(address, [0], 2) == b""
 
 
-def test_a_program_that_frees_its_memory_meanwhile_goes_on(pages, held_up):
+def test_a_program_that_frees_its_memory_during_a_late_copy_continues(pages, held_up):
     memory = mmap.mmap(-1, 4 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory[:] = b"x" * len(memory)
     watch = pages.watch(memoryview(memory))

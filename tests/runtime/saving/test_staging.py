@@ -65,7 +65,7 @@ def test_a_request_beyond_the_bound_can_never_be_met():
     assert staging.take(11 * PAGE) is None
 
 
-def test_memory_is_the_same_the_next_time():
+def test_staging_memory_is_reused():
     staging = Staging()
     for _ in range(3):
         lease = staging.take(PAGE)
@@ -107,7 +107,7 @@ def test_closing_twice_is_harmless():
 
 
 @pytest.mark.parametrize("limit", [256 << 20])
-def test_a_limit_on_address_space_is_lived_with(limit, monkeypatch):
+def test_staging_works_under_a_limit_on_address_space(limit, monkeypatch):
     import mmap as real
 
     made = real.mmap

@@ -22,7 +22,7 @@ from rearview.store.project import Project
 from runtime.saving.writers import MB, ONE, arrays, equal, stalled, submit
 
 
-def test_a_submitted_state_is_saved_as_it_was_at_that_time(writer, checkpoints):
+def test_a_submitted_state_is_saved_with_its_values_at_submission(writer, checkpoints):
     state, history = arrays(), []
     for seq in range(6):
         state["weights"] += 1

@@ -37,7 +37,7 @@ def compared(old, new):
 
 @settings(max_examples=150, deadline=None)
 @given(TREES, st.data())
-def test_whatever_is_inserted_is_found_and_nothing_else(items, data):
+def test_exactly_the_inserted_statements_are_found(items, data):
     recorded = list(lines(items))
     edited, expected, count = [], {}, 0
     for number, line in enumerate(recorded, 1):

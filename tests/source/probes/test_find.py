@@ -78,7 +78,7 @@ def test_formatting_comments_and_docstrings_are_no_edits():
         (AFTER, (), Position.AFTER),
     ],
 )
-def test_a_probe_knows_where_it_stands(place, loops, where):
+def test_a_probe_knows_its_position(place, loops, where):
     found = probe('rearview.log("norm", net.weight.norm().item())', place)
     assert (found.loops, found.place, found.kind) == (loops, where, ProbeKind.LOG)
     assert found.names == ("norm",)
@@ -461,7 +461,7 @@ def test_a_probe_that_carries_values_over_iterations_sets_where_its_replay_start
     assert [(p.depth, p.feeds) for p in found] == [(depth, feeds)]
 
 
-def test_a_pattern_fits_the_names_it_stands_for():
+def test_a_pattern_fits_the_names_that_it_describes():
     found = find(
         *edit('for n, p in net.named_parameters():\n    rearview.log(f"norm/{n}", p.norm())')
     )

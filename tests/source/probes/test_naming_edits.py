@@ -320,7 +320,7 @@ def run(text):
 
 @settings(max_examples=400, deadline=None)
 @given(STATEMENTS, expressions(), st.data())
-def test_whatever_is_accepted_does_the_same_things_in_the_same_order(form, expression, data):
+def test_every_accepted_edit_does_the_same_things_in_the_same_order(form, expression, data):
     old = form.format(expression) + "\n"
     tree = ast.parse(old)
     values = [node for node in ast.walk(tree) if isinstance(node, ast.Call | ast.BinOp)]

@@ -48,7 +48,11 @@ CHANGED = {
     ),
     "the head of a loop": ([("range(3)", "range(4)")], "range(4)", "`4` where `3` was"),
     "a signature": ([("net, data):", "net, data, k=1):")], "def evaluate", "replaces the recorded"),
-    "a print": ([("print(epoch, ", "print(epoch, LR, ")], "print(epoch, LR", "of its own"),
+    "a print": (
+        [("print(epoch, ", "print(epoch, LR, ")],
+        "print(epoch, LR",
+        "in a separate statement",
+    ),
     "a variable's name": (
         [
             ("        loss = ", "        cost = "),

@@ -153,13 +153,13 @@ def test_a_version_that_names_the_value_already_stays_unchanged():
 @pytest.mark.parametrize(
     ("old", "why"),
     [
-        ("if a: out.append(f(1), left, right)\n", "no line of its own"),
+        ("if a: out.append(f(1), left, right)\n", "cannot have a separate line"),
         ("if a:\n    out.append(f(\n    1), left, right)\n", "several lines"),
         ("if a:\n    pass\n", "cannot be found there"),
         ("def f(:\n", "cannot be read"),
     ],
 )
-def test_a_value_that_can_have_no_line_of_its_own_is_refused(old, why):
+def test_a_value_that_cannot_have_a_separate_line_is_refused(old, why):
     new = "if a:\n    v = f(1)\n    out.append(v, left, right)\n"
     found = name_in(new, Naming("t.py", 2, ("v",), 3), old)
     assert isinstance(found, str)

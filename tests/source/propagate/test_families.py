@@ -198,13 +198,13 @@ def test_a_statement_follows_into_the_only_branch_that_sets_its_variables():
     assert old + "        keep(n, paths)  # LOG\n" == carried(new, old)
 
 
-def test_a_comment_that_stands_once_in_both_texts_marks_the_place():
+def test_a_comment_that_occurs_once_in_both_texts_marks_the_place():
     new = "first(1, 2)\n# prepare the accelerator\nprint('ready')  # LOG\nwholly(new, code)\nlast(1, 2)\n"
     old = "first(1, 2)\nother = 3\nmore(other)\n# prepare the accelerator\nquite = different\nlast(1, 2)\n"
     assert "# prepare the accelerator\nprint('ready')  # LOG\nquite" in carried(new, old)
 
 
-def test_code_that_was_copied_since_takes_the_statement_where_the_original_stands():
+def test_code_that_was_copied_later_takes_the_statement_at_the_original():
     loop = "    for k in range(steps):\n        X = batch('train')\n        loss = model(X)\n        step(loss)\n"
     new = f"if profile:\n{loop}        print(k, loss)  # LOG\n        note(k)\nelse:\n{loop}        quiet(k)\n"
     old = "for k in range(steps):\n    X = batch('train')\n    loss = model(X)\n    step(loss)\n    quiet(k)\n"
@@ -229,7 +229,7 @@ def test_a_rewritten_gap_is_split_by_the_statements_on_either_side():
     assert "synth.load(checkpoint, model)\n    log(timer() - start)  # LOG\n" in carried(new, old)
 
 
-def test_a_statement_that_stands_there_already_is_not_put_twice():
+def test_a_statement_that_the_text_already_has_is_not_inserted_twice():
     new = "def f(x):\n    y = g(x, 1)\n    log(y)  # LOG\n    return y\n"
     old = "def f(x):\n    y = g(x, 1)\n    log(y)  # LOG\n    return y\n"
     assert carried(new, old) == "refused: the same statement is there already, on line 3"

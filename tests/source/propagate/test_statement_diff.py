@@ -30,7 +30,7 @@ def test_layout_and_comments_are_no_change():
     assert edits(OLD, OLD.replace("f(x)", "f( x )  # why")) == set()
 
 
-def test_a_renamed_variable_is_renamed_wherever_it_stands():
+def test_a_renamed_variable_is_renamed_everywhere():
     new = OLD.replace("loss", "cost")
     assert edits(OLD, new) == {(Edit.RENAMED, 6, 6), (Edit.RENAMED, 7, 7)}
 

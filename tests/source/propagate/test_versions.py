@@ -32,14 +32,14 @@ def test_a_version_gets_all_statements_or_none():
     assert found.diff == ""
 
 
-def test_code_that_stood_in_another_file_is_found_there():
+def test_code_that_was_in_another_file_is_found_there():
     new = {"t.py": OLD.replace("    save", "    print(loss)\n    save")}
     (found,) = through(new, [Statement("t.py", (3, 3))], [{"main.py": OLD, "other.py": "x = 1\n"}])
     assert list(found.files) == ["main.py"]
     assert "that code was in main.py then" in found.reasons
 
 
-def test_an_existing_file_is_not_taken_for_the_origin_of_a_copy():
+def test_an_existing_file_does_not_count_as_the_origin_of_a_copy():
     new = {"t.py": OLD.replace("    save", "    print(loss)\n    save"), "copy.py": OLD}
     (found,) = through(new, [Statement("t.py", (3, 3))], [{"copy.py": OLD}])
     assert found.refused
@@ -64,7 +64,7 @@ def test_step_by_step_reaches_places_that_a_direct_step_misses():
     assert "print(s)" in found[2].files["t.py"]
 
 
-def test_a_statement_that_stands_there_already_is_not_put_twice():
+def test_a_statement_that_the_text_already_has_is_not_inserted_twice():
     new = OLD.replace("    save", "    print(loss)\n    save")
     (found,) = through({"t.py": new}, [Statement("t.py", (3, 3))], [{"t.py": new + "x = 1\n"}])
     assert found.files == {}

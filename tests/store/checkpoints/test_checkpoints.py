@@ -19,7 +19,7 @@ def test_a_saved_checkpoint_is_loaded_unchanged(checkpoints, save, holds):
     assert holds(4)
 
 
-def test_everything_said_about_a_checkpoint_is_kept(checkpoints):
+def test_all_facts_about_a_checkpoint_are_stored(checkpoints):
     saved = checkpoints.save(
         Snapshot("r", 7, POINT, Edge.END, meta=CheckpointMeta(records=7), missing=MISSING),
         [Part("a", b"1")],
@@ -172,7 +172,7 @@ def test_a_manifest_of_a_newer_format_is_refused(checkpoints, save):
     assert caught.value.slug == "store-newer"
 
 
-def test_a_read_only_folder_is_said_to_be_so(checkpoints, save, holds, monkeypatch):
+def test_a_read_only_folder_is_reported(checkpoints, save, holds, monkeypatch):
     save(0)
     real = os.open
 

@@ -145,7 +145,7 @@ def test_the_zstd_tool_reads_a_compressed_object(objects):
         assert found.stdout == data
 
 
-def test_restoring_takes_little_memory_besides_the_buffer(objects):
+def test_restoring_takes_little_memory_in_addition_to_the_buffer(objects):
     data = bytes(64 << 20)
     ref = put(objects, data)
     into = memoryview(bytearray(len(data)))

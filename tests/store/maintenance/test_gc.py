@@ -70,7 +70,7 @@ def test_a_budget_thins_until_it_is_met(project, checkpoints, save, holds, old):
     assert all(holds(seq) for seq in left)
 
 
-def test_promises_are_kept_whatever_the_budget(project, checkpoints, save, holds, old):
+def test_promises_are_kept_with_any_budget(project, checkpoints, save, holds, old):
     for run in ("mine", "other"):
         for seq in range(4):
             save(seq, run=run, seed=seq + (100 if run == "mine" else 0))
@@ -176,7 +176,7 @@ def test_leftovers_of_killed_saves_go(project, checkpoints, save, old):
     assert len(Checkpoints(project).of("r")) == 1
 
 
-def test_a_checkpoint_that_another_process_deletes_meanwhile_is_no_failure(
+def test_a_checkpoint_that_another_process_deletes_at_the_same_time_is_no_failure(
     project, save, holds, monkeypatch
 ):
     for seq in range(2):

@@ -65,7 +65,7 @@ def test_logged_values_are_found_in_sealed_and_unsealed_files(store):
 
 
 @pytest.mark.parametrize("keep", [0, 3, 8, 200])
-def test_a_torn_file_is_said_to_be_damaged(tmp_path, keep):
+def test_a_torn_file_is_reported_as_damaged(tmp_path, keep):
     file = tmp_path / "records-1-0.parquet"
     file.write_bytes(GOLD.read_bytes()[-keep:] if keep else b"")
     with pytest.raises(DamagedError, match="is damaged: "):

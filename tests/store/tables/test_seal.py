@@ -199,7 +199,7 @@ def test_a_killed_writer_leaves_a_file_that_is_sealed_once_it_is_dead(store):
     assert not file.exists()
 
 
-def test_lines_that_a_dead_reader_left_beside_the_sealed_file_do_not_count_twice(store):
+def test_lines_that_a_dead_reader_left_next_to_the_sealed_file_do_not_count_twice(store):
     run = store.run((at(), {"a": 1}))
     (file,) = lines(store, run)
     data = file.read_bytes()
@@ -209,7 +209,7 @@ def test_lines_that_a_dead_reader_left_beside_the_sealed_file_do_not_count_twice
     assert not file.exists()
 
 
-def test_readers_at_once_see_the_same(store):
+def test_concurrent_readers_see_the_same(store):
     for k in range(8):
         store.run((at(), {"a": k}))
     with ThreadPoolExecutor(3) as pool:

@@ -87,7 +87,7 @@ def test_runs_come_in_the_order_they_started(store):
         rows(store, ["acc"], runs=["nope"])
 
 
-def test_a_point_without_inner_rows_has_a_row_of_its_own(store):
+def test_a_point_without_inner_rows_has_its_own_row(store):
     run = store.run((at(e=0, s=0), {"x": 1}), (at(e=0), {"y": 2}), (at(e=1), {"y": 3}))
     assert rows(store, ["x", "y"]) == [(run, 0, 0, 1, 2), (run, 1, None, None, 3)]
 
@@ -286,7 +286,7 @@ def test_a_virtual_name_in_a_loop_of_an_outer_loops_name_has_no_empty_rows(store
     assert found == [(run, e, k, e + k) for e in range(2) for k in range(2)]
 
 
-def test_a_virtual_name_takes_no_row_from_the_names_beside_it(store):
+def test_a_virtual_name_takes_no_row_from_other_names(store):
     a = store.run((at(), {"seed": 7}), (at(epoch=0), {"l": 1}))
     b = store.run((at(), {"seed": 8}), (at(epoch=0), {"acc": 1}))
     found = rows(store, ["seed", "l"], virtual=[("l", ())])
@@ -338,7 +338,7 @@ def test_a_running_run_and_one_with_a_torn_end_are_in_the_table(store):
 MANY = [1, 0.5, "abc", None, True, 10**30, [1, {"a": "b"}], b"x", math.inf, '"quoted"', "1"]
 
 
-def test_values_of_several_types_come_to_data_frames_as_they_were(store):
+def test_values_of_several_types_keep_their_types_in_data_frames(store):
     store.run(*((at(i=i), {"v": value, "n": i}) for i, value in enumerate(MANY)))
     table = Tables(store.project).table(["v", "n"])
     frame = table.pandas()
@@ -441,7 +441,7 @@ def test_a_condition_cannot_smuggle_in_another_statement(tmp_path):
     assert not list(tmp_path.rglob("stolen*"))
 
 
-def test_a_condition_that_cannot_be_read_is_shown_as_it_was_written(tmp_path):
+def test_a_condition_that_cannot_be_read_is_shown_unchanged(tmp_path):
     store = Recorded(tmp_path)
     store.run(*training(1))
     with pytest.raises(UsageError, match="'loss < '") as caught:

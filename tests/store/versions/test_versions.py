@@ -95,7 +95,7 @@ def test_a_project_that_the_outer_repository_ignores_has_its_own_versions(tmp_pa
     assert git(root, "for-each-ref", "refs/rearview") == ""
 
 
-def test_without_a_repository_versions_stand_in_the_store(tmp_path):
+def test_without_a_repository_versions_are_in_the_store(tmp_path):
     write(tmp_path, {"train.py": "x\n", ".gitignore": "out/\n", "out/a.txt": "o", "venv/b.py": "v"})
     store = versions(tmp_path)
     version = store.save("r1")
@@ -179,7 +179,7 @@ def test_filters_and_line_endings_do_not_change_a_byte(tmp_path):
     assert (tmp_path / "out/a.py").read_bytes() == files["a.py"].encode()
 
 
-def test_odd_names_and_modes_come_back_as_they_were(tmp_path):
+def test_unusual_names_and_modes_are_restored(tmp_path):
     root = repo(tmp_path / "p")
     names = [
         "with space.py",

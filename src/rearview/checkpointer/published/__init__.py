@@ -1,1 +1,1 @@
-"""A folder for the path: holds the top-level package `checkpointer`."""
+"""A folder for `sys.path`: it contains the top-level package `checkpointer`."""

@@ -1,6 +1,6 @@
 """`checkpointer` as a top-level package, for programs whose imports are not to be changed.
 
-It is in a folder of its own, because another package of this name may be installed.
+It has a separate folder, because another package of this name may be installed.
 """
 
 from rearview.checkpointer import Checkpointer, __path__

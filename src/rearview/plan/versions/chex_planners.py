@@ -1,8 +1,8 @@
 """The planners that CHEX published: PRP-v1, PRP-v2, Parent Choice and LFU.
 
-Each returns the steps it would take, with checkpoints in one level only. The cost is that of the
-steps, counted by `tree.check`: the published listings count some computations twice or not at all, so
-their own sums are not used. They ignore existing checkpoints: `order` cuts the tree there first.
+Each planner returns its steps, with checkpoints in one level only. `tree.check` counts the cost of the
+steps: the published listings count some computations twice or not at all, so their own sums are not
+used. The planners ignore existing checkpoints: `order` cuts the tree there first.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def walk(tree: Tree, choose: Choice) -> list[ReplayStep]:
             stack.extend((child, kept) for child in reversed(below))
         else:
             pending.append((node, level))
-            rest = [child for child in below if child not in chosen]
-            stack.extend((child, kept) for child in reversed(rest))
+            other_children = [child for child in below if child not in chosen]
+            stack.extend((child, kept) for child in reversed(other_children))
             stack.append((node, level, None))
             stack.extend((child, (*kept, (node, level))) for child in reversed(chosen))
     steps.steps.extend(ReplayStep(Do.EVICT, node, level=level) for node, level in evict)
@@ -162,7 +162,7 @@ def parent_choice(
     choices: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
     order: list[tuple[int, tuple[int, ...], float]] = [(root, (), 0.0) for root in tree.roots]
     seen = {(node, kept) for node, kept, _ in order}
-    for node, kept, used in order:  # grows while it is read: every situation, parents first
+    for node, kept, used in order:  # every situation, parents first; the loop below appends to it
         cell = tree.cells[node]
         options: list[tuple[tuple[int, ...], float]] = [(kept, used)]
         if used + cell.size <= place.room:
@@ -174,7 +174,7 @@ def parent_choice(
                     order.append((child, with_, room_used))
         if len(order) > states:
             raise PlanError(
-                f"Parent Choice looks at more than {states} situations for this tree of "
+                f"Parent Choice would examine more than {states} situations for this tree of "
                 f"{len(tree)} cells. Use `--planner auto`, which does not need them.",
                 slug="parent-choice",
             )
@@ -205,7 +205,7 @@ def parent_choice(
 def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[ReplayStep]:
     """Return the steps of the least-frequently-used cache: version by version, in their order.
 
-    A kept node is worth its uses times the cells below it over its size; the least worth is evicted.
+    The worth of a kept node is its uses times the cells below it, divided by its size; the node of least worth is evicted.
     """
     place = levels_of(room)[level]
     below = tree.subtree()

@@ -56,7 +56,7 @@ class Order:
     seconds: float
     """Wall seconds on the workers it was planned for."""
     bound: float
-    """No order can take less."""
+    """Seconds below which no order can be."""
     by: str
     """The planner that found it."""
     tried: Mapping[str, float] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def _best(
     levels: Levels,
     workers: int,
 ) -> str:
-    """Return the planner whose order is taken.
+    """Return the planner whose order is used.
 
     On several workers an order may take up to 1 % longer if it computes less in all: workers share
     the machine, so computing a cell twice is never quite free.
@@ -222,7 +222,7 @@ def _auto(
     costs = {name: check(tree, steps, levels) for name, steps in sequences.items()}
     by = min(costs, key=lambda name: (costs[name], name != "dynamic program"))
     if len(tree.leaves) > 2 * WIDEST:
-        patience = 0  # a search would find nothing; the bound needs no search
+        patience = 0  # a search would find no better order, and the bound needs no search
     better, bound = search(tree, levels, below=costs[by], patience=patience, going=going)
     sequences["search"] = better if better is not None else sequences[by]
     return sequences, bound
@@ -332,8 +332,8 @@ def by_blocks(
             continue
         chosen, level = choose(node, kept)
         chosen = [child for child in tree.children[node] if child in chosen]
-        rest = [child for child in tree.children[node] if child not in chosen]
-        stack += [(child, kept) for child in reversed(rest)]
+        other_children = [child for child in tree.children[node] if child not in chosen]
+        stack += [(child, kept) for child in reversed(other_children)]
         if chosen:
             steps.run(near[0], node, level=near[1], keep=[(node, level)], drop=evict)
             evict = []
@@ -439,8 +439,8 @@ def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, work
     """Return the wall seconds of steps on several workers that share the checkpoints.
 
     A path starts when its base is kept and a worker is free. Paths that change the cache start in
-    their planned order, and the cache changes in that order, so the bound on its size holds whatever
-    the timing; others may start as soon as their base is there.
+    their planned order, and the cache changes in that order, so the bound on its size holds at any
+    timing; other paths may start as soon as their base is there.
     """
     check(tree, steps, room)
     levels = levels_of(room)

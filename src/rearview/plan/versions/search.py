@@ -30,8 +30,8 @@ def search(
 ) -> tuple[list[ReplayStep] | None, float]:
     """Return (steps that take less than `below`, or None; a lower bound for all legal sequences).
 
-    A* over (leaves still to reach, states kept). Its moves cover every legal sequence, so the second
-    number holds against all of them, however early the search ends.
+    A* over (leaves still to reach, states kept). Its moves cover every legal sequence, so the lower
+    bound holds for all of them, however early the search ends.
     """
     return _Search(tree, levels_of(room), going).run(below, patience)
 
@@ -135,7 +135,7 @@ class _Search:
             if estimate >= below - 1e-9:
                 return None, below
             if estimate > spent[state] + self.least(state) + 1e-9:
-                continue  # reached more cheaply since
+                continue  # a cheaper way to this state was found later
             if not state[0]:
                 return self._steps(came_from, state), estimate
             if number >= patience:
@@ -191,16 +191,18 @@ class _Search:
     ) -> Iterator[tuple[float, Move, State]]:
         """Yield (seconds, move, state after it); `inner` adds the paths that end at inner nodes."""
         tree = self.tree
-        left = [leaf for i, leaf in enumerate(self.leaves) if remaining >> i & 1]
+        remaining_leaves = [leaf for i, leaf in enumerate(self.leaves) if remaining >> i & 1]
         held_nodes = {node for node, _ in held}
         if self.free_to_load:
-            # a leaf right after a kept state never gets cheaper: take it at once
-            ready = next((leaf for leaf in left if tree.parent[leaf] in held_nodes), None)
+            # a leaf right after a kept state never gets cheaper: compute it at once
+            ready = next(
+                (leaf for leaf in remaining_leaves if tree.parent[leaf] in held_nodes), None
+            )
             if ready is not None:
-                left, inner = [ready], False
-        for leaf in left:
-            rest = remaining & ~self.under[leaf]
-            yield from self._paths(leaf, rest, held, held_nodes)
+                remaining_leaves, inner = [ready], False
+        for leaf in remaining_leaves:
+            after_leaf = remaining & ~self.under[leaf]
+            yield from self._paths(leaf, after_leaf, held, held_nodes)
         if not inner:
             return
         for node in range(len(tree)):
@@ -210,11 +212,11 @@ class _Search:
                 yield from self._paths(node, remaining, held, held_nodes)
 
     def _paths(
-        self, end: int, rest: int, held: Held, held_nodes: set[int]
+        self, end: int, remaining: int, held: Held, held_nodes: set[int]
     ) -> Iterator[tuple[float, Move, State]]:
         tree = self.tree
         leaf = end in self.leaf_set
-        useful = [pair for pair in held if self.under[pair[0]] & rest]
+        useful = [pair for pair in held if self.under[pair[0]] & remaining]
         bases = [pair for pair in held if self.under[pair[0]] & self.under[end] and pair[0] < end]
         parent = tree.parent[end]
         if leaf and self.free_to_load and parent in held_nodes:
@@ -227,7 +229,7 @@ class _Search:
             fresh = [
                 (node, levels)
                 for node in path
-                if self.worthy[node] and self.under[node] & rest
+                if self.worthy[node] and self.under[node] & remaining
                 for levels in [[at for at in self.fits[node] if (node, at) not in held]]
                 if levels
             ]
@@ -237,7 +239,7 @@ class _Search:
                 if not leaf and base == START and len({node for node, _ in new}) < 2:
                     continue  # computing it later, when it is needed, costs the same
                 saving = sum(tree.save(node, self.levels[at]) for node, at in new)
-                yield cost + saving, (end, base, level), (rest, kept)
+                yield cost + saving, (end, base, level), (remaining, kept)
 
     def _keepings(
         self, held: list[tuple[int, int]], fresh: list[tuple[int, list[int]]], must: int | None
@@ -251,10 +253,10 @@ class _Search:
             yield frozenset(options)
             return
         chosen: list[tuple[int, int]] = []
-        rest = [0.0]  # bytes of all options from one on
+        bytes_from = [0.0]  # bytes of each option and all options after it
         for node, _ in reversed(options):
-            rest.append(rest[-1] + sizes[node].size)
-        rest.reverse()
+            bytes_from.append(bytes_from[-1] + sizes[node].size)
+        bytes_from.reverse()
 
         def take(at: int, used: list[float], smallest: float) -> Iterator[Held]:
             if at == len(options):
@@ -264,11 +266,11 @@ class _Search:
                 return
             if not self._goes_on():
                 return
-            if self.free_to_keep and used[0] + rest[at] <= rooms[0]:
+            if self.free_to_keep and used[0] + bytes_from[at] <= rooms[0]:
                 # all remaining options fit: leaving one out is never better
                 kept = (*chosen, *options[at:])
                 complete = must is None or any(node == must for node, _ in kept)
-                if complete and used[0] + rest[at] + smallest > rooms[0]:
+                if complete and used[0] + bytes_from[at] + smallest > rooms[0]:
                     yield frozenset(kept)
                 return
             node, level = options[at]

@@ -35,9 +35,9 @@ class Cell:
     size: int
     """Bytes of the state after it."""
     save: float = 0.0
-    """Seconds to checkpoint that state, whatever the level."""
+    """Seconds to checkpoint that state at any level."""
     load: float = 0.0
-    """Seconds to restore it, whatever the level."""
+    """Seconds to restore it from any level."""
     kept: bool = False
     """Whether a checkpoint of it exists already."""
 
@@ -69,7 +69,7 @@ Levels = Sequence[CacheLevel]
 
 
 def levels_of(room: float | Levels) -> tuple[CacheLevel, ...]:
-    """Return the levels; a plain number is the room of a memory that costs nothing to use."""
+    """Return the levels; a plain number means one level of that many bytes, with no cost to write or read."""
     return (CacheLevel(float(room)),) if isinstance(room, (int, float)) else tuple(room)
 
 

@@ -43,7 +43,7 @@ class MissingStatement:
     line: int
     """Line of the edited text where it was expected."""
     why: str = ""
-    """Why `instead` does not compute the same, if it comes close."""
+    """Why `instead` does not compute the same, if it differs only a little."""
     inside: ast.stmt | None = None
     """The added statement into which it was moved, unchanged."""
     contained: bool = False
@@ -329,7 +329,7 @@ class _Aligner:
     def _settled(
         self, pairs: list[tuple[ast.stmt, ast.stmt]], news: list[ast.stmt]
     ) -> list[tuple[ast.stmt, ast.stmt]]:
-        """Return the pairs without those whose value would be computed before other recorded code."""
+        """Return the pairs, without those whose edit would compute a value earlier than other recorded code."""
         place = {id(stmt): at for at, stmt in enumerate(news)}
         recorded = {place[id(new)]: new for _, new in pairs}
         kept = []

@@ -1,6 +1,6 @@
 """Find the probes that an edit adds to a recorded program, or the reasons to refuse the edit.
 
-This is the entrance of the room: a backfill calls `find`.
+A backfill calls `find`; the other modules of this package serve it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class _FileFacts:
-    """What one recorded file says about names and calls, without its tree."""
+    """The names and calls of one recorded file, without its syntax tree."""
 
     program: ProgramFacts
     calls: FileCalls
@@ -165,7 +165,7 @@ def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
 
 
 class _Context:
-    """What all recorded files say together."""
+    """The names and calls of all recorded files together."""
 
     def __init__(self, trees: Mapping[str, ast.Module], texts: Mapping[str, str]) -> None:
         self.trees = trees

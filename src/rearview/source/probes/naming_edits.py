@@ -5,8 +5,8 @@
     if f(y) > best:               ->  if (acc := f(y)) > best:
     return f(y)                   ->  out = f(y) ... return out
 
-The first three only add a name. In the last, a value is computed in a statement of its own, so what the
-recorded statement evaluated before that value now comes after it: `computed_before` says if that matters.
+The first three only add a name. In the last, a separate statement computes the value, so expressions that
+the recorded statement evaluated before it are now evaluated after it: `computed_before` says if that matters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One added statement (`Probe`) and all statements that an edit adds (`Probes`): the result of `find`.
 
-`logging_fingerprint` is equal for two edits that log a name in the same way, whatever else they add.
+`logging_fingerprint` is equal for two edits that log a name in the same way, even if they also add different statements.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class ProbeKind(StrEnum):
 
 
 class Position(StrEnum):
-    """Where a statement is among the recorded loops of its own level."""
+    """Where a statement is relative to the recorded loops at the same depth."""
 
     BEFORE = "before"
     BETWEEN = "between"
     AFTER = "after"
     ALONE = "alone"
-    """There is no recorded loop at its level."""
+    """There is no recorded loop at the same depth."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def missing_file_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
         1,
         f"`{path}`",
         f"the run used this file; it may be {shown} now, {but}",
-        "Give it back its old name.",
+        "Rename it back.",
     )
 
 
@@ -49,7 +49,7 @@ def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefu
             _shown(missing.node),
             f"this recorded statement ({was}) was put inside {_shown(missing.inside)} (line "
             f"{missing.inside.lineno}), so it would not run as it did",
-            "Take it out again; put only the log statements into a block of their own.",
+            "Take it out again; put only the log statements into a new block.",
         )
     if missing.moved:
         return ProbeRefusal(
@@ -57,7 +57,7 @@ def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefu
             missing.line,
             _shown(missing.node),
             f"this recorded statement ({was}) is at another place now",
-            "Move it back; put the log statement where the value is to be seen.",
+            "Move it back; put the log statement where the value exists.",
         )
     if missing.instead is None:
         return ProbeRefusal(
@@ -94,7 +94,7 @@ def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefu
         missing.line,
         _shown(missing.instead),
         f"it replaces the recorded {_shown(missing.node)} ({was}){change}",
-        "Put the recorded statement back and log in a statement of its own; to change the program, "
+        "Put the recorded statement back and log in a separate statement; to change the program, "
         "run it again.",
     )
 

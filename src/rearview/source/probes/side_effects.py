@@ -156,7 +156,7 @@ class Judge(ast.NodeVisitor):
     def visit_Return(self, node: ast.Return) -> None:
         if not self._own:
             self._refuse(
-                node, "it leaves a recorded function early", "Leave it out; log and go on."
+                node, "it leaves a recorded function early", "Leave it out; log and continue."
             )
         self.generic_visit(node)
 
@@ -218,7 +218,7 @@ class Judge(ast.NodeVisitor):
             self._refuse(
                 target,
                 "it stores into an object of the recorded run",
-                "Keep the value in a variable of the probe's own.",
+                "Keep the value in a variable that only probes use.",
             )
 
     def visit_Expr(self, node: ast.Expr) -> None:
@@ -273,7 +273,7 @@ class Judge(ast.NodeVisitor):
         if called == "next" and first_is_object and levels[0] is Level.LIVE:
             return (
                 "it takes an item from an iterator of the run",
-                "Draw from a new one: `next(iter(...))`.",
+                "Draw from a new iterator: `next(iter(...))`.",
             )
         if called == "grad" and live and not {"retain_graph", "create_graph"} & keywords.keys():
             return (

@@ -32,7 +32,7 @@ class _NotThereError(Exception):
 
 
 def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
-    r"""Return an older text that gives its value the same names, and where; or the reason why it cannot.
+    r"""Return (an older text in which the value has the same names, where it has them), or why that is impossible.
 
     The older text may compute the value with other code, which stays as it is.
 
@@ -65,7 +65,7 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
         if first in names_in(partner):
             return f"`{first}` means something else in that version"
         if not partner.leads or there.lines[partner.start - 1].lstrip().startswith("elif"):
-            return f"`{first}` would have no line of its own in that version"
+            return f"`{first}` cannot have a separate line in that version"
         edit, value = _lifted(binds.tree, reads.tree, partner.tree, first, there)
     except _NotThereError as exc:
         return str(exc)

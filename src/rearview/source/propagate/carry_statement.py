@@ -50,7 +50,7 @@ CALIBRATION = (
 )
 """Score of the evidence, and the share of insertions with that score that were right.
 
-Fitted on 1,161 insertions of the tuning repositories by benchmarks/propagation/calibrate.py; its README says how far it holds.
+Fitted on 1,161 insertions of the tuning repositories by benchmarks/propagation/calibrate.py; its README says for which code the numbers hold.
 """
 
 
@@ -214,7 +214,7 @@ def unsure(confidence: float, sure: float) -> str:
 
 
 def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
-    """Return the whole statements on the lines, all of one block, or why they are not that."""
+    """Return the statements on the lines, or the reason why the lines are not whole statements of one block."""
     start, end = lines
     todo: list[list[ast.stmt]] = [parsed.tree.body]
     while todo:
@@ -225,12 +225,12 @@ def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] 
         ]
         if inside and not cut:
             statement_lines = {at for s in inside for at in range(first_line(s), last_line(s) + 1)}
-            rest = [
+            other_lines = [
                 at
                 for at in range(start, min(end, len(parsed.lines)) + 1)
                 if at not in statement_lines
             ]
-            if all(idle(parsed.lines[at - 1]) for at in rest if at > 0):
+            if all(idle(parsed.lines[at - 1]) for at in other_lines if at > 0):
                 return inside
             return f"lines {start} to {end} of the new text hold more than whole statements"
         if inside or len(cut) > 1:

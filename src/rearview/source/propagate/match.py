@@ -22,7 +22,7 @@ from rearview.source.statement_trees import (
 )
 
 SIMILAR = 0.5  # two statements that are less similar than this are not paired
-EMPTIED = 5  # a function with at most this many statements is paired by its name, whatever is in it
+EMPTIED = 5  # a function with at most this many statements is paired by its name alone
 MANY = 10  # this many equal statements identify a function that was mostly rewritten
 MAX_GAP = 40_000  # beyond this product of lengths a gap is aligned by identical statements only
 
@@ -212,7 +212,7 @@ class _Matcher:
             for old, count in shared.items():
                 total = held[new].total() + held[old].total()
                 alike = 2 * count / total + (0.3 if _name(old) == _name(new) else 0.0)
-                many = count >= MANY and alike >= 0.15  # rewritten, and no other is as close
+                many = count >= MANY and alike >= 0.15  # rewritten; no other function is as similar
                 if many or (alike >= 0.4 and (count > 1 or alike > 0.8)):
                     votes.append((-alike, abs(new.order - old.order), new, old))
         votes.sort(key=lambda vote: (vote[0], vote[1], vote[2].order, vote[3].order))

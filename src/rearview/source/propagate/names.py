@@ -128,7 +128,7 @@ class _Resolver:
         """Return (the old name of a variable or None, confidence)."""
         votes, seen = self.votes, self.seen
         if name not in self.at_home:
-            # a builtin, or unknown in the new text as well: nothing to follow
+            # a builtin, or a name that the new text does not bind either: there is no definition to compare
             lost = name not in BUILTINS and name not in seen and "*" not in self.at_home
             return name, 0.9 if lost else 1.0
         home = definition(*self.here, name)
@@ -144,7 +144,7 @@ class _Resolver:
             )
             return (target, 0.8) if exchanged else (name, 1.0)
         if target is not None and votes.table[name] and not votes.table[name][target]:
-            target = None  # wherever it is read, the old text has another name
+            target = None  # wherever the new text reads it, the old one has another name
         defined = target in seen and (not _trivial(home) or bool(votes.table[name][target or ""]))
         if defined:
             return target, 0.95
@@ -175,7 +175,7 @@ class _Resolver:
             and candidates[0][0] in variables
             and not self.used_otherwise(name, candidates[0][0])
         ):
-            # no other name is ever at the positions of this name, which is new
+            # the old text has no other name at the positions of this name: the name is new
             return candidates[0][0], 0.8
         logger = self.logger(name)
         if logger is not None:
@@ -192,12 +192,12 @@ class _Resolver:
             return longer[0], 0.7
         if target in fresh and not votes.table[name] and _exchanged(self.matching, home):
             return target, 0.7
-        if name in self.free:  # the old text reads it, too, and does not bind it
+        if name in self.free:  # the old text reads it without binding it, as the new text does
             return name, 0.9
         return None, 1.0
 
     def used_otherwise(self, name: str, other: str) -> bool:
-        """Return True if the attributes taken of a variable now and of another one then all differ."""
+        """Return True if a variable of the new text and one of the old text have no attribute in common."""
         new_members = {member for root, member in self.used.members if root == name}
         if not new_members or name in self.new_modules:
             return False
@@ -406,7 +406,7 @@ def _renamed_members(matching: Matching, votes: Votes, unmentioned: set[str]) ->
             renamed[member] = every[0][0]
             continue
         plain = {each for each in dotted if each.strip("_") == member.strip("_")}
-        if len(plain) == 1:  # made private, or public, since
+        if len(plain) == 1:  # the attribute has become private, or public
             renamed[member] = plain.pop()
     return renamed
 

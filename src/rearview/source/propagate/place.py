@@ -47,10 +47,10 @@ class _Anchor:
     old: StatementNode
     before: bool
     weight: float
-    near: bool  # the very next sibling itself
-    far: int  # siblings between
+    near: bool  # it is the next sibling
+    far: int  # number of siblings between it and the statement
     gives: bool  # it sets a variable that the statement reads
-    exact: bool = False  # it reads the same in both texts
+    exact: bool = False  # it has the same text in both versions
     inside: bool = True  # it is in the statement's own block, not outside it
 
 
@@ -140,7 +140,7 @@ def _by_statements(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
         reasons.append("the block around it has changed")
         strength *= 0.9
         if home is None and not any(a.inside and a.old.parent is target for a in anchor_indexes):
-            strength *= 0.8  # nothing of the block it is in now is there
+            strength *= 0.8  # the old text has no statement of the new block
     return Place(target, at, agree * certainty * strength, tuple(reasons))
 
 
@@ -268,7 +268,7 @@ def _is_other_branch(block: StatementNode, check: StatementNode) -> bool:
 
 
 def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
-    """Return the block that contains both neighbours unchanged, or if they differ, the next siblings."""
+    """Return the block that contains both neighbours, if at least one is unchanged; else that of unchanged siblings nearby."""
     exact = [a for a in anchors if a.exact]
     near = [a for a in exact if a.near]
     if len(near) == 2 and near[0].old.parent is near[1].old.parent:
@@ -301,9 +301,9 @@ def _beside_definition(
         if home is None or partner is None or partner.scope() is not _scope_of(target):
             continue
         if home.parent is not new_place.block or partner.parent is None:
-            continue  # it is set in another block in the new text, too
+            continue  # the new text, too, sets it in another block than the statement's
         if not binds(partner) and name in bound_in(target):
-            continue  # it is collected in the inner block, and complete only in the block around it
+            continue  # the inner block collects into it; it is complete only in the outer block
         between = [n for n in partner.above() if n not in around and not n.is_block]
         if not between:
             continue
@@ -319,7 +319,7 @@ def _beside_definition(
 
 
 def _same_values(matching: Matching, new_place: NewPlace, target: StatementNode, at: int) -> bool:
-    """Return True if the variables read at a place were set by the partners of the statements that set them now."""
+    """Return True if the variables read at a place were set by the same statements in the old text."""
     for name in new_place.used.reads:
         home = definition(new_place.block, new_place.index, name)
         partner = matching.there.get(home) if home is not None and not home.is_scope else None
@@ -371,7 +371,7 @@ def _edge_of_home(
     target: StatementNode | None,
     home: StatementNode | None,
 ) -> bool:
-    """Return True if a first or last statement has one neighbour deeper but its block is still there."""
+    """Return True if a first or last statement should stay at the edge of its block, though a neighbour moved deeper."""
     if home is None or target is None or home not in list(target.above()):
         return False
     if 0 < new_place.index < len(new_place.block.children) or any(a.gives for a in anchors):
@@ -390,16 +390,16 @@ def _split_neighbours(
     """Refuse if the two neighbours are now in branches that run at different times."""
     near = {
         a.before: a.old for a in anchors if a.near and a.old.scope() is _scope_of(target)
-    }  # a neighbour that moved to another function says nothing
+    }  # a neighbour that moved to another function is no evidence
     if len(near) < 2 or near[True].parent is near[False].parent:
         return None
     follows = any(a.near and a.gives and a.old.parent is target for a in anchors)
     if follows and near[False].parent in list(target.above()):
-        return None  # it follows the statement that sets what it reads into the deeper block
+        return None  # it moves to the deeper block with the statement that sets its variable
     if near[True] in list(near[False].above()) and target is near[False].parent:
         return None
     if any(a.near and a.gives and a.exact and a.old.parent is target for a in anchors):
-        return None  # the same statement sets what it reads; the other neighbour moved away
+        return None  # the same statement sets its variable; the other neighbour moved away
     if (
         target is home is near[False].parent
         and child_of(near[True], target) == near[False].index - 1
@@ -624,7 +624,7 @@ def anywhere(chosen: list[ast.stmt], new_place: NewPlace, old: StatementTree) ->
         and isinstance(getattr(first.tree, "value", None), ast.Constant)
     ):
         at = 1  # the module's docstring stays first
-    return Place(old.root, at, 0.9, ("it can stand anywhere among the module's definitions",))
+    return Place(old.root, at, 0.9, ("it can be anywhere among the module's definitions",))
 
 
 def place_at(

@@ -56,7 +56,7 @@ class Nowhere:
 
 
 def line_before(line: int, inserted: Sequence[tuple[int, int]]) -> int:
-    """Return the number that a line had before others were inserted, one group after the other."""
+    """Return the number that a line had before the insertions, which were made one after the other."""
     for at, count in reversed(inserted):
         line = max(at, line - count) if line >= at else line
     return line
@@ -292,8 +292,8 @@ def _counterparts(
             break
     if at is None:
         return None
-    rest = [n for n in gap if n.index >= at and lead(n) not in sets_after]
-    return None if any(_decides(new_place.used, n) for n in rest) else at
+    following = [n for n in gap if n.index >= at and lead(n) not in sets_after]
+    return None if any(_decides(new_place.used, n) for n in following) else at
 
 
 def _under_comment(

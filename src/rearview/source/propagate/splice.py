@@ -1,6 +1,6 @@
 """Insert statements into another text: at the right line among comments, indented and renamed.
 
-Statements that share a line with others first get a line of their own.
+Statements that share a line with others are first put on separate lines.
 """
 
 import ast
@@ -191,7 +191,7 @@ TextPosition = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SeparatedLines:
-    """A text in which some statements got lines of their own, and where lines were cut."""
+    """A text in which some statements were put on separate lines, and where lines were cut."""
 
     text: str
     cuts: tuple[TextPosition, ...] = ()

@@ -177,7 +177,7 @@ def _version(
         better = straight.adjusted(both, "the same place directly and step by step")
     elif abs(stepped - straight.confidence) < 0.1:
         better = _Attempt(
-            {}, (), None, 0.0, (), "carried directly and step by step, it lands at two places"
+            {}, (), None, 0.0, (), "carried directly and step by step, it comes to different places"
         )
     elif stepped > straight.confidence:
         better = step.adjusted(stepped, "carried step by step")
@@ -240,7 +240,7 @@ def _carry_all(
     where: dict[int, Statement] = {}
     puts: dict[str, _Puts] = defaultdict(list)
     for each in sorted(names, key=lambda naming: naming.line):
-        if each.into is not None:  # it has a line of its own
+        if each.into is not None:  # it has a separate line
             puts[each.path].append((each.line, 1))
     confidence, reasons = 1.0, []
     order = _order(source)
@@ -297,7 +297,7 @@ def _name_all(source: _Source, old: Files) -> tuple[dict[str, str], tuple[Naming
         if isinstance(named, str):
             return named
         texts[path], there = named
-        if there.into is not None:  # it took a line of its own
+        if there.into is not None:  # it was given a separate line
             done = [each.pushed(path, there.line, 1) for each in done]
         done.append(there)
     return texts, tuple(done)

@@ -126,7 +126,7 @@ def _cut(text: str, tree: ast.Module, gone: set[ast.stmt]) -> str:
     blocks = [tree.body]
     while blocks:
         block = blocks.pop()
-        left = [stmt for stmt in block if stmt not in gone]
+        kept_statements = [stmt for stmt in block if stmt not in gone]
         for k, stmt in enumerate(block):
             if stmt not in gone:
                 blocks += [inner for _, _, inner in blocks_of(stmt)]
@@ -137,7 +137,7 @@ def _cut(text: str, tree: ast.Module, gone: set[ast.stmt]) -> str:
                 for other in block
             )
             lead = lines[first - 1].encode()[: stmt.col_offset].decode()
-            if (left or k) and alone and not lead.strip():
+            if (kept_statements or k) and alone and not lead.strip():
                 spans.append((first, last, ""))
             elif not lead.strip() and alone:
                 spans.append((first, last, f"{lead}pass\n"))
