@@ -74,6 +74,8 @@ class OpenedStudy:
     measurements: Measurements
     store: Path | None
     title: str
+    home: Path | None = None
+    """The author's folder; None: there is none on this machine."""
 
 
 def names_programs(words: Sequence[str]) -> bool:
@@ -115,7 +117,14 @@ def _opened(
     folder = project.store / "multiversion"
     measurements = Measurements(folder / "cells.jsonl")
     _learn_from_runs(project, measurements)
-    return OpenedStudy(study, programs, measurements, folder / "states", title or project.root.name)
+    return OpenedStudy(
+        study,
+        programs,
+        measurements,
+        folder / "states",
+        title or project.root.name,
+        project.root,
+    )
 
 
 def _learn_from_runs(project: Project, measurements: Measurements) -> None:

@@ -71,7 +71,7 @@ class StudyVersion:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables that the recorded run read; None: not set."""
     files: Mapping[str, FileRef] = field(default_factory=dict)
-    """Every other file of the project, by path."""
+    """Every file of the project, by path; programs of other versions may be imported, too."""
     inputs: frozenset[str] | None = None
     """Files that the recorded run read or may have read; None: any of them."""
     printed: str | None = None
@@ -191,8 +191,7 @@ def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
         if not path.is_file():
             raise UsageError(f"There is no file {path}.", slug="no-file")
     root = Path(os.path.commonpath([path.parent for path in paths]))
-    programs = {path.relative_to(root).as_posix() for path in paths}
-    others = {name: ref for name, ref in project_files(root).items() if name not in programs}
+    others = project_files(root)
     names = _short_names([path.relative_to(root).as_posix() for path in paths])
     versions = []
     for path, name in zip(paths, names, strict=True):

@@ -190,12 +190,50 @@ def only_defines(text: str) -> bool:
         kind = _kind(node)
         if kind == "import":
             continue
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _computes(node):
             continue
         if isinstance(node, ast.Assign) and _constant(node.value):
             continue
         return False
     return True
+
+
+def _computes(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return True if defining a function calls something: a decorator, or a default that is no constant."""
+    defaults = (*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None))
+    return bool(node.decorator_list) or not all(map(_constant, defaults))
+
+
+def names_program(text: str) -> bool:
+    r"""Return True if a cell uses the name of its own file: `__file__`, `sys.argv`, the module `__main__`.
+
+    >>> names_program("out = Path(__file__).stem"), names_program("import sys\nprint(sys.argv[0])")
+    (True, True)
+    >>> names_program("if __name__ == '__main__':\n    main()")
+    False
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return bool(re.search(r"__file__|\bargv\b|__main__", text))
+    guards = {
+        constant
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Name)
+        and node.left.id == "__name__"
+        for constant in node.comparators
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in {"__file__", "argv"}:
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in {"argv", "__main__"}:
+            return True
+        if isinstance(node, ast.alias) and node.name in {"argv", "__main__"}:
+            return True
+        if isinstance(node, ast.Constant) and node.value == "__main__" and node not in guards:
+            return True
+    return False
 
 
 def _constant(node: ast.expr) -> bool:
