@@ -270,7 +270,7 @@ class CellProcess:
         """Write the namespace and the process settings to a file; return its size."""
         if self._open_figures():
             raise Refused("matplotlib figures are open")
-        reason = forbids_storing(self.folder)
+        reason = forbids_storing(self.folder, self.namespace)
         if reason:
             raise Refused(reason)
         state = {

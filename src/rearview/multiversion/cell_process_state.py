@@ -155,7 +155,7 @@ def _same_file(path: str, about: os.stat_result) -> bool:
     return (now.st_dev, now.st_ino) == (about.st_dev, about.st_ino)
 
 
-def forbids_storing(folder: str) -> str:
+def forbids_storing(folder: str, namespace: dict[str, Any]) -> str:
     """Return why the variables of this process are not all of its state; '' if no reason is known."""
     root = logging.getLogger()
     if root.handlers:
@@ -168,6 +168,14 @@ def forbids_storing(folder: str) -> str:
         with contextlib.suppress(ValueError, OSError):
             if isinstance(signal.getsignal(number), types.FunctionType):
                 return f"it has a function for the signal {signal.Signals(number).name}"
+    for module in list(sys.modules.values()):
+        variables = getattr(module, "__dict__", None)
+        label = getattr(module, "__name__", "")
+        if variables is None or variables is namespace or label == "__main__":
+            continue
+        for name, value in list(variables.items()):
+            if isinstance(value, types.FunctionType) and value.__globals__ is namespace:
+                return f"the program has replaced {label}.{name}"
     return ""
 
 

@@ -34,6 +34,7 @@ from rearview.store.versions.versions import Versions
 
 UNSET_BY_REPLAY = (
     *("HOME", "PATH", "PWD", "OLDPWD", "LANG", "TERM", "PYTHON", "XDG_", "TMP", "LC_", "SHELL"),
+    *("LD_", "DYLD_", "GLIBC_", "GCONV_", "BASH_"),
     *(
         "SHLVL",
         "SSH_",

@@ -15,7 +15,7 @@ from typing import Any
 
 from rearview.errors import SourceError, UsageError
 from rearview.model.cell_lineage import CellLineage
-from rearview.source.cells import code_hash, cut
+from rearview.source.cells import UNPARSED, code_hash, cut
 
 SKIPPED_FOLDERS = frozenset(
     {".git", ".rearview", ".venv", "venv", "__pycache__", "node_modules", ".ipynb_checkpoints"}
@@ -179,8 +179,14 @@ def program_cells(data: bytes, path: str) -> tuple[StudyCell, ...]:
     import io
     import tokenize
 
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-    text = data.decode(encoding)
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = data.decode(encoding)
+    except (SyntaxError, ValueError, LookupError) as exc:
+        raise SourceError(
+            f"{path} is not a script that can be read: {exc}. Save it as UTF-8.",
+            slug="script-unreadable",
+        ) from exc
     return tuple(StudyCell(cell.text, cell.title, code_hash(cell.text)) for cell in cut(text))
 
 
@@ -279,7 +285,7 @@ def split_loops(study: Study) -> Study:
 def _loop(text: str) -> _Loop | None:
     try:
         body = ast.parse(text).body
-    except (SyntaxError, ValueError):
+    except UNPARSED:
         return None
     if len(body) != 1 or not isinstance(body[0], ast.For) or body[0].orelse:
         return None
