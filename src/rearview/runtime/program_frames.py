@@ -50,19 +50,6 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # 
 
 _folder = cache(os.path.realpath)
 
-Names = Mapping[str, tuple[str, ...] | Mapping[str, str]]
-"""By function: the names of its loops in the order of the text; a loop with an empty name is not watched.
-Or a mapping from a word in the head of a loop to its name, if releases of the library differ in loops."""
-
-_STEPS = {"_TrainingEpochLoop.run": ("step",)}
-_EVALUATED = {"_EvaluationLoop.run": ("eval_step",)}
-_EPOCHS = {"_FitLoop.run": ("epoch",)}
-_KERAS = {
-    "{}.fit": ("epoch", "step"),
-    "{}.evaluate": ("eval_step",),
-    "{}.predict": ("predict_step",),
-}
-
 
 def resolved(file: str) -> str:
     """Return a file's path without symbolic links; each folder is resolved once."""
@@ -328,6 +315,20 @@ def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters
                 _set_profile(profile)
 
     return call
+
+
+Names = Mapping[str, tuple[str, ...] | Mapping[str, str]]
+"""By function: the names of its loops in the order of the text; a loop with an empty name is not watched.
+Or a mapping from a word in the head of a loop to its name, if releases of the library differ in loops."""
+
+_STEPS = {"_TrainingEpochLoop.run": ("step",)}
+_EVALUATED = {"_EvaluationLoop.run": ("eval_step",)}
+_EPOCHS = {"_FitLoop.run": ("epoch",)}
+_KERAS = {
+    "{}.fit": ("epoch", "step"),
+    "{}.evaluate": ("eval_step",),
+    "{}.predict": ("predict_step",),
+}
 
 
 def _keras(trainer: str) -> Names:
