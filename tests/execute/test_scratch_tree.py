@@ -6,7 +6,7 @@ import time
 import pytest
 
 from rearview.config import Settings
-from rearview.execute.scratch_tree import make_tree
+from rearview.execute.replay_jobs import make_tree
 from rearview.store.project import Project
 from rearview.store.versions.versions import Versions
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from rearview.execute.executor import Task
-from rearview.execute.scratch_tree import recorded_texts
+from rearview.execute.replay_jobs import recorded_texts
 from rearview.model import (
     Checkpoint,
     Control,

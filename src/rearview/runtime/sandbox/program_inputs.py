@@ -39,21 +39,6 @@ from rearview.store.recorded_inputs import append_environment, read_environment
 Listener = Callable[[str, tuple[Any, ...]], None]
 _listeners: dict[str, list[Listener]] = {}
 
-_FORWARDING = frozenset(
-    {
-        *("os", "collections.abc", "subprocess", "posixpath", "pathlib", "tempfile", "shutil"),
-        __name__,
-    }
-)
-"""Modules that read a variable on behalf of their caller."""
-_STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
-"""Audit events of a process that is started; the last argument is its environment, if it has its own."""
-
-
-_reading: list[EnvironmentReads] = []
-_encode: Any = os.environ.encodekey
-_encode_bytes: Any = os.environb.encodekey
-
 
 class _OwnWork(threading.local):
     """Whether this thread is doing work of Rearview."""
@@ -184,6 +169,22 @@ class InputFiles:
             except OSError:
                 continue
         return facts
+
+
+_FORWARDING = frozenset(
+    {
+        *("os", "collections.abc", "subprocess", "posixpath", "pathlib", "tempfile", "shutil"),
+        __name__,
+    }
+)
+"""Modules that read a variable on behalf of their caller."""
+_STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+"""Audit events of a process that is started; the last argument is its environment, if it has its own."""
+
+
+_reading: list[EnvironmentReads] = []
+_encode: Any = os.environ.encodekey
+_encode_bytes: Any = os.environb.encodekey
 
 
 def _encode_noted(key: Any) -> Any:

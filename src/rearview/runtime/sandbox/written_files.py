@@ -45,11 +45,6 @@ _KINDS = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 _SEARCHES = 20
 """How often all objects are searched for open files that are not known yet."""
 
-MAX_SET_ASIDE = 64 << 20
-"""Bytes of previous contents that are kept; larger files are not restored."""
-_LARGE = "large"
-_LINK = "link"
-
 
 class UnflushedFiles:
     """The files that the program holds open for writing."""
@@ -368,6 +363,12 @@ def _acting(real: Callable[..., Any], position: int, act: Callable[[Any, str], A
         return real(*args, **kwargs)
 
     return call
+
+
+MAX_SET_ASIDE = 64 << 20
+"""Bytes of previous contents that are kept; larger files are not restored."""
+_LARGE = "large"
+_LINK = "link"
 
 
 @dataclass

@@ -26,42 +26,6 @@ _HEAP_TYPE = 1 << 9
 _POINTER = 8
 _MANAGED_DICT = -1  # kept before the object, so it takes no room in `__basicsize__`
 
-NAMES = (
-    "anchor",
-    "tensor",
-    "special_tensor",
-    "array",
-    "small_array",
-    "function",
-    "method",
-    "cell",
-    "weakref",
-    "proxy",
-    "address",
-    "weak",
-    "fill_weak",
-    "instance",
-    "fill",
-    "file",
-    "lock",
-    "module",
-    "named",
-    "view",
-    "torch_generator",
-    "generator",
-    "live_generator",
-    "fill_generator",
-    "walk",
-    "fill_walk",
-    "loader",
-    "fill_loader",
-    "lost",
-)
-
-
-LOST_CLASS = "the class was made inside a function after the loop began"
-"""Reason of a lost class; the reader of a skeleton recognises such a class by this ending."""
-
 
 class PathStep(NamedTuple):
     """One step from an object to an object that it holds; `style` and `key` are shown in messages."""
@@ -270,6 +234,43 @@ def layout_of(cls: type) -> Layout:
         base = parent
     has_dict = cls.__dictoffset__ != 0
     return Layout(base, has_dict, tuple(slots), hidden)
+
+
+NAMES = (
+    "anchor",
+    "tensor",
+    "special_tensor",
+    "array",
+    "small_array",
+    "function",
+    "method",
+    "cell",
+    "weakref",
+    "proxy",
+    "address",
+    "weak",
+    "fill_weak",
+    "instance",
+    "fill",
+    "file",
+    "lock",
+    "module",
+    "named",
+    "view",
+    "torch_generator",
+    "generator",
+    "live_generator",
+    "fill_generator",
+    "walk",
+    "fill_walk",
+    "loader",
+    "fill_loader",
+    "lost",
+)
+
+
+LOST_CLASS = "the class was made inside a function after the loop began"
+"""Reason of a lost class; the reader of a skeleton recognises such a class by this ending."""
 
 
 class Builder:

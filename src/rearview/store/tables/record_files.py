@@ -58,11 +58,6 @@ _PLACE = {"source": "VARCHAR", "line": "INTEGER"}
 """Columns that sealed files of older formats lack."""
 LONG = ", ".join(f"{name} {kind}" for name, kind in {**_COLUMNS, **_PLACE}.items())
 
-_LONG = 4 << 20
-"""Bytes of unsealed lines above which they are sealed before their names are read."""
-LoggedValue = tuple[tuple[str, ...], tuple[int, ...], str, Any]
-"""Loops, iterations, name, and the value as `store.values` converts it."""
-
 
 @dataclass(frozen=True, slots=True)
 class RecordPart:
@@ -468,6 +463,12 @@ def _fingerprint(parts: Sequence[RecordPart], replays: Sequence[Replay]) -> str:
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
 
+_MANY_BYTES = 4 << 20
+"""Bytes of unsealed lines above which they are sealed before their names are read."""
+LoggedValue = tuple[tuple[str, ...], tuple[int, ...], str, Any]
+"""Loops, iterations, name, and the value as `store.values` converts it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     attempt: int
@@ -514,7 +515,7 @@ def recorded_names(folder: Path) -> set[str]:
 def has_long_lines(folder: Path) -> bool:
     """Return True if a run has so many unsealed records that sealing them first is faster."""
     sizes = (file.stat().st_size for file in folder.glob("records-*.jsonl"))
-    return sum(sizes) > _LONG
+    return sum(sizes) > _MANY_BYTES
 
 
 def _names_in(file: Path) -> set[str]:
