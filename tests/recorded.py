@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rearview.durable_files import add_check
-from rearview.model import Point, Step
+from rearview.model import Point, ReplayStart, Step
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
@@ -48,7 +48,7 @@ class Recorded:
 
     def replay(self, run, name, *calls, proved=True) -> None:
         """Add the records of a replay that has ended."""
-        self.runs.start_replay(run, name, {})
+        self.runs.start_replay(run, name, ReplayStart())
         self.add(run, *calls, origin=name)
         self.runs.end_replay(run, name, proved=proved)
 

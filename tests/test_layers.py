@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "media": "errors",
     # pure: text in, text out; facts in, plan out
     "source": "errors model",
+    "source/inspection": "source",
     "source/probes": "errors source",
     "source/propagate": "source source/probes",
     "plan": "errors model",
@@ -59,8 +60,8 @@ MAY_IMPORT = {
         "store/checkpoints store/tables store/versions"
     ),
     "_history": (
-        "backfill config errors execute model plan remote source source/probes source/propagate "
-        "state store store/checkpoints store/maintenance store/tables store/versions"
+        "backfill config errors execute model plan remote source source/inspection source/probes "
+        "source/propagate state store store/checkpoints store/maintenance store/tables store/versions"
     ),
     # many versions as one tree
     "multiversion": (
@@ -93,7 +94,15 @@ HEAVY = {
 IMPURE = {
     *("os", "io", "time", "pathlib", "subprocess", "socket", "shutil", "random", "sys", "tempfile"),
 }
-PURE = ("source", "source/probes", "source/propagate", "plan", "plan/versions", "model")
+PURE = (
+    "source",
+    "source/inspection",
+    "source/probes",
+    "source/propagate",
+    "plan",
+    "plan/versions",
+    "model",
+)
 
 
 def test_every_room_has_a_row_and_every_row_a_room():

@@ -6,6 +6,7 @@ import pytest
 
 from plainly import recorded, write
 from rearview._history import history
+from rearview.model import ReplayReport
 from rearview.store.runs import Runs
 
 SCRIPT = """
@@ -172,8 +173,8 @@ def test_a_replay_without_anything_to_compare_is_unproved_and_not_repeated(bare)
 
 def test_a_differing_replay_is_repeated_by_every_backfill(bare):
     (one,) = bare.backfill(["w0"]).outcomes
-    report = {"finished": True, "difference": "w at the start"}
-    Runs(bare.project).end_replay(one.run, one.replay, proved=False, facts={"report": report})
+    report = ReplayReport(finished=True, difference="w at the start")
+    Runs(bare.project).end_replay(one.run, one.replay, proved=False, report=report)
     plan = bare.plan(["w0"])
     assert not plan.nothing
     assert plan.unproved == []

@@ -4,11 +4,12 @@ import os
 import secrets
 import time
 
+import msgspec
 import pytest
 
 from plainly import recorded, write
 from rearview._history import history
-from rearview.backfill.run_facts import replay_facts
+from rearview.backfill.run_facts import replay_start
 from rearview.execute.backfill_status import SILENT, StatusFile, folder_of
 from rearview.store.runs import Runs
 
@@ -40,15 +41,17 @@ class Other:
         self.runs, self.run = Runs(past.project), past.run().id
         plan = past.plan([name])
         (request,) = (each.request for each in plan.prepared.values())
-        self.facts = {"version": request.version, "names": [name], "head": False, "tail": False}
-        self.facts |= replay_facts(request, plan.plan.segments[0])
         self.status = StatusFile(past.project, [name])
+        start = replay_start(request, plan.plan.segments[0], self.status.id)
+        self.start = msgspec.structs.replace(
+            start, version=request.version, names=(name,), head=False, tail=False
+        )
 
     def claim(self, *covered, **facts):
         """Say that a replay has started; return its name."""
         replay = f"{self.run}.{secrets.token_hex(4)}"
-        facts = {**self.facts, "covered": covered, "crew": self.status.id, **facts}
-        self.runs.start_replay(self.run, replay, facts)
+        start = msgspec.structs.replace(self.start, covered=covered, **facts)
+        self.runs.start_replay(self.run, replay, start)
         return replay
 
     def end(self, replay, *, proved):

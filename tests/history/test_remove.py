@@ -12,6 +12,7 @@ import rearview
 from rearview._history import facade
 from rearview.errors import UsageError
 from rearview.execute.backfill_status import folder_of
+from rearview.model import ReplayStart
 from rearview.store.files import publish
 from rearview.store.machine import process_identity
 from rearview.store.maintenance import removal
@@ -228,11 +229,11 @@ def test_a_store_cannot_make_a_removal_delete_files_elsewhere(project, tmp_path)
     (outside / "file").write_text("x")
     run = project.run((at(epoch=0), {"a": 1}))
     for name in ("../../precious", "..", ".", str(outside), ""):
-        project.runs.start_replay(run, name, {})
+        project.runs.start_replay(run, name, ReplayStart())
     link = project.project.replays / "linked"
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(outside)
-    project.runs.start_replay(run, "linked", {})
+    project.runs.start_replay(run, "linked", ReplayStart())
     removal.remove(project.project, rearview.history(tmp_path)._versions, run)
     assert (outside / "file").is_file()
     assert project.project.store.is_dir()

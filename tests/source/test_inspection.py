@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 
 from rearview.source import notebooks
-from rearview.source.inspection import Answer, inspect, library_facts
+from rearview.source.inspection.inspection import Answer, inspect, library_facts
 
 
 def look(text, script="train.py", **files):

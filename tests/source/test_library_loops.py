@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from rearview.source.inspection import inspect
+from rearview.source.inspection.inspection import inspect
 from rearview.source.library_loops import LIBRARIES, LOOPS, library_calls
 
 NOTHING = []

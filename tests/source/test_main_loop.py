@@ -4,7 +4,7 @@ from textwrap import dedent
 
 import pytest
 
-from rearview.source.inspection import inspect
+from rearview.source.inspection.inspection import inspect
 
 STEP = "loss.backward(); opt.step()"
 BATCHES = f"""

@@ -15,8 +15,9 @@ import pytest
 
 from rearview.durable_files import add_check
 from rearview.errors import StoreError, UsageError
-from rearview.model import RunEnd, RunStart, Status
+from rearview.model import ReplayReport, ReplayStart, RunEnd, RunStart, Status
 from rearview.store import machine as alive_module
+from rearview.store.files import append_line
 from rearview.store.project import Project
 from rearview.store.runs import FORMAT, Runs
 
@@ -206,10 +207,71 @@ def test_a_run_of_a_newer_format_is_refused(runs):
 
 def test_replays_say_whether_they_were_proved(runs):
     run = started(runs)
-    runs.start_replay(run, "p1", {"version": "d", "names": ["loss"], "workers": 2})
-    runs.start_replay(run, "p2", {})
-    runs.end_replay(run, "p1", proved=True, facts={"seconds": 1.5})
+    start = ReplayStart(
+        version="d",
+        names=("loss",),
+        operator="DP",
+        covered=(2, 5),
+        only=(2, 4),
+        predicted=1.5,
+        head=False,
+        tail=True,
+        limits=(("step", 1, None, False),),
+        same={"loss": "abc"},
+        inner={"t.py:0:step": {2: (0, 7)}},
+        crew="b",
+        redoes="p0",
+        because="it differed",
+    )
+    report = ReplayReport(finished=True, seconds=1.5)
+    runs.start_replay(run, "p1", start)
+    runs.start_replay(run, "p2", ReplayStart())
+    runs.end_replay(run, "p1", proved=True, report=report)
     one, two = runs.replays(run)
     assert (one.id, one.proved, one.names, one.version) == ("p1", True, ("loss",), "d")
-    assert one.facts == {"workers": 2, "seconds": 1.5}
-    assert (two.proved, two.ended) == (None, None)
+    assert (one.start, one.report) == (start, report)
+    assert (two.proved, two.ended, two.start, two.report) == (None, None, ReplayStart(), None)
+
+
+# lines as earlier versions wrote them, before there was a record for them
+OLD_STARTS = [
+    ({"names": ["w"], "workers": 2}, {"head": None, "tail": None, "covered": None}),
+    (
+        {
+            "names": ["w"],
+            "covered": [1, 4611686018427387904],
+            "only": None,
+            "head": True,
+            "tail": False,
+        },
+        {"covered": (1, 1 << 62), "only": None, "head": True, "tail": False},
+    ),
+    (
+        {"names": ["w"], "inner": {"step": {"3": [4, 7]}}, "limits": [["step", 4, 7, False]]},
+        {"inner": {"step": {3: (4, 7)}}, "limits": (("step", 4, 7, False),)},
+    ),
+    (
+        {"names": ["w"], "only": [1, 5], "same": {"w": "abc"}},
+        {"only": (1, 5), "same": {"w": "abc"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), OLD_STARTS)
+def test_starts_of_replays_that_earlier_versions_stored_are_read(runs, line, expected):
+    run = started(runs)
+    append_line(runs.folder(run) / "replays.jsonl", {"format": 2, "replay": "p", **line})
+    (replay,) = runs.replays(run)
+    assert replay.names == ("w",)
+    assert {name: getattr(replay.start, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "line", [{"limits": "all"}, {"inner": {"step": [1]}}, {"only": 3}, {"covered": [1]}]
+)
+def test_a_replay_whose_start_cannot_be_read_counts_for_no_name(runs, line):
+    run = started(runs)
+    fields = {"format": 2, "replay": "p", "version": "v", "names": ["w"], "redoes": "p0", **line}
+    append_line(runs.folder(run) / "replays.jsonl", fields)
+    (replay,) = runs.replays(run)
+    assert (replay.names, replay.version, replay.redoes) == ((), "v", "p0")

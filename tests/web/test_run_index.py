@@ -2,6 +2,7 @@
 
 import pytest
 
+from rearview.model import ReplayReport
 from rearview.web import run_index as module
 from rearview.web.run_index import Index
 from recorded import Recorded, at
@@ -76,9 +77,8 @@ def test_values_of_a_replay_that_was_not_exact_are_left_out(made, index):
     made.replay(run, "good", (at(epoch=0), {"norm": 3.0}))
     index.refresh()
     assert stats(index, "norm") == {run: (1, 3.0)}
-    made.runs.end_replay(
-        run, "good", proved=False, facts={"report": {"finished": True, "difference": "w differs"}}
-    )
+    report = ReplayReport(finished=True, difference="w differs")
+    made.runs.end_replay(run, "good", proved=False, report=report)
     index.refresh()
     assert stats(index, "norm") == {}
 

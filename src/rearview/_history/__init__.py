@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rearview.execute.replay_jobs import ReplayOutcome
     from rearview.execute.start_command import StartCommand
     from rearview.plan.facts import Machine
-    from rearview.source.inspection import Answer, Inspection, LoopReport
+    from rearview.source.inspection.inspection import Answer, Inspection, LoopReport
     from rearview.store.machine import cores
     from rearview.store.maintenance.verify import Problem
     from rearview.store.project import FOLDER, Project
@@ -108,7 +108,7 @@ _HOMES = {
         "SegmentProgress",
     ),
     "rearview.plan.facts": ("Machine",),
-    "rearview.source.inspection": ("Answer", "Inspection", "LoopReport"),
+    "rearview.source.inspection.inspection": ("Answer", "Inspection", "LoopReport"),
     "rearview.store.machine": ("cores",),
     "rearview.store.project": ("FOLDER", "Project"),
     "rearview.store.runs": ("ACCOUNT", "Replay"),

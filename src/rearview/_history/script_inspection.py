@@ -9,7 +9,7 @@ from pathlib import Path
 from rearview.errors import UsageError
 from rearview.model.run import is_notebook
 from rearview.source import notebooks
-from rearview.source.inspection import Inspection, inspect
+from rearview.source.inspection.inspection import Inspection, inspect
 from rearview.source.text import decode, try_parse
 from rearview.store.project import root_of
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from rearview.model import Verdict
+from rearview.model import ReplayStart, Verdict
+from rearview.model.replay_start import LoopLimit
 from rearview.model.run import name_of
 from rearview.plan.facts import At, InnerIterations, LoopFacts
 from rearview.source.probes.probe import Probe, Probes
@@ -28,9 +28,6 @@ ALL = 1 << 62
 """End of a range of iterations without an upper bound."""
 DigestOf = Callable[[str], str]
 """Returns a text for a name; equal for two versions that log the name in the same way."""
-
-_SHARED_FACTS = ("limits", "inner", "same", "version")
-"""Facts that two replays of one statement share."""
 
 
 def merge_ranges(first: IterationRange | None, second: IterationRange) -> IterationRange:
@@ -100,10 +97,10 @@ class CoverageQuery:
     """Iterations of the inner loop that are requested; None: all."""
 
     @property
-    def limits(self) -> list[list[Any]]:
+    def limits(self) -> tuple[LoopLimit, ...]:
         """Requested iterations of other loops than the main one, as they are stored with a replay."""
         main = None if self.main is None else name_of(self.main)
-        return [[at.loop, at.first, at.last, at.single] for at in self.at if at.loop != main]
+        return tuple((at.loop, at.first, at.last, at.single) for at in self.at if at.loop != main)
 
 
 def missing_values(
@@ -150,14 +147,16 @@ def missing_iterations(
     if not counting:
         return None
     # replays of older stores did not record whether they covered the ends
-    with_ends = [replay for replay in counting if "tail" in replay.facts]
+    with_ends = [replay for replay in counting if replay.start.tail is not None]
     ends = _ends_of(query, probes)
-    if with_ends and not all(any(replay.facts[end] for replay in with_ends) for end in ends):
+    if with_ends and not all(
+        any(_fills_end(each.start, end) for each in with_ends) for end in ends
+    ):
         return None
     if not _runs_in_main(query, probes):
         return frozenset()
     return frozenset(range(query.count)).difference(
-        *(_covered_iterations(query, replay.facts) for replay in counting)
+        *(_covered_iterations(query, replay.start) for replay in counting)
     )
 
 
@@ -170,15 +169,18 @@ def filled_cells(
 ) -> frozenset[Cell]:
     """Return the cells of `name` that the replays that count have filled."""
     counting = (replay for replay in replays if _counts(query, replay, name, digest_of))
-    return frozenset[Cell]().union(*(cells_of(query, probes, each.facts) for each in counting))
+    return frozenset[Cell]().union(*(cells_of(query, probes, each.start) for each in counting))
 
 
-def cells_of(
-    query: CoverageQuery, probes: Sequence[Probe], facts: Mapping[str, Any]
-) -> frozenset[Cell]:
-    """Return the cells that a replay with these facts fills, of the names that `probes` log."""
-    ends = frozenset[Cell](end for end in _ends_of(query, probes) if facts.get(end))
-    return ends | _covered_iterations(query, facts) if _runs_in_main(query, probes) else ends
+def cells_of(query: CoverageQuery, probes: Sequence[Probe], start: ReplayStart) -> frozenset[Cell]:
+    """Return the cells that a replay that was started so fills, of the names that `probes` log."""
+    ends = frozenset[Cell](end for end in _ends_of(query, probes) if _fills_end(start, end))
+    return ends | _covered_iterations(query, start) if _runs_in_main(query, probes) else ends
+
+
+def _fills_end(start: ReplayStart, end: str) -> bool:
+    """Return True if a replay logs what is at an end of the run, `head` or `tail`."""
+    return bool(start.head if end == "head" else start.tail)
 
 
 def is_unproved(replay: Replay) -> bool:
@@ -189,16 +191,16 @@ def is_unproved(replay: Replay) -> bool:
 def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
     """Return True if later exact replays together cover everything that `replay` covers."""
     uncovered = set(_covered_ranges(replay))
-    ends = {end for end in ("head", "tail") if replay.facts.get(end)}
+    ends = {end for end in ("head", "tail") if _fills_end(replay.start, end)}
     for other in replays:
         if (
             other.started <= replay.started
             or other.proof.verdict is not Verdict.EXACT
             or not set(replay.names) <= set(other.names)
-            or any(other.facts.get(key) != replay.facts.get(key) for key in _SHARED_FACTS)
+            or not _logs_alike(other, replay)
         ):
             continue
-        ends -= {end for end in ends if other.facts.get(end)}
+        ends -= {end for end in ends if _fills_end(other.start, end)}
         for first, last in _covered_ranges(other):
             uncovered = {
                 remainder
@@ -209,27 +211,35 @@ def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
     return not uncovered and not ends
 
 
+def _logs_alike(first: Replay, second: Replay) -> bool:
+    """Return True if two replays log their names in the same way, for the same inner iterations.
+
+    Replays of older stores did not record how: they must have run the same source.
+    """
+    a, b = first.start, second.start
+    if not a.same and not b.same and a.version != b.version:
+        return False
+    return (a.limits, a.inner, a.same) == (b.limits, b.inner, b.same)
+
+
 def _covered_ranges(replay: Replay) -> list[tuple[int, int]]:
     """Return the ranges of iterations of the main loop that a replay covers."""
-    only = replay.facts.get("only")
-    if only is not None:
-        return [(index, index + 1) for index in only]
-    first, last = replay.facts.get("covered", (0, ALL))
-    return [(first, last)]
+    if replay.start.only is not None:
+        return [(index, index + 1) for index in replay.start.only]
+    return [replay.start.covered or (0, ALL)]
 
 
-def _covered_iterations(query: CoverageQuery, facts: Mapping[str, Any]) -> frozenset[int]:
+def _covered_iterations(query: CoverageQuery, start: ReplayStart) -> frozenset[int]:
     """Return the iterations of the main loop of which a replay covers all that is requested."""
-    first, last = facts.get("covered", (0, 0))
-    only = facts.get("only")
-    reached = only if only is not None else range(first, min(last, query.count))
-    return frozenset(index for index in reached if _covers_inside(query, facts, index))
+    first, last = start.covered or (0, 0)
+    reached = start.only if start.only is not None else range(first, min(last, query.count))
+    return frozenset(index for index in reached if _covers_inside(query, start, index))
 
 
-def _covers_inside(query: CoverageQuery, facts: Mapping[str, Any], index: int) -> bool:
+def _covers_inside(query: CoverageQuery, start: ReplayStart, index: int) -> bool:
     """Return True if a replay covers all requested inner iterations of one iteration of the main loop."""
-    for loop, spans in facts.get("inner", {}).items():
-        span = spans.get(str(index))
+    for loop, spans in start.inner.items():
+        span = spans.get(index)
         if span is None:
             continue
         if query.within is None or loop not in (query.within.loop, name_of(query.within.loop)):
@@ -271,11 +281,10 @@ def _counts(query: CoverageQuery, replay: Replay, name: str, digest_of: DigestOf
         replay.started <= query.settled or not is_unproved(replay)
     ):
         return False
-    digests: Mapping[str, Any] = replay.facts.get("same", {})
-    if replay.version != query.version and digests.get(name) != digest_of(name):
+    if replay.version != query.version and replay.start.same.get(name) != digest_of(name):
         return False
     requested = {at.loop: at for at in query.at}
-    limits = (At(*limit) for limit in replay.facts.get("limits", ()))
+    limits = (At(*limit) for limit in replay.start.limits)
     return all(_contains(limit, requested.get(limit.loop)) for limit in limits)
 
 

@@ -10,10 +10,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rearview.backfill.coverage import ALL, CoverageQuery
-from rearview.model import Checkpoint, MainLoop, Point, Run, RunEnd, Segment, SegmentFile, Step
+from rearview.model import (
+    Checkpoint,
+    MainLoop,
+    Point,
+    ReplayStart,
+    Run,
+    RunEnd,
+    Segment,
+    SegmentFile,
+    Step,
+)
 from rearview.model.run import NAMED, DeepLoop, name_of
 from rearview.plan import facts as planning
 from rearview.plan.facts import At, DeepFacts, LoopFacts, TargetValue
@@ -106,13 +115,17 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
     )
 
 
-def replay_facts(request: RunRequest, segment: Segment) -> dict[str, Any]:
-    """Return the facts to store with the replay of a segment, from which later backfills see what it covers."""
-    return {
-        "limits": request.coverage.limits,
-        "same": dict(request.digests or {}),
-        "inner": _inner_spans(request, segment),
-    }
+def replay_start(request: RunRequest, segment: Segment, crew: str) -> ReplayStart:
+    """Return what to store with the replay of a segment, from which later backfills see what it covers.
+
+    `crew` is the id of the backfill that starts it.
+    """
+    return ReplayStart(
+        limits=request.coverage.limits,
+        same=dict(request.digests or {}),
+        inner=_inner_spans(request, segment),
+        crew=crew,
+    )
 
 
 def _segment_iterations(segment: Segment) -> Sequence[int]:

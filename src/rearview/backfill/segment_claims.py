@@ -10,17 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rearview.backfill.coverage import ALL, Cell, cells_of, filled_cells
 from rearview.backfill.prepare_run import PreparedRun
-from rearview.backfill.run_facts import RunRequest, replay_facts, segment_file
+from rearview.backfill.run_facts import RunRequest, replay_start, segment_file
 from rearview.backfill.shared_setup import Lead
 from rearview.execute.backfill_status import StatusFile, active_backfills
 from rearview.execute.executor import SetupStage, Task
 from rearview.execute.replay_jobs import ReplayJobs
 from rearview.execute.run_plan import Claim
-from rearview.model import Segment
+from rearview.model import ReplayStart, Segment
 from rearview.store.runs import Replay
 
 Cells = Mapping[str, frozenset[Cell]]
@@ -96,14 +95,14 @@ class SegmentClaims:
         self, prepared: PreparedRun, request: RunRequest, segment: Segment, *, first: bool
     ) -> Task:
         file = segment_file(request, segment, first=first)
-        facts = {**replay_facts(request, segment), "crew": self.status.id}
+        start = replay_start(request, segment, self.status.id)
         lead = prepared.lead
         imports = lead.imports if lead is not None and lead in self.shared_leads else None
         stages = self.stages.get(segment.run, ()) if imports is not None else ()
         # a segment that does not divide the main loop does not stop there
         stages = tuple(stage for stage in stages if stage.start.statements is not None or file.main)
         return self.replays.prepare(
-            request.run, request.version, file, segment, facts, imports, stages
+            request.run, request.version, file, segment, start, imports, stages
         )
 
     def _lost_race(self, request: RunRequest, task: Task, own: Cells) -> bool:
@@ -121,13 +120,13 @@ class SegmentClaims:
         claims = [
             replace(replay, proved=True)
             for replay in replays
-            if replay.ended is None and replay.facts.get("crew") in active
+            if replay.ended is None and replay.start.crew in active
         ]
         return _filled(request, replays), _filled(request, claims)
 
     def _is_new(self, prepared: PreparedRun, replay: Replay) -> bool:
         """Return True if another backfill ran a replay since the plan was made."""
-        by_another = replay.facts.get("crew") != self.status.id
+        by_another = replay.start.crew != self.status.id
         return replay.id not in prepared.ended_replays and by_another
 
     def _claims_state(self, request: RunRequest) -> tuple[object, ...] | None:
@@ -145,14 +144,14 @@ class SegmentClaims:
 
 def _cells_of_segment(request: RunRequest, segment: Segment, *, first: bool) -> Cells:
     """Return the cells that a segment fills."""
-    facts: dict[str, Any] = {
-        "covered": (segment.first, ALL if segment.last is None else segment.last),
-        "only": segment.only,
-        "head": first,
-        "tail": segment.tail or segment.loop is None,
-    }
+    start = ReplayStart(
+        covered=(segment.first, ALL if segment.last is None else segment.last),
+        only=None if segment.only is None else tuple(segment.only),
+        head=first,
+        tail=segment.tail or segment.loop is None,
+    )
     return {
-        name: cells_of(request.coverage, request.probes.of(name), facts) for name in request.names
+        name: cells_of(request.coverage, request.probes.of(name), start) for name in request.names
     }
 
 

@@ -514,6 +514,8 @@ def _replay(replay: Replay) -> str:
 def _replay_as_json(replay: Replay) -> dict[str, Any]:
     proof = replay.proof
     about: dict[str, Any] = output.plain(replay)
+    facts = {**about.pop("start"), "report": about.pop("report")}
+    about |= {"version": facts.pop("version"), "names": facts.pop("names"), "facts": facts}
     return {**about, "verdict": proof.verdict, "why": proof.why, "redoes": replay.redoes or None}
 
 

@@ -1,7 +1,8 @@
-"""Commands about source: propagate (statements in old versions), diff."""
+"""Commands about source: inspect (will it work on a script), propagate (statements in old versions), diff."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +17,10 @@ from rearview.cli.options import (
     sure_option,
     without_mark,
 )
+from rearview.cli.run import program_of
 from rearview.cli.terminal import output
+from rearview.cli.terminal.inspection_page import InspectionPage, plain_inspection
+from rearview.errors import UsageError
 
 if TYPE_CHECKING:
     from rearview._history import Correction, History, Propagated
@@ -166,6 +170,40 @@ def _version(placement: Propagated, *, explain: bool) -> None:
     if explain:
         for reason in placement.reasons:
             output.out(f"  {reason}")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.PY [ARGS]...")
+@click.option("-m", "module", metavar="MODULE", help="Inspect a module, as `python -m` names it.")
+@click.option("--all", "everything", is_flag=True, help="Show every loop in full, every log call.")
+@json_option
+def inspect(words: tuple[str, ...], module: str | None, everything: bool, as_json: bool) -> int:
+    """Show whether Rearview will work on a script or notebook, without running it.
+
+    The first lines give the answer: yes, yes with limits, in part, or no. Then follow its loops and the
+    variables that each changes, the logged names and their loggers, what cannot be checkpointed and why,
+    and the places for a log statement. Files of the project that the script imports are read, too. The
+    changed variables are estimated from the text (by the rules of the Flor paper); a recorded run looks at
+    the live objects instead. ARGS are not looked at. Exit code 1 if a file cannot be read.
+    """
+    from rearview._history import inspect_script, script_of_module
+
+    command = f"rearview run {' '.join(words)}"
+    if module is not None:
+        script = script_of_module(module, Path.cwd())
+        command = " ".join(("rearview run -m", module, *words))
+    elif not words:
+        raise UsageError("Which script? `rearview inspect train.py`.", slug="no-script")
+    else:
+        program = program_of(words)
+        target = program.target
+        script = script_of_module(target, Path.cwd()) if program.module else Path(target)
+    inspection = inspect_script(script)
+    if as_json:
+        output.json_document(plain_inspection(inspection))
+    else:
+        InspectionPage(inspection, everything=everything).show(command)
+    return 1 if inspection.unread else 0
 
 
 @click.command(cls=TakesRuns)

@@ -31,6 +31,7 @@ from rearview.model import (
     Control,
     Proof,
     ReplayReport,
+    ReplayStart,
     Run,
     Segment,
     SegmentFile,
@@ -267,11 +268,6 @@ def _files_below(folder: str, prefix: str = "") -> Iterator[str]:
                 yield f"{prefix}{entry.name}"
 
 
-_INHERITED_FACTS = frozenset(
-    ("covered", "only", "operator", "head", "tail", "limits", "inner", "same", "crew")
-)
-"""Facts that a replay from the start takes over from the replay that it repeats."""
-
 _OWN_ERROR = re.compile(r"rearview\.errors\.(?:State|Replay)Error: (.+)")
 """The last line of a traceback if a replay itself stopped the program."""
 _TRIAL_BYTES = 64 << 10
@@ -349,28 +345,28 @@ class ReplayJobs:
         version: str,
         segment_file: SegmentFile,
         segment: Segment,
-        extra_facts: Mapping[str, Any] | None = None,
+        start: ReplayStart | None = None,
         imports: tuple[str, ...] | None = None,
         stages: tuple[SetupStage, ...] = (),
     ) -> Task:
         """Return a task that replays one segment of `run` with the source `version`.
 
-        `extra_facts` are stored with the replay. Its start is announced first, so that other
-        backfills skip its iterations. `imports` are the leading imports that it may share, `stages`
+        `start` says what the request limits, and which backfill runs it; the rest is filled in here.
+        The replay is announced first, so that other backfills skip its iterations. `imports` are the leading imports that it may share, `stages`
         the parts of its set-up.
         """
-        facts: dict[str, Any] = {
-            "version": version,
-            "names": segment_file.names,
-            "operator": segment.operator.value,
-            "covered": [segment.first, (1 << 62) if segment.last is None else segment.last],
-            "only": segment.only,
-            "predicted": segment.seconds,
-            "head": segment_file.head,
-            "tail": segment_file.tail,
-            **(extra_facts or {}),
-        }
-        self.runs.start_replay(run.id, segment_file.replay, facts)
+        start = msgspec.structs.replace(
+            start or ReplayStart(),
+            version=version,
+            names=tuple(segment_file.names),
+            operator=segment.operator.value,
+            covered=(segment.first, (1 << 62) if segment.last is None else segment.last),
+            only=None if segment.only is None else tuple(segment.only),
+            predicted=segment.seconds,
+            head=segment_file.head,
+            tail=segment_file.tail,
+        )
+        self.runs.start_replay(run.id, segment_file.replay, start)
         folder = self.project.replays / segment_file.replay
         tree = folder / "tree"
         segment_file = msgspec.structs.replace(
@@ -487,10 +483,8 @@ class ReplayJobs:
         segment_file = msgspec.json.decode((old / "segment.json").read_bytes(), type=SegmentFile)
         name = f"{task.id}-again"
         first = next(replay for replay in self.runs.replays(run.id) if replay.id == task.id)
-        facts = {key: fact for key, fact in first.facts.items() if key in _INHERITED_FACTS}
-        facts |= {"version": first.version, "names": list(first.names)}
-        facts |= {"redoes": task.id, "because": because}
-        self.runs.start_replay(run.id, name, facts)
+        start = msgspec.structs.replace(first.start, predicted=0.0, redoes=task.id, because=because)
+        self.runs.start_replay(run.id, name, start)
         # a new tree: the first one holds what the first replay wrote
         moved = self._moved_task(
             run, first.version, segment_file, task, name, jump=False, thorough=True
@@ -508,15 +502,14 @@ class ReplayJobs:
         The other replay has its own name and tree: the records of both would count if they shared a
         name, and the files that this one wrote are not what the run found.
         """
-        report = msgspec.to_builtins(ReplayReport(error=why))
-        self.runs.end_replay(run.id, task.id, proved=False, facts={"report": report})
+        self.runs.end_replay(run.id, task.id, proved=False, report=ReplayReport(error=why))
         for part in ("tree", "elsewhere"):
             shutil.rmtree(self.project.replays / task.id / part, ignore_errors=True)
 
     def interrupt(self, run: Run, task: Task) -> None:
         """Store that a task was stopped by the user; the values that it has logged stay."""
-        report = msgspec.to_builtins(ReplayReport(written=self._count_records(run, task)))
-        self.runs.end_replay(run.id, task.id, proved=False, facts={"report": report})
+        report = ReplayReport(written=self._count_records(run, task))
+        self.runs.end_replay(run.id, task.id, proved=False, report=report)
 
     def _count_records(self, run: Run, task: Task) -> int:
         """Return how many records a task left, those of its child processes included."""
@@ -543,9 +536,7 @@ class ReplayJobs:
         outcome = ReplayOutcome(run.id, task.id, report, task.log, task.folder, seconds, redone)
         if outcome.proved:
             remove_links_and_source(self.project.replays / task.id / "tree")
-        self.runs.end_replay(
-            run.id, task.id, proved=outcome.proved, facts={"report": msgspec.to_builtins(report)}
-        )
+        self.runs.end_replay(run.id, task.id, proved=outcome.proved, report=report)
         return outcome
 
     def _try_disk(self) -> None:

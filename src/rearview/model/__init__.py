@@ -13,6 +13,7 @@ from rearview.model.checkpoint import (
 from rearview.model.messages import Control, ReplayReport, SegmentFile
 from rearview.model.plan import Operator, Plan, Segment
 from rearview.model.proof import Proof, Verdict, proof_of
+from rearview.model.replay_start import ReplayStart
 from rearview.model.run import (
     EXIT_PAUSED,
     Continuation,
@@ -50,6 +51,7 @@ __all__ = [
     "Proof",
     "Record",
     "ReplayReport",
+    "ReplayStart",
     "Run",
     "RunEnd",
     "RunStart",

@@ -239,7 +239,7 @@ def _repository_imported_from(script: Path, below: Path) -> Path | None:
         text = script.read_text("utf-8")
     except (OSError, ValueError):
         return None
-    from rearview.source.inspection import reaches_up
+    from rearview.source.import_path import reaches_up
 
     return top if reaches_up(text) else None
 

@@ -6,7 +6,7 @@ import difflib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from rearview.model import (
     Continuation,
     Proof,
     ReplayReport,
+    ReplayStart,
     Run,
     RunEnd,
     RunStart,
     Status,
     proof_of,
 )
+from rearview.model.replay_start import read_replay_start
 from rearview.model.run import read_record
 from rearview.model.secrets import redact_value
 from rearview.store.files import (
@@ -62,15 +64,26 @@ class Replay:
 
     id: str
     run: str
-    version: str
     started: float
     ended: float | None = None
     proved: bool | None = None
     """Whether everything compared with the run was equal; None before its end."""
-    names: tuple[str, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    start: ReplayStart = field(default_factory=ReplayStart)
+    """What it was started to compute."""
+    report: ReplayReport | None = None
+    """Its report; None before its end, or if the report cannot be read."""
     redone: bool = False
     """Whether a later replay, from the start of the run, replaces it."""
+
+    @property
+    def version(self) -> str:
+        """The source that it ran, with the probes in it."""
+        return self.start.version
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that it was to fill."""
+        return self.start.names
 
     @property
     def proof(self) -> Proof:
@@ -78,18 +91,16 @@ class Replay:
         return proof_of(self.report, proved=self.proved, redone=self.redone)
 
     @property
-    def report(self) -> ReplayReport | None:
-        """Its report; None before its end, or if the report cannot be read."""
-        try:
-            return msgspec.convert(self.facts["report"], ReplayReport)
-        except (KeyError, msgspec.ValidationError):
-            return None
-
-    @property
     def redoes(self) -> str:
         """Id of the first try that it replaces; empty if there was none."""
-        first = self.facts.get("redoes")
-        return str(first) if first is not None else _first_try(self.id)
+        return _first_try(self.id) if self.start.redoes is None else self.start.redoes
+
+
+def _read_report(values: object) -> ReplayReport | None:
+    try:
+        return msgspec.convert(values, ReplayReport)
+    except msgspec.ValidationError:
+        return None
 
 
 def _first_try(replay: str) -> str:
@@ -269,17 +280,23 @@ class Runs:
         hidden = {name: redact_value(name, value) for name, value in args.items()}
         self.note(run, "args", {"args": hidden, **({"origin": origin} if origin else {})})
 
-    def start_replay(self, run: str, replay: str, facts: Mapping[str, Any]) -> None:
-        """Publish that a replay of `run` has started; `facts` may hold version, names and more."""
-        line = {"format": FORMAT, "replay": replay, "started": time.time(), **facts}
-        append_line(self.folder(run) / "replays.jsonl", line)
+    def start_replay(self, run: str, replay: str, start: ReplayStart) -> None:
+        """Publish that a replay of `run` has started, and what it is to compute."""
+        line = {"format": FORMAT, "replay": replay, "started": time.time()}
+        append_line(
+            self.folder(run) / "replays.jsonl",
+            {**line, **msgspec.to_builtins(start, str_keys=True)},
+        )
 
     def end_replay(
-        self, run: str, replay: str, *, proved: bool, facts: Mapping[str, Any] | None = None
+        self, run: str, replay: str, *, proved: bool, report: ReplayReport | None = None
     ) -> None:
         """Publish that a replay has ended, and whether it was proved equal to the run."""
-        line = {"format": FORMAT, "replay": replay, "ended": time.time(), "proved": proved}
-        append_line(self.folder(run) / "replays.jsonl", {**line, **(facts or {})})
+        line: dict[str, Any] = {"format": FORMAT, "replay": replay, "ended": time.time()}
+        line["proved"] = proved
+        if report is not None:
+            line["report"] = msgspec.to_builtins(report)
+        append_line(self.folder(run) / "replays.jsonl", line)
 
     def rebuild(self, run: str, version: str) -> None:
         """Rewrite the facts of a run, whose file is damaged, from its id and version."""
@@ -290,26 +307,23 @@ class Runs:
 
     def replays(self, run: str) -> list[Replay]:
         """Return the replays of a run, oldest first."""
-        facts_by_id: dict[str, dict[str, Any]] = {}
+        lines_by_id: dict[str, dict[str, Any]] = {}
         for line in read_lines(self.folder(run) / "replays.jsonl", FORMAT):
-            facts_by_id.setdefault(str(line.pop("replay", "")), {}).update(line)
-        redone = {
-            str(facts.get("redoes", _first_try(replay))) for replay, facts in facts_by_id.items()
-        }
-        return [
+            lines_by_id.setdefault(str(line.pop("replay", "")), {}).update(line)
+        replays = [
             Replay(
                 id=replay,
                 run=run,
-                version=str(facts.pop("version", "")),
-                started=float(facts.pop("started", 0.0)),
-                ended=facts.pop("ended", None),
-                proved=facts.pop("proved", None),
-                names=tuple(facts.pop("names", ())),
-                facts={key: value for key, value in facts.items() if key != "format"},
-                redone=replay in redone,
+                started=float(fields.get("started", 0.0)),
+                ended=fields.get("ended"),
+                proved=fields.get("proved"),
+                start=read_replay_start(fields),
+                report=_read_report(fields.get("report")),
             )
-            for replay, facts in facts_by_id.items()
+            for replay, fields in lines_by_id.items()
         ]
+        redone = {replay.redoes for replay in replays}
+        return [replace(replay, redone=replay.id in redone) for replay in replays]
 
     def ids(self) -> list[str]:
         """Return the ids of all runs that have started, by the second in which each one did."""

@@ -193,7 +193,7 @@ def _calls_below(node: ast.AST, *, loops: bool = True) -> Iterator[ast.Call]:
 
 
 @dataclass(frozen=True, slots=True)
-class MainLoop:
+class TrainingLoop:
     """What trains in a program: a loop of its own, a call into a library, or neither."""
 
     loop: LoopSpot | None
@@ -209,7 +209,7 @@ def choose_main_loop(
     trees: Mapping[str, ast.Module],
     library: Sequence[LibraryCall],
     calls: Calls,
-) -> MainLoop:
+) -> TrainingLoop:
     """Return what trains: the outermost loop around the training steps, or a library's call."""
     reached = calls.start_from(script, trees[script]) if script in trees else frozenset()
     runs = [spot for spot in spots if spot.watched and _runs(spot, script, reached)]
@@ -230,19 +230,19 @@ def choose_main_loop(
         outer = _outermost(best, runs, calls)
         around = next((c for c in library if c.library == "Optuna" and c.watched), None)
         if around is not None and best.id.function != MODULE:
-            return MainLoop(None, around)
-        return MainLoop(outer)
+            return TrainingLoop(None, around)
+        return TrainingLoop(outer)
     if watched_call is not None:
-        return MainLoop(_loop_around(watched_call, runs, trees, calls), watched_call)
+        return TrainingLoop(_loop_around(watched_call, runs, trees, calls), watched_call)
     if best is not None:
-        return MainLoop(_outermost(best, runs, calls), sure=most >= 1)
+        return TrainingLoop(_outermost(best, runs, calls), sure=most >= 1)
     outer_loops = [spot for spot in spots if spot.depth == 1 and spot.watched]
     longest = max(
         outer_loops,
         key=lambda spot: (spot.id.path == script, _lines(spot.node)),
         default=None,
     )
-    return MainLoop(longest, sure=False)
+    return TrainingLoop(longest, sure=False)
 
 
 def _lines(loop: Loop) -> int:

@@ -1,58 +1,18 @@
-"""The command inspect: whether Rearview will work on a script, and what it sees in it, before anything runs."""
+"""Print an inspection: whether Rearview will work on a script, and what it sees in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from rearview.cli.options import json_option
-from rearview.cli.run import program_of
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plural
-from rearview.errors import UsageError
 
 if TYPE_CHECKING:
     from rearview._history import Inspection, LoopReport
 
 MOST_LINES = 12
 """Lines of one kind that are shown without --all; more are counted."""
-
-
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.PY [ARGS]...")
-@click.option("-m", "module", metavar="MODULE", help="Inspect a module, as `python -m` names it.")
-@click.option("--all", "everything", is_flag=True, help="Show every loop in full, every log call.")
-@json_option
-def inspect(words: tuple[str, ...], module: str | None, everything: bool, as_json: bool) -> int:
-    """Show whether Rearview will work on a script or notebook, without running it.
-
-    The first lines give the answer: yes, yes with limits, in part, or no. Then follow its loops and the
-    variables that each changes, the logged names and their loggers, what cannot be checkpointed and why,
-    and the places for a log statement. Files of the project that the script imports are read, too. The
-    changed variables are estimated from the text (by the rules of the Flor paper); a recorded run looks at
-    the live objects instead. ARGS are not looked at. Exit code 1 if a file cannot be read.
-    """
-    from rearview._history import inspect_script, script_of_module
-
-    command = f"rearview run {' '.join(words)}"
-    if module is not None:
-        script = script_of_module(module, Path.cwd())
-        command = " ".join(("rearview run -m", module, *words))
-    elif not words:
-        raise UsageError("Which script? `rearview inspect train.py`.", slug="no-script")
-    else:
-        program = program_of(words)
-        target = program.target
-        script = script_of_module(target, Path.cwd()) if program.module else Path(target)
-    inspection = inspect_script(script)
-    if as_json:
-        output.json_document(_plain(inspection))
-    else:
-        _Page(inspection, everything=everything).show(command)
-    return 1 if inspection.unread else 0
 
 
 _HEADS = {
@@ -69,7 +29,7 @@ _COLORS = {
 }
 
 
-class _Page:
+class InspectionPage:
     """Prints an inspection for people."""
 
     def __init__(self, inspection: Inspection, *, everything: bool) -> None:
@@ -233,7 +193,7 @@ def _some(names: Iterable[str], most: int) -> str:
     return ", ".join(listed[:most]) + more
 
 
-def _plain(inspection: Inspection) -> dict[str, Any]:
+def plain_inspection(inspection: Inspection) -> dict[str, Any]:
     """Return an inspection as plain values, for JSON."""
     main, call = inspection.main, inspection.training_call
     return {

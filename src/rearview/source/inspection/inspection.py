@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from rearview.source.checkpoint_obstacles import Obstacle, obstacles_in
 from rearview.source.estimated_effects import Changeset, LibraryFacts, augment, effects, explain
+from rearview.source.inspection.checkpoint_obstacles import Obstacle, obstacles_in
+from rearview.source.inspection.main_loop import TRAINS, Calls, LoopSpot, choose_main_loop
 from rearview.source.instrument import COMPILERS
 from rearview.source.library_loops import LibraryCall, library_calls
 from rearview.source.log_calls import TRACKERS, Aliases, calls_in
@@ -23,7 +24,6 @@ from rearview.source.loops import (
     loop_ids,
     walk_loops,
 )
-from rearview.source.main_loop import TRAINS, Calls, LoopSpot, choose_main_loop
 from rearview.source.notebooks import Notebook, name_cells
 from rearview.source.scopes import bound_by
 from rearview.source.text import UNDECODABLE, blocks, try_parse
@@ -591,53 +591,3 @@ def _bound_in(body: list[ast.stmt]) -> tuple[str, ...]:
     """Return the variables that the plain statements of a body bind, in the order of the text."""
     bound = (name for stmt in body if not blocks(stmt) for name, _ in bound_by(stmt))
     return tuple(name for name in dict.fromkeys(bound) if name.strip("_"))
-
-
-_CHANGES = {"append", "extend", "insert"}
-
-
-def reaches_up(text: str) -> bool:
-    r"""Return True if a script changes `sys.path` and computes the path of a folder above its own folder.
-
-    >>> reaches_up("import sys\nsys.path.append('../..')\nfrom lib import step\n")
-    True
-    >>> reaches_up("import sys\nroot = Path(__file__).parents[1]\nsys.path.insert(0, str(root))\n")
-    True
-    >>> reaches_up("sys.path.append('tools')\n"), reaches_up("open('../data.csv')\n")
-    (False, False)
-    """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return False
-    nodes = list(ast.walk(tree))
-    return any(map(_changes_path, nodes)) and sum(map(_upward, nodes)) >= 2
-
-
-def _is_path(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == "path"
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "sys"
-    )
-
-
-def _changes_path(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.attr in _CHANGES and _is_path(node.func.value)
-    if isinstance(node, ast.Assign):
-        return any(_is_path(getattr(target, "value", target)) for target in node.targets) or any(
-            map(_is_path, node.targets)
-        )
-    return isinstance(node, ast.AugAssign) and _is_path(node.target)
-
-
-def _upward(node: ast.AST) -> int:
-    """Return how many folders up a path expression leads; the first `dirname` or `.parent` is the script's own folder."""
-    if isinstance(node, ast.Constant):
-        text = node.value if isinstance(node.value, str) else ""
-        return 2 if ".." in text.replace("\\", "/").split("/") else 0
-    if isinstance(node, ast.Attribute):
-        return {"parents": 2, "pardir": 2, "parent": 1, "dirname": 1}.get(node.attr, 0)
-    return int(isinstance(node, ast.Name) and node.id == "dirname")
