@@ -17,7 +17,7 @@ from rearview.watched_folders import WatchedFolders
 pytest.importorskip("nbclient")
 
 MAKE = """
-import duckdb, h5py, numpy as np, os, polars as pl, pyarrow as pa, pyarrow.parquet as pq, subprocess
+import cv2, duckdb, h5py, numpy as np, os, polars as pl, pyarrow as pa, pyarrow.parquet as pq, subprocess
 from pathlib import Path
 from safetensors.numpy import save_file, load_file
 """
@@ -32,11 +32,13 @@ READERS = {
     "duck.csv": "duckdb.sql(\"select count(*) from 'duck.csv'\").fetchall()",
     "data.h5": "h5py.File('data.h5')['x'][0]",
     "w.safetensors": "load_file('w.safetensors')['x'][0]",
+    "picture.png": "cv2.imread('picture.png').shape",
+    "film.avi": "cv2.VideoCapture('film.avi').read()[0]",
     "child.txt": "subprocess.run(['cat', 'child.txt'], check=True, capture_output=True).stdout",
     "shell.txt": "!cat shell.txt",
 }
 FILES = r"""
-import duckdb, h5py, numpy as np, polars as pl, pyarrow as pa, pyarrow.parquet as pq
+import cv2, duckdb, h5py, numpy as np, polars as pl, pyarrow as pa, pyarrow.parquet as pq
 from safetensors.numpy import save_file
 from pathlib import Path
 x = np.arange(4.0)
@@ -47,6 +49,10 @@ pq.write_table(pa.table({"x": x}), "arrow.parquet")
 pl.DataFrame({"x": x}).write_parquet("polars.parquet")
 with h5py.File("data.h5", "w") as file: file["x"] = x
 save_file({"x": x}, "w.safetensors")
+picture = np.zeros((32, 32, 3), np.uint8)
+cv2.imwrite("picture.png", picture)
+film = cv2.VideoWriter("film.avi", cv2.VideoWriter_fourcc(*"MJPG"), 5, (32, 32))
+film.write(picture), film.release()
 """
 
 

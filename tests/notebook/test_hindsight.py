@@ -91,6 +91,24 @@ def test_an_edit_that_is_no_probe_is_refused_with_the_cell_and_line(tmp_path):
     assert ".ipynb.py" not in done.stderr + done.stdout
 
 
+def test_a_replay_imports_from_the_folder_that_a_cell_changed_to(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rates.py").write_text("RATE = 7\n")
+    enter = "import os, rearview\nos.chdir('data')\ntotal = 0"
+    train = (
+        "import rates\nfor epoch in range(3):\n    total += rates.RATE\n"
+        "    with open(f'{epoch}.txt', 'w') as file:\n        file.write(str(total))"
+    )
+    study = write(tmp_path / "study.ipynb", enter, train)
+    run(tmp_path, "run", "-q", "--every", "study.ipynb")
+    (tmp_path / "data" / "rates.py").write_text("RATE = 70\n")
+    run(tmp_path, "run", "-q", "--every", "study.ipynb")
+    write(study, enter, train + "\n        rearview.log('total', total)")
+    run(tmp_path, "backfill", "total", "--yes")
+    rows = rearview.history(tmp_path).table("total")
+    assert [row["total"] for row in rows] == [7, 14, 21, 70, 140, 210]
+
+
 TABLES = "import numpy as np\ntables = []\nfor part in range(2):\n    tables.append({})"
 KILLED = (
     "import random, os, time, rearview\nweights = []\ngate = os.environ['GATE']",

@@ -379,8 +379,6 @@ def run_notebook(control: Control, session: Session, app: Any) -> int:
         if cells.reuse is not None:
             cells.reuse.close()
     else:
-        if "" in sys.path:
-            sys.path[sys.path.index("")] = session.real(os.getcwd())  # noqa: PTH109 - patched
         asyncio.run(_run_all(app.kernel, notebook))
     return int(session.code or 0)
 
