@@ -106,6 +106,7 @@ class TreeEngine:
         environment: Mapping[str, str],
         store: Path | None = None,
         home: Path | None = None,
+        contents: Path | None = None,
         cell_limit: float | None = None,
         backend: str = "auto",
         names: Mapping[int, str] | None = None,
@@ -122,6 +123,8 @@ class TreeEngine:
         self.store = store
         self.home = home
         """The author's folder, which no cell may write; None: a package has none here."""
+        self.contents = contents
+        """Folder with the contents of a package, which is removed if this process is killed."""
         self.cell_limit = cell_limit
         self.backend = backend
         self.names = names or {}
@@ -160,6 +163,7 @@ class TreeEngine:
                 python=self.python,
                 notebook=notebook,
                 home=self.home,
+                folders=[scratch, *([self.contents] if self.contents else [])],
             ) as self._processes:
                 self._parked = ParkedStates(self._processes, self._folders)
                 self._stored = StoredStates(
