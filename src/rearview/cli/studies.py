@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -69,7 +69,7 @@ def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
     opened = _open(words)
     built = build_tree(opened.study, opened.measurements)
     if svg is not None:
-        svg.write_text(tree_svg(built), "utf-8")
+        svg.write_text(tree_svg(built), "utf-8", "replace")
         output.said(f"{svg} written.")
     if as_json:
         from rearview.cli.terminal.output import json_text
@@ -221,9 +221,10 @@ def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choic
     packages = [word for word in words if word.endswith(".rvz")]
     if packages and len(words) > 1:
         raise UsageError("A package is replayed alone: give one.", slug="one-package")
-    with TemporaryDirectory(prefix="rearview-package-") as scratch:
+    with ExitStack() as stack:
         reader: PackageReader | None = None
         if packages:
+            scratch = stack.enter_context(TemporaryDirectory(prefix="rearview-package-"))
             reader, opened = _open_package(Path(packages[0]), Path(scratch), choices)
         else:
             opened = _open(words)
@@ -277,8 +278,8 @@ def _open_package(
     study, programs = reader.extract(
         scratch / "contents", data=choices["data"], only=list(choices["only"])
     )
-    measurements = Measurements()
-    return reader, OpenedStudy(study, programs, measurements, None, reader.manifest.title)
+    title = reader.manifest.title
+    return reader, OpenedStudy(study, programs, Measurements(), None, title, contents=scratch)
 
 
 def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -> bool:
@@ -375,10 +376,11 @@ def _run(
             python=python,
             store=opened.store,
             home=opened.home,
+            contents=opened.contents,
             tell=live if not (quiet or as_json) else (lambda _: None),
         )
     if page is not None:
-        page.write_text(report_html(report, opened.title or "Replay"), "utf-8")
+        page.write_text(report_html(report, opened.title or "Replay"), "utf-8", "replace")
         output.said(f"{page} written.")
     if as_json:
         output.json_document(report_json(report))

@@ -233,12 +233,12 @@ class CellProcess:
         """
         if first:
             end_idle_pools()
+            gc.collect()  # it may close files
             reason = forbids_fork(self.channel.socket.fileno(), self.folder)
             if reason:
                 raise Refused(reason)
             pause_openmp()
             self.kept_files = open_files()
-            gc.collect()
             self.cwd = os.getcwd()
         state = random.getstate()
         with warnings.catch_warnings():

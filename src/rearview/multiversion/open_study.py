@@ -77,6 +77,8 @@ class OpenedStudy:
     title: str
     home: Path | None = None
     """The author's folder; None: there is none on this machine."""
+    contents: Path | None = None
+    """Temporary folder with the contents of a package."""
 
 
 def names_programs(words: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,13 +28,26 @@ _BOOT = (
     "from rearview.multiversion.cell_process import main; sys.path.remove(p); main()"
 )
 _REAPER = """
-import os, signal, sys
-sys.stdin.buffer.read()
+import os, shutil, signal, sys
+ended = sys.stdin.buffer.read()
+group, mark, *folders = sys.argv[1:]
 try:
-    os.killpg(int(sys.argv[1]), signal.SIGKILL)
+    os.killpg(int(group), signal.SIGKILL)
 except ProcessLookupError:
     pass  # all of them have ended
+for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+    try:  # those that cells started in a session of their own
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if os.fsencode(mark) in file.read().split(bytes(1)):
+                os.kill(int(pid), signal.SIGKILL)
+    except OSError:
+        pass
+if not ended:  # the engine was killed
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 """
+MARK = "REARVIEW_REPLAY"
+"""Environment variable of all processes that the cells of a replay start."""
 SOURCE = Path(__file__).parent.parent.parent
 HELLO = 60.0
 """Seconds within which a new process must announce itself."""
@@ -118,7 +131,9 @@ class CellProcesses:
         python: str,
         notebook: bool,
         home: Path | None = None,
+        folders: Sequence[Path] = (),
     ) -> None:
+        """`folders` are removed if this process is killed."""
         self._scratch = scratch
         self._home = os.path.realpath(home) if home is not None else ""
         self._address = scratch / "engine.sock"
@@ -143,7 +158,7 @@ class CellProcesses:
                 *(python, "-c", _BOOT, str(SOURCE), self._short_address()),
                 *(token, "1" if notebook else "0"),
             ],
-            env=dict(environment),
+            env={**environment, MARK: str(scratch)},
             cwd=scratch,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -151,7 +166,10 @@ class CellProcesses:
             start_new_session=True,
         )
         self._reaper = subprocess.Popen(
-            [sys.executable, "-I", "-c", _REAPER, str(self._process.pid)],
+            [
+                *(sys.executable, "-I", "-c", _REAPER, str(self._process.pid)),
+                *(f"{MARK}={scratch}", *map(str, folders)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._log,
@@ -268,6 +286,9 @@ class CellProcesses:
                 if os.getpgid(handle.pid) == self._process.pid:
                     os.kill(handle.pid, signal.SIGKILL)
         if self._reaper.stdin:
+            with contextlib.suppress(OSError):
+                self._reaper.stdin.write(b"ended")
+                self._reaper.stdin.flush()
             self._reaper.stdin.close()
         self._reaper.wait()  # before waiting for the leader, as long as no other process can get its group id
         self._process.wait()

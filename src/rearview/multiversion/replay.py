@@ -251,13 +251,14 @@ def replay_study(
     python: str = sys.executable,
     store: Path | None = None,
     home: Path | None = None,
+    contents: Path | None = None,
     tell: Callable[[ReplayEvent], None] = lambda _: None,
 ) -> StudyReport:
     """Run a plan and compare the outputs of the cells with the author's.
 
     Where a cell that versions shared turns out to have read a file that is not the same for all of them,
     those for which it was not computed are replayed again. `home` is the author's folder: no cell may
-    write there.
+    write there. `contents` is the folder of a package's contents; it is removed if this process is killed.
     """
 
     def run(plan: StudyPlan) -> ReplayResult:
@@ -272,6 +273,7 @@ def replay_study(
             environment=environment,
             store=store,
             home=home,
+            contents=contents,
             cell_limit=options.cell_limit,
             backend=options.backend,
             names=plan.names,

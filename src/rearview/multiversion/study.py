@@ -44,6 +44,15 @@ class StudyCell:
     """Inputs, cost and resulting variables of its recorded run; None: not recorded."""
     parts: int = 1
     """Number of cells, up to this one, into which a loop of the author was cut; 1 if it was not cut."""
+    may_fail: bool = False
+    """Whether it is marked as one that raises (the tag `raises-exception`)."""
+
+    def fails_with(self, name: str) -> bool:
+        """Return True if the author's cell raised an error of this name, or is marked as one that raises."""
+        return self.may_fail or any(
+            output.get("output_type") == "error" and output.get("ename") == name
+            for output in self.outputs or ()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +140,15 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
             text = cell["source"]
             if not isinstance(text, str):
                 raise TypeError("the source of a cell is not text")  # noqa: TRY301
-            if text.strip() and "skip-execution" not in cell.get("metadata", {}).get("tags", ()):
+            tags = cell.get("metadata", {}).get("tags", ())
+            if text.strip() and "skip-execution" not in tags:
                 executed = cell.get("execution_count") is not None or bool(cell.get("outputs"))
                 outputs = tuple(_plain(output) for output in cell.get("outputs", ()))
                 cells.append(
-                    StudyCell(text, _title(text), code_hash(text), outputs if executed else None)
+                    StudyCell(
+                        *(text, _title(text), code_hash(text), outputs if executed else None),
+                        may_fail="raises-exception" in tags,
+                    )
                 )
     except Exception as exc:
         raise SourceError(

@@ -44,11 +44,13 @@ class CellResult:
     """The version that it was computed for."""
     reads: tuple[str, ...] = ()
     """Files of the project that it was seen to read."""
+    expected: bool = False
+    """Whether it failed as the author's cell did, after which the author went on."""
 
     @property
     def goes_on(self) -> bool:
         """Whether cells after it can run."""
-        return self.ended == "done"
+        return self.ended == "done" or self.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class TreeEngine:
         environment: Mapping[str, str],
         store: Path | None = None,
         home: Path | None = None,
+        contents: Path | None = None,
         cell_limit: float | None = None,
         backend: str = "auto",
         names: Mapping[int, str] | None = None,
@@ -120,6 +123,8 @@ class TreeEngine:
         self.store = store
         self.home = home
         """The author's folder, which no cell may write; None: a package has none here."""
+        self.contents = contents
+        """Folder with the contents of a package, which is removed if this process is killed."""
         self.cell_limit = cell_limit
         self.backend = backend
         self.names = names or {}
@@ -158,6 +163,7 @@ class TreeEngine:
                 python=self.python,
                 notebook=notebook,
                 home=self.home,
+                folders=[scratch, *([self.contents] if self.contents else [])],
             ) as self._processes:
                 self._parked = ParkedStates(self._processes, self._folders)
                 self._stored = StoredStates(
@@ -411,13 +417,15 @@ class TreeEngine:
                 {"do": "cell", "text": cell.text, "line": _line(version, node, self.tree)},
                 seconds=limit,
             )
+            ended, outputs = str(answer.get("ended", "stopped")), tuple(answer.get("outputs", ()))
             result = CellResult(
-                str(answer.get("ended", "stopped")),
-                tuple(answer.get("outputs", ())),
+                ended,
+                outputs,
                 float(answer.get("seconds", 0.0)),
                 str(answer.get("refused", "")),
                 version.name,
                 tuple(sorted(answer.get("reads", ()))),
+                expected=ended == "failed" and self._fails_with(node, outputs),
             )
         except Died as exc:
             result, answer = CellResult("stopped", why=str(exc)), {}
@@ -425,7 +433,7 @@ class TreeEngine:
             self.result.computed += 1
             self._done_seconds += planned
             self.result.results.setdefault(node, result)
-        if result.ended == "done":
+        if result.goes_on:
             size = max(1 << 20, process.memory()[1] - self._base_memory)
             complete = bool(answer.get("complete"))
             facts = CellFacts(result.seconds, size, result.reads, complete)
@@ -433,6 +441,13 @@ class TreeEngine:
                 self.measurements.add(self.tree.nodes[node].chain, facts)
         self._say("computed", node, result.why or result.ended)
         return result.goes_on
+
+    def _fails_with(self, node: int, outputs: tuple[dict[str, Any], ...]) -> bool:
+        """Return True if an author's notebook shows this failure, so that later cells can run."""
+        name = next((str(o.get("ename")) for o in outputs if o.get("output_type") == "error"), "")
+        about = self.tree.nodes[node]
+        versions = [self._versions[version] for version in about.versions]
+        return any(v.notebook and v.cells[about.number - 1].fails_with(name) for v in versions)
 
     # -- kept states --
 
