@@ -136,7 +136,7 @@ def test_a_copy_that_cannot_be_loaded_is_named_and_all_copies_stay(shell, capsys
     run(shell, "numbers.append(2)\nfickle.number = 1")
     monkeypatch.setattr(Fickle, "loadable", False)
     shell.run_cell("%rv undo")
-    assert "fickle cannot be brought back to cell 1: RuntimeError" in capsys.readouterr().err
+    assert "fickle cannot be restored to cell 1: RuntimeError" in capsys.readouterr().err
     assert shell.user_ns["numbers"] == [1, 2]
     monkeypatch.setattr(Fickle, "loadable", True)
     run(shell, "%rv undo")

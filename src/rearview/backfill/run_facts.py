@@ -107,7 +107,7 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
 
 
 def replay_facts(request: RunRequest, segment: Segment) -> dict[str, Any]:
-    """Return the facts to store with the replay of a segment, from which later backfills see what it covers."""
+    """Return the facts to store with the replay of a segment; they show later backfills what it covers."""
     return {
         "limits": request.coverage.limits,
         "same": dict(request.digests or {}),

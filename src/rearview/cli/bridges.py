@@ -169,7 +169,7 @@ def export(
 
     `rearview export tensorboard FOLDER NAMES` writes event files, `mlflow PLACE` runs of an MLflow
     store, `wandb-offline FOLDER` runs for `wandb sync`, with the values that replays have filled.
-    What is there already is not written again.
+    Values that the target already has are not written again.
     """
     if str(file) in TRACKERS:
         export_runs(str(file), names, where=where, which=which, unproved=unproved)

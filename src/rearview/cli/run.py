@@ -373,8 +373,8 @@ def run(
     """Record a run of a script or notebook, which needs no changes.
 
     All words after the script (or after `-m MODULE`) belong to it. Output, exit code, signals
-    and tracebacks are the script's own; our few lines go to stderr. The cells of a notebook run in order
-    in a kernel of their own; --out and --timeout may also come after its name.
+    and tracebacks are those of the script; lines of Rearview go to stderr. The cells of a notebook run in order
+    in a new kernel; --out and --timeout may also come after its name.
     """
     if module is None and not program:
         raise click.UsageError(

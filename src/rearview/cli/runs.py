@@ -57,7 +57,7 @@ def runs(
     """List the runs of this project, oldest first.
 
     --where takes SQL over facts of runs (name, tag, note, status, script, started, seconds, host …),
-    over arguments, and over names that were logged, which stand for the last value logged:
+    over arguments, and over names that were logged, which mean the last logged value:
     `--where "tag = 'baseline' and lr < 0.1 and acc > 0.9"`. `tag` is each tag of a run in turn.
     --order-by takes the same columns; rows without a value come last, and -n then means the first N.
 
@@ -243,7 +243,7 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
     """Write a note about a run.
 
     Each note is a line after the ones before; `show` and the column `note` of the table `runs` have
-    all of them. Without TEXT, print what is there.
+    all of them. Without TEXT, print the notes.
     """
     past = open_history()
     if remove and text:
@@ -272,7 +272,7 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
 def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int | None:
     """Remove runs: records, checkpoints, replays and source.
 
-    What other runs need stays, and so do the files that the run wrote into your project. A run that
+    Data that other runs need stays, and so do the files that the run wrote into your project. A run that
     is running is refused, and so is one that other runs came from. On a terminal it asks first;
     elsewhere it needs --yes. A removal that was interrupted is completed by saying it again.
     """

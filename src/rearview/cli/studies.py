@@ -58,7 +58,7 @@ def _open(words: Sequence[str]) -> OpenedStudy:
 @click.option("--svg", type=click.Path(path_type=Path), metavar="FILE", help="Write a picture.")
 @json_option
 def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
-    """Show many versions as one execution tree: what they share, and where they part.
+    """Show many versions as one execution tree: the cells that they share, and where they differ.
 
     RUNS are recorded runs (all of them by default); FILES are scripts and notebooks, a version each.
     Cells are shared as long as code and inputs are the same; formatting and comments do not count.
@@ -115,7 +115,7 @@ def pack(package: Path, words: Sequence[str], embed: int, title: str, as_json: b
 
     RUNS are recorded runs (all of them by default); FILES are scripts and notebooks, a version each.
     The package holds code, data, outputs, the execution tree and the versions of packages, but no
-    checkpoints: whoever replays it computes everything.
+    checkpoints: a replay of the package computes everything.
     """
     from rearview.multiversion.package import pack as write_package
 

@@ -199,7 +199,7 @@ class ReplayJobs:
         return replace(task, stages=stages, shared_setup=shared_setup)
 
     def _setup_task(self, run: Run, version: str, segment_file: SegmentFile, task: Task) -> Task:
-        """Return a task that runs the set-up of `task` in a folder of its own; it is no replay of a run."""
+        """Return a task that runs the set-up of `task` in a separate folder; it is not a replay of a run."""
         name = f"{task.id}-setup-{secrets.token_hex(2)}"
         return self._moved_task(run, version, segment_file, task, name)
 
@@ -270,7 +270,7 @@ class ReplayJobs:
         facts |= {"version": first.version, "names": list(first.names)}
         facts |= {"redoes": task.id, "because": because}
         self.runs.start_replay(run.id, name, facts)
-        # a new tree: the first one holds what the first replay wrote
+        # a new tree: the first one contains files that the first replay wrote
         moved = self._moved_task(
             run, first.version, segment_file, task, name, jump=False, thorough=True
         )

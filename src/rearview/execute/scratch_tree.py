@@ -18,7 +18,7 @@ from rearview.store.project import FOLDER
 from rearview.store.versions.versions import Versions
 
 FOLD_FROM = 100
-"""A folder with at least so many files is linked as one: to make a link can take a millisecond."""
+"""A folder with at least this many files is linked as a whole, because making a link can take a millisecond."""
 _NOT_INPUTS = {FOLDER, ".git", ".hg", "__pycache__", "node_modules", ".venv", ".tox"}
 
 
@@ -65,7 +65,7 @@ def make_tree(
 
 @dataclass(slots=True)
 class _Folder:
-    """A folder of the project, with what a replay may read in it."""
+    """A folder of the project, with the files that a replay may read in it."""
 
     path: str
     prefix: str
@@ -85,7 +85,7 @@ class _Layout:
 
     before: float
     taken: frozenset[str]
-    """Files that are not linked: source, and what the run wrote."""
+    """Files that are not linked: source, and files that the run wrote."""
     written: frozenset[str]
     """Folders that the run created."""
     home: str
@@ -206,7 +206,7 @@ def _is_below(relative: str, folders: Collection[str]) -> bool:
 
 
 def _is_older(entry: os.DirEntry[str], before: float) -> bool:
-    """Return True if a file existed, as it is, at time `before`.
+    """Return True if a file existed with its present content at time `before`.
 
     For a link to a folder, the time of the link itself counts. A dangling link is no input.
     """

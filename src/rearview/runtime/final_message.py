@@ -1,4 +1,4 @@
-"""The lines that `rearview run` prints at the end: what was recorded, what it cost, what to type next.
+"""The lines that `rearview run` prints at the end: recorded data, cost, and the next command.
 
 They are printed only if standard error is a terminal: output that is compared, stored or piped holds only
 the program's own lines.

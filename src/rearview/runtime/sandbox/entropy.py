@@ -33,7 +33,7 @@ FIRST = 32
 """Bytes that are drawn before the program starts, to seed Python's own generator."""
 KEY_BYTES = 32
 """Length of a key. In a longer one, the last bytes of this number are the key of the generators' first states, so
-that they can be those of another run while `os.urandom` has bytes of its own."""
+that they can be those of another run while `os.urandom` has other bytes."""
 overwritten: list[int] = []
 """If not empty: how many bytes were drawn that no result depends on: for generators that were seeded at once with
 something else, and for names that libraries give to their own parts."""
