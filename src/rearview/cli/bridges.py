@@ -180,7 +180,7 @@ def export(
     if suffix not in {*TEXTS, ".parquet"}:
         endings = ", ".join([*TEXTS, ".parquet"])
         raise click.BadParameter(
-            f"{str(file)!r} does not say how to write it. End it with one of {endings}.",
+            f"{str(file)!r} has no known ending. End it with one of {endings}.",
             param_hint="FILE",
         )
     past = open_history()

@@ -397,7 +397,7 @@ def _print_report(run: str, energy_report: EnergyReport, problem: str) -> None:
         lines.append(
             (
                 word,
-                f"{_g(abs(energy_report.saved))} against {_g(energy_report.grams_at_once)} had it run at once",
+                f"{_g(abs(energy_report.saved))} against {_g(energy_report.grams_at_once)} without waiting",
             )
         )
     output.block(lines)

@@ -129,8 +129,8 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 yes, done. 1 the answer is no. 2 wrong use, or a clear refusal. "
-    "`run` and `resume` end as the script does.",
+    epilog="Exit codes: 0 yes, done. 1 a negative answer. 2 wrong use, or a refusal. "
+    "`run` and `resume` exit with the code of the script.",
 )
 @click.version_option(rearview.__version__, "-V", "--version", prog_name="rearview")
 @click.option("--traceback", is_flag=True, help="Show where an unexpected error came from.")

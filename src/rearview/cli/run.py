@@ -171,7 +171,7 @@ def _launcher(name: str, rest: list[str]) -> str:
     line = " ".join(_LAUNCHERS[name].format(options=options, program=program).split())
     return (
         f"{name} starts the processes, so Rearview goes after it: `{line}`. Each process is recorded "
-        "as a run of its own; runs of several processes that talk to each other cannot be replayed yet."
+        "as a separate run; runs of several processes that talk to each other cannot be replayed yet."
     )
 
 
@@ -304,7 +304,9 @@ class ProgramCommand(click.Command):
     help="Share of training time that recording may cost (default 0.0667, of a notebook 0.02); "
     "0: no checkpoints.",
 )
-@click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")
+@click.option(
+    "--every", is_flag=True, help="Checkpoint each outer iteration, without regard to its cost."
+)
 @click.option("--autolog", is_flag=True, help="Log every scalar that is assigned in a loop.")
 @click.option(
     "--cells",

@@ -250,7 +250,7 @@ class Undo:
     def undo(self) -> tuple[Moment, list[str]]:
         """Undo the last cell."""
         if len(self.moments) < 2:
-            raise UsageError("There is no cell to take back.", slug="no-undo")
+            raise UsageError("There is no cell to undo.", slug="no-undo")
         moment = self.moments[-2]
         return moment, self.back_to(moment)
 
@@ -261,7 +261,8 @@ class Undo:
                 return moment, self.back_to(moment)
         cells = ", ".join(str(moment.cell) for moment in self.moments) or "none"
         raise UsageError(
-            f"Nothing is kept of cell {cell}. There are: {cells} (0 is the start).", slug="no-undo"
+            f"There is no copy from cell {cell}. There are: {cells} (0 is the start).",
+            slug="no-undo",
         )
 
 

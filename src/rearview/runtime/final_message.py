@@ -80,7 +80,7 @@ def closing_lines(
         return
     probe = "grad_norm" if "grad_norm" not in names else "my_value"
     yield (
-        f"next: `rearview table` shows the columns; for one that is not there add "
+        f"next: `rearview table` shows the columns; to get another one, add "
         f'`rearview.log("{probe}", ...)` to the script and type `rearview backfill {probe}`'
     )
 

@@ -141,9 +141,9 @@ class CellCache:
                 return f"the settings of {library} that it left were removed from the cache"
         gone = [g.names[0] for g in entry.groups if g.stored and not self.store.has(g.content)]
         if gone:
-            return f"what it left in {gone[0]} was removed from the cache"
+            return f"its value of {gone[0]} was removed from the cache"
         if not self.store.has(entry.messages):
-            return "what it showed was removed from the cache"
+            return "its output was removed from the cache"
         return ""
 
     def give(self, cell: CodeCell, entry: CellEntry) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ class SkippedCells:
             live = library_settings()
             different = [k for k in different if self.state.settings.get(k) != live.get(k)]
         if different and self.cells:
-            raise GivenUp(f"the settings of {different[0]} cannot be brought about")
+            raise GivenUp(f"the settings of {different[0]} cannot be restored")
         self.state.settings |= live
 
     async def _run_preamble(self, skipped: Skipped, late_run: LateRun) -> None:
@@ -195,7 +195,7 @@ class SkippedCells:
     async def _make_again(self, group: GroupRef, late_run: LateRun) -> None:
         """Run the skipped cells that made, and changed, variables which could not be stored."""
         if not any(group in each.entry.groups for each in self.cells):
-            raise GivenUp(f"{group.names[0]} was not kept: {group.why}")
+            raise GivenUp(f"{group.names[0]} was not stored: {group.why}")
         chain, cells = set(group.names), list[Skipped]()
         for skipped in reversed(self.cells):
             touched = [
