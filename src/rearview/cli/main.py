@@ -62,7 +62,7 @@ COMMANDS = {
     "note": ("runs", "Write a note about a run."),
     "rm": ("runs", "Remove runs: records, checkpoints, replays and source."),
     "replay": ("backfill", "Run a past run again from its checkpoints and prove it exact."),
-    "tree": ("studies", "Show many versions as one execution tree: what they share."),
+    "tree": ("studies", "Show many versions as one execution tree: the cells that they share."),
     "pack": ("studies", "Write versions with their data into one PACKAGE that others can replay."),
     "backfill": ("backfill", "Fill columns for past runs from log statements added since."),
     "workers": (
