@@ -306,7 +306,7 @@ erDiagram
 
 
 _TYPED = """\
-Numbers, texts, truth values and bytes have columns of their own type. A list or dictionary is JSON text, and a \
+Columns of numbers, texts, truth values and bytes have these types. A list or dictionary is JSON text, and a \
 whole number beyond 64 bits its digits. A name that was logged with values of several types (`1`, then \
 `"abc"`) has a column of JSON text: `1`, `"abc"` with its quotes, so that no value is taken for another; what \
 JSON cannot say has a marker, `{"$float": "nan"}`.
