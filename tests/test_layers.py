@@ -9,6 +9,7 @@ MAY_IMPORT = {
     "__main__": "cli",
     "errors": "",
     "durable_files": "",
+    "watched_folders": "",
     "config": "errors",
     "model": "",
     "media": "errors",
@@ -42,7 +43,9 @@ MAY_IMPORT = {
         "store/checkpoints store/maintenance store/versions"
     ),
     "runtime/capture": "model runtime runtime/sandbox source store",
-    "runtime/cells": "errors model runtime runtime/sandbox source state state/codecs store",
+    "runtime/cells": (
+        "errors model runtime runtime/sandbox source state state/codecs store watched_folders"
+    ),
     "runtime/replay": (
         "checkpointer config errors model runtime runtime/sandbox source state/codecs store "
         "store/checkpoints store/tables"
@@ -61,7 +64,8 @@ MAY_IMPORT = {
     ),
     # many versions as one tree
     "multiversion": (
-        "config errors model plan/versions source store store/checkpoints store/versions"
+        "config errors model plan/versions source store store/checkpoints store/versions "
+        "watched_folders"
     ),
     # other loggers and trackers; a background writer knows nothing of the past
     "bridges": "_history config errors media model store store/checkpoints",

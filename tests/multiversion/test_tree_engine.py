@@ -207,7 +207,7 @@ def test_reads_are_measured_per_cell(tmp_path):
     known = Measurements()
     report = replay([file], measurements=known)
     reads = [known.get(node.chain).reads for node in report.tree.nodes]
-    assert reads == [("/", "tools.py"), ("data.txt",), ()]
+    assert reads == [("*.py", "tools.py"), ("data.txt",), ()]
 
 
 def test_multithreaded_torch_and_sklearn_continue_from_a_parked_process(tmp_path):
@@ -315,8 +315,9 @@ def test_the_cell_process_loads_nothing_of_rearview_but_itself():
         "rearview.multiversion",
         *(
             f"rearview.multiversion.{m}"
-            for m in ("cell_outputs", "cell_process", "cell_process_state")
+            for m in ("cell_outputs", "cell_process", "cell_process_state", "cell_reads")
         ),
+        "rearview.watched_folders",
     }
 
 
@@ -336,7 +337,7 @@ READS_BELOW = """
 import os
 import re
 import sys
-from rearview.multiversion.cell_outputs import Reads
+from rearview.multiversion.cell_reads import Reads
 
 reads = Reads()
 reads.folder = os.path.realpath(sys.argv[1])

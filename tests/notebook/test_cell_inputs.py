@@ -9,10 +9,10 @@ from notebooks import rearview as run
 from notebooks import write
 from rearview.model.cell_lineage import same_state
 from rearview.runtime.cells.cell_inputs import Lineage, ProcessMemory
-from rearview.runtime.cells.watched_folders import WatchedFolders
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import read_cells
 from rearview.store.runs import Runs
+from rearview.watched_folders import WatchedFolders
 
 pytest.importorskip("nbclient")
 

@@ -3,8 +3,9 @@
 import ast
 import sys
 
-from rearview.runtime.program_frames import CLOCKS, LOOPS, Modules, loops_of, project_frames, roots
+from rearview.runtime.program_frames import CLOCKS, Modules, project_frames, roots
 from rearview.source.instrument import instrument
+from rearview.source.library_loops import LOOPS, loops_of
 
 TEXT = """\
 def helper(rows):

@@ -25,6 +25,8 @@ def of(body, **known):
         ("obj.method(x)", 4, ("obj",)),
         ("model(x).sum().backward()", 4, ("model",)),
         ("func(x)", 5, ()),
+        ("data = next(loader).to(device)", 2, ("data",)),
+        ("_, a = func(x)", 2, ("a",)),
     ],
 )
 def test_each_rule_fires_on_its_pattern(line, rule, names):
@@ -74,7 +76,7 @@ def fit(net, data, opt, sched):
             best = score
     return best
 """
-    found = {i.name: c for i, c in effects(text, "t.py").items()}
+    found = {i.name: c for i, c in effects(ast.parse(text), "t.py").items()}
     assert found["epoch"].names == ("net", "opt", "sched", "best")
     assert found["x"].names == ("net", "opt")
     assert "loss" in found["x"].scoped
@@ -83,7 +85,35 @@ def fit(net, data, opt, sched):
 
 
 def test_nested_statements_and_class_bodies_are_read():
-    found = effects(
-        "class T:\n    def f(self):\n        while self.go:\n            if self.n:\n                self.n = 0\n"
-    )
+    text = "class T:\n    def f(self):\n        while self.go:\n            if self.n:\n                self.n = 0\n"
+    found = effects(ast.parse(text))
     assert [(i.name, c.names) for i, c in found.items()] == [("f", ("self.n",))]
+
+
+def names(text):
+    return {i.name: c.names for i, c in effects(ast.parse(text), "t.py").items()}
+
+
+def test_a_variable_of_a_function_is_not_the_loops_variable_of_the_same_name():
+    helper = "def f(x):\n    out = x\n    return out\n"
+    assert names(f"{helper}for i in r:\n    out = f(i)\n    print(out)") == {"i": ()}
+    assert names(f"for i in r:\n    out = f(i)\n{helper}") == {"i": ()}
+
+
+def test_a_variable_that_a_function_reads_from_the_module_is_seen_outside_the_loop():
+    assert names("def f():\n    return best\nfor i in r:\n    best = i") == {"i": ("best",)}
+
+
+def test_a_global_is_seen_outside_the_loop_of_its_function():
+    assert names("def f():\n    global n\n    for i in r:\n        n = g(i)") == {"i": ("n",)}
+
+
+def test_names_that_were_imported_are_modules_and_functions_and_not_objects():
+    text = "from torch import nn\nfor i in r:\n    nn.utils.clip(p)\n    opt.step()"
+    assert names(text) == {"i": ("opt",)}
+
+
+def test_lines_that_no_rule_estimates_are_given_together():
+    found = effects(ast.parse("for i in r:\n    f(i)\n    g(i)"), "t.py")
+    (changes,) = found.values()
+    assert explain(changes)[-1].startswith("Lines 2, 3 may change more")

@@ -1,11 +1,13 @@
 """What the text of a program tells before it runs."""
 
 import ast
+import json
 from textwrap import dedent
 
 import pytest
 
-from rearview.source.inspection import inspect, library_facts
+from rearview.source import notebooks
+from rearview.source.inspection import Answer, inspect, library_facts
 
 
 def look(text, script="train.py", **files):
@@ -55,6 +57,10 @@ def test_the_scheduler_leads_to_the_optimizer_and_the_optimizer_to_the_model():
         ("self.o = AdamW([*a.parameters(), *b.parameters()])", {"self.o": ("a", "b")}, {}),
         ("o = SGD(m.parameters())\ns = StepLR(optimizer=o)", {"o": ("m",)}, {"s": ("o",)}),
         ("n = count(m.parameters())", {}, {}),
+        ("o = m.configure_optimizers(lr)", {"o": ("m",)}, {}),
+        ("o = getattr(optim, name)(m.parameters())", {"o": ("m",)}, {}),
+        ("o = create_optimizer(m, cfg)", {"o": ("m",)}, {}),
+        ("o = hvd.DistributedOptimizer(optimizer)", {}, {}),
     ],
 )
 def test_facts_of_the_library_are_read_from_constructors(text, models, optimizers):
@@ -131,3 +137,84 @@ def test_a_file_that_does_not_parse_is_named_and_the_rest_is_read():
 def test_a_program_without_loops_has_no_places():
     found = look("print(1)")
     assert (found.main, found.places, found.loops) == (None, (), ())
+
+
+def test_an_optimizer_of_another_function_does_not_bring_in_its_model():
+    text = """
+        def demo():
+            dummy = Net()
+            optimizer = SGD(dummy.parameters())
+        def epoch(loader, model, optimizer):
+            for x in loader:
+                optimizer.step()
+    """
+    (loop,) = look(text).loops
+    assert loop.changes.names == ("optimizer",)
+
+
+STEP = "for i in x:\n    loss.backward()\n    opt.step()"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (STEP, Answer.YES),
+        (f"db = sqlite3.connect('x')\n{STEP}", Answer.LIMITED),
+        ("", Answer.WHOLE),
+        ("print(1)", Answer.WHOLE),
+        ("async def f():\n    for i in x:\n        loss.backward()", Answer.WHOLE),
+        (f"def go():\n    {STEP.replace(chr(10), chr(10) + '    ')}\nmp.Process(target=go)", Answer.WHOLE),
+        (f"def go():\n    {STEP.replace(chr(10), chr(10) + '    ')}\nmp.spawn(go)\ngo()", Answer.LIMITED),
+        ("for i in", Answer.NO),
+        ("print 'a'\nfor i in x:\n    print i", Answer.NO),
+        ("# caf\udce9\nfor i in x:\n    f(i)", Answer.NO),
+        ("x = 1\0", Answer.NO),
+        ("x = " + "+".join("1" * 20000), Answer.NO),
+    ],
+)  # fmt: skip
+def test_the_answer_says_whether_it_will_work_and_why_not(text, answer):
+    found = look(text)
+    assert found.answer is answer
+    assert bool(found.reasons) == (answer is not Answer.YES)
+
+
+def test_a_byte_order_mark_and_crlf_are_read():
+    found = inspect("t.py", {"t.py": "\ufefffor i in x:\r\n    opt.step()\r\n"})
+    assert (found.answer, found.main.line) == (Answer.YES, 1)
+
+
+def test_reading_a_file_line_by_line_before_the_training_is_no_obstacle():
+    data = "def read():\n    with open('x') as f:\n        for row in f:\n            add(row)\n"
+    assert look(f"{data}read()\n{STEP}").answer is Answer.YES
+
+
+def test_writing_a_file_around_the_training_loop_is_an_obstacle():
+    text = "with open('log', 'w') as f:\n    " + STEP.replace("\n", "\n    ")
+    assert look(text).answer is Answer.LIMITED
+
+
+@pytest.mark.parametrize("text", ["rng.spawn(3)", "Process()", "a.Process(pid=3)"])
+def test_calls_that_only_look_like_starting_processes_are_not_reported(text):
+    assert look(f"{text}\n{STEP}").obstacles == ()
+
+
+def notebook(*cells):
+    parts = [{"cell_type": "code", "source": cell, "metadata": {}} for cell in cells]
+    data = json.dumps({"cells": parts, "metadata": {}, "nbformat": 4}).encode()
+    parsed = notebooks.parse(data)
+    return inspect("a.ipynb.py", {"a.ipynb.py": parsed.text}, {"a.ipynb.py": parsed})
+
+
+def test_lines_of_a_notebook_are_counted_in_their_cells():
+    found = notebook(
+        "x = 1", "y = 2\nfor epoch in r:\n    best = f(x)\n    opt.step()", "print(best)"
+    )
+    assert found.cell_and_line(found.main.id.path, found.main.line) == ("a.ipynb", 2, 2)
+    assert found.main.sentences[0].endswith("(line 3).")
+    assert found.answer is Answer.YES
+
+
+def test_a_cell_that_is_not_python_is_a_limit():
+    found = notebook("for epoch in r:\n    opt.step()", "for in")
+    assert found.answer is Answer.LIMITED
+    assert found.reasons == ("a.ipynb cell 2 cannot be read as Python.",)

@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from rearview.state.object_walk import Anchors
+
 
 def test_arrays_and_their_views_still_share_memory(resumes):
     def setup():
@@ -230,3 +232,40 @@ def test_an_array_resized_after_a_restore_is_resized_as_before(resumes):
         return names["made"].tobytes()
 
     resumes(lambda: {"n": 0}, step)
+
+
+VIEWS = {
+    "a tensor's array": lambda: [torch.tensor(1.0).numpy(), torch.ones(30).numpy()[2:5]],
+    "a transposed array": lambda: [np.arange(6.0).reshape(2, 3).T, np.zeros((300, 20)).T],
+    "parts of one array": lambda: np.array_split(np.arange(10), 3),
+    "results of functions": lambda: [
+        *np.unique([3, 1, 3], return_inverse=True),
+        np.diag(np.eye(3)),
+    ],
+    "objects": lambda: [np.array([[1], "two", None], dtype=object)[1:]],
+    "bytes that can change": lambda: [np.frombuffer(bytearray(b"12345678"), np.uint8)],
+    "a record array": lambda: [np.rec.array([(1, 2.0)], dtype=[("a", int), ("b", float)])],
+}
+
+
+@pytest.mark.parametrize("made", VIEWS.values(), ids=VIEWS)
+def test_what_a_loop_made_is_walked_alike_after_it_was_restored(made, program):
+    run = program(lambda: {"kept": []}, None)
+    run.names["made"] = made()
+    captured, buffers = run.capture()
+    assert captured.missing == []
+    restored = program(lambda: {"kept": []}, None)
+    restored.restore(captured.skeleton, buffers)
+    # a loop that comes later is entered with these objects
+    later = [program(lambda names=names: names, None) for names in (run.names, restored.names)]
+    later[1].anchors.check(later[0].anchors.signature)
+
+
+def test_anchors_of_a_run_that_numbered_the_owners_of_arrays_are_found():
+    owners = ["builtins.list", "numpy.ndarray", "numpy.ndarray", "torch.Tensor"]
+    found = Anchors.walk(
+        {"local:main:made": [torch.ones(3).numpy(), torch.ones(9).numpy()[2:5].T]},
+        project=lambda _: False,
+        signature=[*owners, "numpy.ndarray", "torch.Tensor"],
+    )
+    found.check([*owners, "numpy.ndarray", "torch.Tensor"])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rearview._history.facade import History, history, repair_format
     from rearview._history.run_command import Preemption, fetch_run, similar_run, start_run
     from rearview._history.run_reports import Comparison, Removal, Row, RunReport
-    from rearview._history.script_inspection import inspect_script
+    from rearview._history.script_inspection import inspect_script, script_of_module
     from rearview.backfill.hand_places import Correction
     from rearview.backfill.prepare_run import Question
     from rearview.backfill.propagation import Propagated
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rearview.execute.replay_jobs import ReplayOutcome
     from rearview.execute.start_command import StartCommand
     from rearview.plan.facts import Machine
-    from rearview.source.inspection import Inspection
+    from rearview.source.inspection import Answer, Inspection, LoopReport
     from rearview.store.machine import cores
     from rearview.store.maintenance.verify import Problem
     from rearview.store.project import FOLDER, Project
@@ -45,6 +45,7 @@ __all__ = [
     "ACCOUNT",
     "ENDED",
     "FOLDER",
+    "Answer",
     "BackfillReport",
     "BackfillStatus",
     "Comparison",
@@ -52,6 +53,7 @@ __all__ = [
     "Event",
     "History",
     "Inspection",
+    "LoopReport",
     "Machine",
     "MissingCells",
     "PlanReport",
@@ -76,13 +78,14 @@ __all__ = [
     "history",
     "inspect_script",
     "repair_format",
+    "script_of_module",
     "similar_run",
     "start_run",
 ]
 
 _HOMES = {
     "rearview._history.facade": ("History", "history", "repair_format"),
-    "rearview._history.script_inspection": ("inspect_script",),
+    "rearview._history.script_inspection": ("inspect_script", "script_of_module"),
     "rearview._history.run_reports": ("Comparison", "Removal", "Row", "RunReport"),
     "rearview._history.run_command": ("Preemption", "fetch_run", "similar_run", "start_run"),
     "rearview.backfill.hand_places": ("Correction",),
@@ -105,7 +108,7 @@ _HOMES = {
         "SegmentProgress",
     ),
     "rearview.plan.facts": ("Machine",),
-    "rearview.source.inspection": ("Inspection",),
+    "rearview.source.inspection": ("Answer", "Inspection", "LoopReport"),
     "rearview.store.machine": ("cores",),
     "rearview.store.project": ("FOLDER", "Project"),
     "rearview.store.runs": ("ACCOUNT", "Replay"),

@@ -1,9 +1,8 @@
-"""Commands about source: inspect (loops and logged names of a script), propagate (statements in old versions), diff."""
+"""Commands about source: propagate (statements in old versions), diff."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,10 +17,9 @@ from rearview.cli.options import (
     without_mark,
 )
 from rearview.cli.terminal import output
-from rearview.cli.terminal.output import plural
 
 if TYPE_CHECKING:
-    from rearview._history import Correction, History, Inspection, Propagated
+    from rearview._history import Correction, History, Propagated
 
 
 @click.command(cls=TakesRuns)
@@ -168,146 +166,6 @@ def _version(placement: Propagated, *, explain: bool) -> None:
     if explain:
         for reason in placement.reasons:
             output.out(f"  {reason}")
-
-
-@click.command()
-@click.argument("script", type=click.Path(path_type=Path))
-@json_option
-def inspect(script: Path, as_json: bool) -> int:
-    """Show what Rearview sees in a script, without running it.
-
-    Its loops and the variables that each changes, the logged names and their loggers, what cannot be
-    checkpointed and why, and the places for a log statement. Files of the project that the script imports
-    are read, too. The changed variables are estimated from the text (by the rules of the Flor paper); a
-    recorded run looks at the live objects instead. Exit code 1 if a file cannot be parsed.
-    """
-    from rearview._history import inspect_script
-
-    inspection = inspect_script(script)
-    if as_json:
-        output.json_document(_plain(inspection))
-    else:
-        _print(inspection)
-    return 1 if inspection.unread else 0
-
-
-def _print(inspection: Inspection) -> None:
-    for path, why in inspection.unread.items():
-        output.note(f"{path} could not be read: {why}")
-    _loops(inspection)
-    _logs(inspection)
-    _heading("Cannot be checkpointed")
-    if not inspection.obstacles:
-        output.out("  Nothing was found: every loop that is watched can be saved and resumed.")
-    for obstacle in inspection.obstacles:
-        output.out(f"  {obstacle.path}:{obstacle.line}  {obstacle.what}")
-        output.out(f"      {obstacle.effect}")
-    _heading("Places for a log statement")
-    if not inspection.places:
-        output.out("  None: there is no loop to put it in.")
-    for place in inspection.places:
-        reads = f" It can read {_listed(place.reads)}." if place.reads else ""
-        output.out(f"  {place.path}, after line {place.after}: {place.where}.{reads}")
-        output.out(f"      A backfill {place.cost}.")
-    output.out(f"\nTo record it: `rearview run {inspection.script}`.")
-
-
-def _loops(inspection: Inspection) -> None:
-    main = inspection.main
-    _heading(f"Loops in {plural(len(inspection.files), 'file')}")
-    if main is None:
-        output.out(
-            "  None: nothing can be checkpointed or resumed; a replay runs the whole script."
-        )
-    for loop in inspection.loops:
-        mark = output.paint("  main loop", output.GREEN) if loop.main else ""
-        name = output.paint("/".join(loop.point), output.BOLD)
-        output.out(f"  {loop.id.path}:{loop.line}  {loop.kind} {name}{mark}")
-        if loop.left_alone:
-            output.out(f"      Not watched: {loop.left_alone}.")
-        for sentence in loop.sentences:
-            output.out(f"      {sentence}")
-
-
-def _logs(inspection: Inspection) -> None:
-    _heading("Logged")
-    named = [log for log in inspection.logs if log.names]
-    lines = [log for log in inspection.logs if not log.names]
-    if not named:
-        output.out("  No name is logged through a logger that Rearview knows.")
-    for log in named:
-        where = f" at {'/'.join(log.loops)}" if log.loops else ""
-        output.out(f"  {log.path}:{log.line}  {_listed(log.names)} by {log.logger}{where}")
-    if lines:
-        places = ", ".join(f"{log.path}:{log.line}" for log in lines[:6])
-        more = "" if len(lines) <= 6 else f" and {len(lines) - 6} more"
-        output.out(f"  Lines of text at {places}{more}: kept with the run (`show --printed`).")
-
-
-def _heading(text: str) -> None:
-    output.out(f"\n{output.paint(text, output.BOLD)}")
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def _plain(inspection: Inspection) -> dict[str, Any]:
-    """Return an inspection as plain values, for JSON."""
-    return {
-        "script": inspection.script,
-        "files": list(inspection.files),
-        "unread": dict(inspection.unread),
-        "loops": [
-            {
-                "id": str(loop.id),
-                "path": loop.id.path,
-                "function": loop.id.function,
-                "name": loop.id.name,
-                "line": loop.line,
-                "end": loop.end,
-                "kind": loop.kind,
-                "point": list(loop.point),
-                "main": loop.main,
-                "watched": not loop.left_alone,
-                "why_not": loop.left_alone or None,
-                "changes": list(loop.changes.names),
-                "inferred": dict(loop.changes.inferred),
-                "inside_only": list(loop.changes.scoped),
-                "unsure_lines": [change.line for change in loop.changes.unsure],
-            }
-            for loop in inspection.loops
-        ],
-        "logs": [
-            {
-                "path": log.path,
-                "line": log.line,
-                "logger": log.logger,
-                "names": list(log.names),
-                "loops": list(log.loops),
-            }
-            for log in inspection.logs
-        ],
-        "obstacles": [
-            {
-                "path": obstacle.path,
-                "line": obstacle.line,
-                "what": obstacle.what,
-                "effect": obstacle.effect,
-            }
-            for obstacle in inspection.obstacles
-        ],
-        "places": [
-            {
-                "path": place.path,
-                "after_line": place.after,
-                "where": place.where,
-                "cost": place.cost,
-                "reads": list(place.reads),
-            }
-            for place in inspection.places
-        ],
-    }
 
 
 @click.command(cls=TakesRuns)

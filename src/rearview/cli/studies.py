@@ -374,6 +374,7 @@ def _run(
             environment=os.environ,
             python=python,
             store=opened.store,
+            home=opened.home,
             tell=live if not (quiet or as_json) else (lambda _: None),
         )
     if page is not None:

@@ -36,6 +36,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Most loops around the checkpoint to resume from; None: any number, 0: start over."""
     afresh: bool = False
     """Whether to hide the files that the run has created from the set-up of the resumed run."""
+    repeat_loops: bool = False
+    """Whether loops that ended before the checkpoint run again when the run is resumed."""
     run: str | None = None
     """Reserved id of the new run; None: choose one."""
     signals: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Observe inside a cell process what its cell prints, displays and reads. Standard library and IPython only."""
+"""Collect inside a cell process what its cell prints and displays. Standard library and IPython only."""
 
 from __future__ import annotations
 
@@ -110,53 +110,6 @@ def _temporary() -> int:
     fd, path = tempfile.mkstemp()
     os.unlink(path)
     return fd
-
-
-class Reads:
-    """Records which files of the work folder a cell reads, and copies inputs before they are overwritten."""
-
-    def __init__(self) -> None:
-        self.folder = ""
-        self.seen: dict[str, None] = {}
-        self.active = False
-        sys.addaudithook(self._hook)
-
-    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self.active or event not in {"open", "os.listdir", "os.scandir"}:
-            return
-        try:
-            self._note(event, args)
-        except Exception:
-            return
-
-    def _note(self, event: str, args: tuple[Any, ...]) -> None:
-        path = args[0] if args and args[0] is not None else "."
-        if isinstance(path, int):
-            return
-        # relative to the working folder, which may be below the work folder
-        full = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(path)))
-        if full != self.folder and not full.startswith(self.folder + os.sep):
-            return
-        name = full[len(self.folder) + 1 :]
-        if event != "open":
-            self.seen.setdefault(f"{name}/" if name else "/")
-            return
-        flags = int(args[2] or 0)
-        writes = flags & (os.O_WRONLY | os.O_RDWR)
-        if not writes:
-            if not name.endswith(".pyc"):
-                self.seen.setdefault(name)
-        elif os.path.islink(full):
-            self.active = False
-            try:
-                target = os.path.realpath(full)
-                os.unlink(full)
-                if not flags & os.O_TRUNC and os.path.isfile(target):
-                    import shutil
-
-                    shutil.copy2(target, full)
-            finally:
-                self.active = True
 
 
 def make_shell(outputs: CellOutputs) -> Any:

@@ -13,42 +13,50 @@ import builtins
 import contextlib
 import gc
 import io
-import json
+import linecache
 import os
 import random
 import re
 import signal
 import socket
-import struct
 import sys
-import time
+import tempfile
 import traceback
 import types
 import warnings
+from json import dumps, loads
+from struct import pack, unpack
+from time import perf_counter
 from typing import Any
 
 from rearview.multiversion.cell_outputs import (
     CellOutputs,
     Descriptors,
     OutputStream,
-    Reads,
     make_shell,
 )
 from rearview.multiversion.cell_process_state import (
     Refused,
+    apply_process_settings,
     apply_settings,
+    end_idle_pools,
     exercise,
     forbids_fork,
+    forbids_storing,
     library_settings,
+    module_state,
     mount_folder,
     open_files,
     pause_openmp,
     pickler,
+    process_settings,
     random_states,
     reopen,
+    restore_module,
     set_random_states,
     unpickler,
 )
+from rearview.multiversion.cell_reads import Reads
 
 
 class Channel:
@@ -70,14 +78,14 @@ class Channel:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message."""
-        data = json.dumps(message, default=str).encode("utf-8", "surrogatepass")
-        self.socket.sendall(struct.pack(">Q", len(data)) + data)
+        data = dumps(message, default=str).encode("utf-8", "surrogatepass")
+        self.socket.sendall(pack(">Q", len(data)) + data)
 
     def receive(self) -> dict[str, Any] | None:
         """Return the next message; None if the engine is gone."""
         head = self._exactly(8)
-        data = self._exactly(struct.unpack(">Q", head)[0]) if head else None
-        return json.loads(data.decode("utf-8", "surrogatepass")) if data is not None else None
+        data = self._exactly(unpack(">Q", head)[0]) if head else None
+        return loads(data.decode("utf-8", "surrogatepass")) if data is not None else None
 
     def _exactly(self, count: int) -> bytes | None:
         parts = bytearray()
@@ -105,12 +113,18 @@ class CellProcess:
         self.environment = dict(os.environ)
         self.version_variables: dict[str, str | None] = {}
         self.kept_files: list[tuple[int, str, int, int]] = []
+        self.sources: dict[str, list[str]] = {}
+        """Program -> the lines of its cells that ran in this process."""
 
     # -- set-up --
 
-    def setup(self, folder: str, program: str, cwd: str, *, notebook: bool) -> None:
+    def setup(self, message: dict[str, Any]) -> None:
         """Prepare this process to run the first cell of a program."""
-        self.folder = self.reads.folder = os.path.realpath(folder)
+        program, cwd = message["program"], message["cwd"]
+        self.folder = self.reads.folder = os.path.realpath(message["folder"])
+        self.reads.inputs, self.reads.home = message["inputs"], message["home"]
+        self.reads.watch()
+        tempfile.tempdir = None  # it is found anew, in the environment of this process
         os.chdir(os.path.join(self.folder, cwd))
         self.program = os.path.join(self.folder, program)
         sys.path[0:1] = [os.path.dirname(self.program)]
@@ -118,7 +132,7 @@ class CellProcess:
         sys.stderr = OutputStream(self.outputs, "stderr", 2)
         sys.stdin = open(os.devnull)  # noqa: SIM115
         builtins.input = _no_input
-        if notebook:
+        if message["notebook"]:
             self._notebook()
         else:
             module = types.ModuleType("__main__")
@@ -136,17 +150,14 @@ class CellProcess:
         if self.shell is None:
             self.namespace["__file__"] = self.program
         sys.argv = [self.program, *argv]
-        for name in self.version_variables:
-            if name not in environment:
-                value = self.environment.get(name)
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-        for name, value in environment.items():
+        given = {name: self.environment.get(name) for name in self.version_variables} | environment
+        for name, value in given.items():
+            before = self.version_variables.get(name, self.environment.get(name))
+            if value == before or os.environ.get(name) != before:
+                continue  # it is so already, or the program has set it itself
             if value is None:
-                os.environ.pop(name, None)
-            elif os.environ.get(name) != value:
+                del os.environ[name]
+            else:
                 os.environ[name] = value
         self.version_variables = dict(environment)
 
@@ -155,21 +166,15 @@ class CellProcess:
     def run(self, text: str, line: int) -> dict[str, Any]:
         """Run one cell; return its outputs, seconds, reads and how it ended."""
         self.outputs.take()
-        self.reads.seen.clear()
-        self.reads.active = True
-        begin = time.perf_counter()
+        self.reads.begin(text, self.namespace)
+        begin = perf_counter()
         try:
             ended = self._run_notebook(text) if self.shell else self._run_script(text, line)
         finally:
-            seconds = time.perf_counter() - begin
-            self.reads.active = False
+            seconds = perf_counter() - begin
+            reads = self.reads.end()
         self.descriptors.take(self.outputs)
-        return {
-            "outputs": self.outputs.take(),
-            "seconds": seconds,
-            "reads": list(self.reads.seen),
-            "ended": ended,
-        }
+        return {"outputs": self.outputs.take(), "seconds": seconds, "ended": ended, **reads}
 
     def _run_notebook(self, text: str) -> str:
         result = self.shell.run_cell(text, store_history=True)
@@ -180,6 +185,7 @@ class CellProcess:
 
     def _run_script(self, text: str, line: int) -> str:
         try:
+            line = self._show_source(text, line)
             tree = ast.parse(text, self.program)
             ast.increment_lineno(tree, line - 1)
             for node in tree.body:
@@ -201,6 +207,19 @@ class CellProcess:
             return "failed"
         return "done"
 
+    def _show_source(self, text: str, line: int) -> int:
+        """Let tracebacks and `inspect` find the source of a cell; return the line on which it begins.
+
+        Cells before it may be those of another version, with more lines of comments.
+        """
+        lines = self.sources.setdefault(self.program, [])
+        line = max(line, len(lines) + 1)
+        lines.extend(["\n"] * (line - 1 - len(lines)))
+        lines.extend(text.splitlines(keepends=True))
+        # without a time stamp the entry stays, also when the file is gone
+        linecache.cache[self.program] = (sum(map(len, lines)), None, lines, self.program)
+        return line
+
     def _failed(self, name: str, value: str, lines: list[str]) -> None:
         item = {"output_type": "error", "ename": name, "evalue": value, "traceback": lines}
         self.outputs.add(item, len(value))
@@ -213,11 +232,12 @@ class CellProcess:
         With `first`, this process has just computed its state and checks that it can be forked.
         """
         if first:
-            reason = forbids_fork(self.channel.socket.fileno())
+            end_idle_pools()
+            reason = forbids_fork(self.channel.socket.fileno(), self.folder)
             if reason:
                 raise Refused(reason)
             pause_openmp()
-            self.kept_files = open_files(self.folder)
+            self.kept_files = open_files()
             gc.collect()
             self.cwd = os.getcwd()
         state = random.getstate()
@@ -237,6 +257,7 @@ class CellProcess:
                 os.chdir(self.cwd)
             reopen(self.kept_files)
             exercise()
+            self.reads.watch()
             self.channel.send({"hello": token, "pid": os.getpid()})
         except BaseException as exc:
             with contextlib.suppress(Exception):
@@ -249,18 +270,23 @@ class CellProcess:
         """Write the namespace and the process settings to a file; return its size."""
         if self._open_figures():
             raise Refused("matplotlib figures are open")
+        reason = forbids_storing(self.folder, self.namespace)
+        if reason:
+            raise Refused(reason)
         state = {
             "namespace": self._variables(),
             "modules": self._module_variables(),
             "random": random_states(),
             "settings": library_settings(),
             "flags": self.flags,
-            "path": list(sys.path),
+            "sources": self._source_texts(),
+            "outside": self.reads.outside,
             "count": self.shell.execution_count if self.shell else 0,
         }
         part = f"{file}.{os.getpid()}"
         try:
             with open(part, "wb") as stream:
+                pickler(stream, self.namespace).dump(process_settings(self.folder))
                 pickler(stream, self.namespace).dump(state)
             os.replace(part, file)
         except Exception as exc:
@@ -298,15 +324,21 @@ class CellProcess:
         by_module: dict[str, dict[str, Any]] = {}
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            if name == "__main__" or not file or not str(file).startswith(self.folder + os.sep):
+            if not file or not str(file).startswith(self.folder + os.sep):
                 continue
-            by_module[name] = {
-                key: value
-                for key, value in vars(module).items()
-                if not key.startswith("__")
-                and not isinstance(value, (types.ModuleType, types.FunctionType, type))
-            }
+            if name in {"__main__", "__mp_main__"} or module is sys.modules["__main__"]:
+                continue
+            by_module[name] = module_state(module)
         return by_module
+
+    def _source_texts(self) -> dict[str, list[str]]:
+        """Return the source of the cells that ran, by the names of their files."""
+        lines = {
+            name: entry[2]
+            for name, entry in linecache.cache.items()
+            if len(entry) == 4 and entry[1] is None and not os.path.exists(name)
+        }
+        return lines | self.sources
 
     def _open_figures(self) -> bool:
         plotting = sys.modules.get("matplotlib.pyplot")
@@ -323,13 +355,20 @@ class CellProcess:
     def load(self, file: str) -> None:
         """Replace the namespace and settings by saved ones from a file."""
         with open(file, "rb") as stream:
+            # importing the modules that the state needs may depend on these
+            apply_process_settings(unpickler(stream, self.namespace).load(), self.folder)
             state = unpickler(stream, self.namespace).load()
-        sys.path[:] = state["path"]
         self.namespace.update(state["namespace"])
         for name, values in state["modules"].items():
             module = sys.modules.get(name) or __import__(name, fromlist=["_"])
-            vars(module).update(values)
+            restore_module(module, values)
         self.flags = state["flags"]
+        self.reads.outside.update(state["outside"])
+        linecache.cache.update(
+            (name, (sum(map(len, lines)), None, lines, name))
+            for name, lines in state["sources"].items()
+        )
+        self.sources.update(state["sources"])
         if self.shell:
             self.shell.execution_count = state["count"]
         apply_settings(state["settings"])
@@ -361,15 +400,14 @@ class CellProcess:
         if do == "cell":
             return self.run(message["text"], int(message["line"]))
         if do == "setup":
-            self.setup(
-                message["folder"], message["program"], message["cwd"], notebook=message["notebook"]
-            )
+            self.setup(message)
         elif do == "switch":
             self.switch(message["program"], message["argv"], message["environment"])
         elif do == "park":
             self.park(message["token"], message["folder"], message["mount"], first=message["first"])
         elif do == "save":
-            return {"saved": self.save(message["file"])}
+            size = self.save(message["file"])
+            return {"saved": size, "outside": self.reads.depends_on()}
         elif do == "load":
             self.load(message["file"])
         elif do == "end":

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import gc
+import io
+import logging
 import os
 import random
 import re
+import signal
 import stat
 import sys
 import threading
 import time
+import types
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 _BAD_FORKS = {
@@ -25,6 +33,9 @@ _BAD_FORKS = {
     "cupy": "CuPy holds a device",
     "grpc": "gRPC keeps threads",
 }
+_SHARED = re.compile(r"^\S+ rw-s\S* \S+ \S+ \S+\s+(.*)$", re.MULTILINE)
+"""A mapping of memory that is shared with other processes, and its name."""
+_SEMAPHORE = "/dev/shm/sem."  # noqa: S108 - a name to compare with
 _OMP = re.compile(r"/lib(?:g|i|)omp[^/]*\.so[^/]*$")
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
@@ -38,10 +49,22 @@ class Refused(Exception):  # noqa: N818 - it says what happened
     """The state cannot be kept in this way."""
 
 
-def forbids_fork(own_socket: int) -> str:
+def end_idle_pools() -> None:
+    """End worker pools of libraries that start them again when they are needed."""
+    with contextlib.suppress(Exception):
+        executor = sys.modules["joblib.externals.loky.reusable_executor"]._executor  # noqa: SLF001
+        if executor is not None:
+            executor.shutdown(wait=True)
+    with contextlib.suppress(Exception):
+        monitor = sys.modules["tqdm.std"].tqdm.monitor
+        if monitor is not None:
+            monitor.exit()
+
+
+def forbids_fork(own_socket: int, folder: str) -> str:
     """Return why this process must not be forked; '' if it may.
 
-    `own_socket` is the connection to the engine.
+    `own_socket` is the connection to the engine, `folder` the work folder.
     """
     threads = [each for each in threading.enumerate() if each is not threading.current_thread()]
     deadline = time.monotonic() + ENDING
@@ -59,7 +82,11 @@ def forbids_fork(own_socket: int) -> str:
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
         children = file.read().strip()
     if children:
-        alive = [pid for pid in children.split() if _state(pid) not in {"Z", "X", ""}]
+        alive = [
+            pid
+            for pid in children.split()
+            if _state(pid) not in {"Z", "X", ""} and not _is_tracker(pid)
+        ]
         if alive:
             processes = "a process" if len(alive) == 1 else f"{len(alive)} processes"
             return f"it has started {processes} still running"
@@ -68,6 +95,87 @@ def forbids_fork(own_socket: int) -> str:
             target = os.readlink(f"/proc/self/fd/{fd}")
             if target.startswith("socket:") and int(fd) != own_socket:
                 return "it has an open network connection"
+    return _shared_memory() or _shared_files(folder)
+
+
+def _is_tracker(pid: str) -> bool:
+    """Return True for a process that only removes what its parents leave behind; they may share it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"resource_tracker" in file.read()
+    except OSError:
+        return False
+
+
+def _shared_memory() -> str:
+    """Return why a fork would share memory to which this process writes; '' if it would not."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as file:
+        for name in _SHARED.findall(file.read()):
+            if not name.startswith(_SEMAPHORE):  # a free lock is the same in both
+                return f"it shares memory: {name or 'without a name'}"
+    return ""
+
+
+def _shared_files(folder: str) -> str:
+    """Return why a fork would share an open file that cannot be opened again; '' if it would not."""
+    own_files: set[int] = set()
+    for file in gc.get_objects():
+        if isinstance(file, io.FileIO):
+            with contextlib.suppress(ValueError):
+                own_files.add(file.fileno())
+    for fd, target in _open_descriptors():
+        with contextlib.suppress(OSError):
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode):
+                continue
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            writes = flags & os.O_ACCMODE != os.O_RDONLY
+            if not _same_file(target, about):
+                return f"it has a file open that was removed: {target}"
+            if not target.startswith(folder + os.sep):
+                if writes:
+                    return f"it writes to a file outside the folder: {target}"
+            elif writes and fd not in own_files:
+                return f"a library has {target} open"
+    return ""
+
+
+def _open_descriptors() -> Iterator[tuple[int, str]]:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):
+                yield int(name), os.readlink(f"/proc/self/fd/{name}")
+
+
+def _same_file(path: str, about: os.stat_result) -> bool:
+    try:
+        now = os.stat(path)
+    except OSError:
+        return False
+    return (now.st_dev, now.st_ino) == (about.st_dev, about.st_ino)
+
+
+def forbids_storing(folder: str, namespace: dict[str, Any]) -> str:
+    """Return why the variables of this process are not all of its state; '' if no reason is known."""
+    root = logging.getLogger()
+    if root.handlers:
+        return "logging was set up, which a stored namespace does not hold"
+    with contextlib.suppress(OSError), open("/proc/self/maps") as file:
+        shared = [name for name in _SHARED.findall(file.read()) if name.startswith(folder + os.sep)]
+        if shared:
+            return f"{shared[0]} is mapped into memory"
+    for number in signal.valid_signals() - {signal.SIGINT}:
+        with contextlib.suppress(ValueError, OSError):
+            if isinstance(signal.getsignal(number), types.FunctionType):
+                return f"it has a function for the signal {signal.Signals(number).name}"
+    for module in list(sys.modules.values()):
+        variables = getattr(module, "__dict__", None)
+        label = getattr(module, "__name__", "")
+        if variables is None or variables is namespace or label == "__main__":
+            continue
+        for name, value in list(variables.items()):
+            if isinstance(value, types.FunctionType) and value.__globals__ is namespace:
+                return f"the program has replaced {label}.{name}"
     return ""
 
 
@@ -109,16 +217,12 @@ def exercise() -> None:
             torch.ones(1 << 17).sum()
 
 
-def open_files(folder: str) -> list[tuple[int, str, int, int]]:
-    """Return (descriptor, path, flags, position) of the open files in the work folder."""
+def open_files() -> list[tuple[int, str, int, int]]:
+    """Return (descriptor, path, flags, position) of the open files."""
     files = []
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd <= 2:
-            continue
+    for fd, path in _open_descriptors():
         with contextlib.suppress(OSError):
-            path = os.readlink(f"/proc/self/fd/{fd}")
-            if path.startswith(folder + os.sep) and stat.S_ISREG(os.fstat(fd).st_mode):
+            if stat.S_ISREG(os.fstat(fd).st_mode) and not path.startswith("/memfd:"):
                 with open(f"/proc/self/fdinfo/{fd}") as file:
                     about = dict(line.split(":", 1) for line in file if ":" in line)
                 flags = int(about["flags"].strip(), 8)
@@ -196,11 +300,73 @@ def set_random_states(states: dict[str, Any]) -> None:
         __import__("torch").set_rng_state(states["torch"])
 
 
+def process_settings(folder: str) -> dict[str, Any]:
+    """Return the settings of this process that are not part of the namespace."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return {
+        "environment": dict(os.environ),
+        "path": list(sys.path),
+        "cwd": os.path.relpath(os.getcwd(), folder),
+        "umask": mask,
+        "recursion": sys.getrecursionlimit(),
+    }
+
+
+def apply_process_settings(settings: dict[str, Any], folder: str) -> None:
+    """Apply the settings that `process_settings` returned."""
+    os.environ.update(settings["environment"])
+    sys.path[:] = settings["path"]
+    os.chdir(os.path.join(folder, settings["cwd"]))
+    os.umask(settings["umask"])
+    sys.setrecursionlimit(settings["recursion"])
+
+
+def module_state(module: types.ModuleType) -> dict[str, Any]:
+    """Return the data that a module of the project holds, also in its functions and classes."""
+    values: dict[str, Any] = {}
+    inside: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if name.startswith("__") or isinstance(value, types.ModuleType):
+            continue
+        own = getattr(value, "__module__", None) == module.__name__
+        if isinstance(value, types.FunctionType):
+            if own:
+                inside[name] = (vars(value), value.__defaults__, value.__kwdefaults__)
+        elif isinstance(value, type):
+            if own:
+                inside[name] = {
+                    key: data
+                    for key, data in vars(value).items()
+                    if not key.startswith("__") and not hasattr(data, "__get__")
+                }
+        else:
+            values[name] = value
+    return {"values": values, "inside": inside}
+
+
+def restore_module(module: types.ModuleType, state: dict[str, Any]) -> None:
+    """Set the data that `module_state` returned."""
+    vars(module).update(state["values"])
+    for name, data in state["inside"].items():
+        owner = getattr(module, name, None)
+        if isinstance(owner, types.FunctionType) and isinstance(data, tuple):
+            vars(owner).update(data[0])
+            owner.__defaults__, owner.__kwdefaults__ = data[1], data[2]
+        elif isinstance(owner, type) and isinstance(data, dict):
+            for key, value in data.items():
+                with contextlib.suppress(AttributeError, TypeError):  # an enumeration is fixed
+                    setattr(owner, key, value)
+
+
 def library_settings() -> dict[str, Any]:
     """Return settings of libraries that are not part of the namespace."""
-    settings: dict[str, Any] = {"environment": dict(os.environ)}
+    settings: dict[str, Any] = {"warnings": list(warnings.filters)}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     pandas, plotting = sys.modules.get("pandas"), sys.modules.get("matplotlib")
+    sklearn = sys.modules.get("sklearn")
+    if sklearn is not None:
+        settings["sklearn"] = sklearn.get_config()
     if numpy is not None:
         settings["numpy"] = (numpy.get_printoptions(), numpy.geterr())
     if torch is not None:
@@ -231,9 +397,6 @@ def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def apply_settings(settings: dict[str, Any]) -> None:
     """Apply the settings that `library_settings` returned."""
-    import warnings
-
-    os.environ.update(settings["environment"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "numpy" in settings:
@@ -261,3 +424,10 @@ def apply_settings(settings: dict[str, Any]) -> None:
             import matplotlib as mpl
 
             mpl.rcParams.update(settings["matplotlib"])
+        if "sklearn" in settings:
+            import sklearn
+
+            sklearn.set_config(**settings["sklearn"])
+    filters: Any = warnings.filters
+    filters[:] = settings["warnings"]
+    getattr(warnings, "_filters_mutated", lambda: None)()

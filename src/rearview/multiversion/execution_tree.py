@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rearview.errors import UsageError
 from rearview.model.cell_lineage import CellLineage, difference
 from rearview.multiversion.study import Study, StudyCell, StudyVersion, split_loops
 from rearview.plan.versions.tree import START, Cell, Tree, merge
-from rearview.source.cells import imported_modules, only_defines
+from rearview.source.cells import imported_modules, names_program, only_defines
 
 UNKNOWN_SECONDS = 1.0
 """Assumed for a cell that was never measured."""
@@ -28,6 +28,8 @@ class CellFacts:
     seconds: float
     size: int
     reads: tuple[str, ...] = ()
+    complete: bool = False
+    """Whether reads of C code and of child processes are among `reads`, too."""
 
 
 def cells_as_written(
@@ -54,6 +56,7 @@ def cells_as_written(
                         sum(f.seconds for f in facts),
                         facts[-1].size,
                         tuple(sorted({name for f in facts for name in f.reads})),
+                        all(f.complete for f in facts),
                     )
                     if whole
                     else None,
@@ -79,7 +82,10 @@ class Measurements:
                 try:
                     about = json.loads(line)
                     facts = CellFacts(
-                        float(about["seconds"]), int(about["size"]), tuple(about["reads"])
+                        float(about["seconds"]),
+                        int(about["size"]),
+                        tuple(about["reads"]),
+                        complete=bool(about.get("complete")),
                     )
                     self._facts[str(about["chain"])] = facts
                 except (ValueError, KeyError, TypeError):
@@ -99,7 +105,7 @@ class Measurements:
         self._facts[chain] = facts
         close = (
             before is not None
-            and before.reads == facts.reads
+            and (before.reads, before.complete) == (facts.reads, facts.complete)
             and (
                 0.8 <= (facts.seconds + 0.01) / (before.seconds + 0.01) <= 1.25
                 and 0.8 <= (facts.size + 1) / (before.size + 1) <= 1.25
@@ -109,6 +115,7 @@ class Measurements:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
         line = {"chain": chain, "seconds": round(facts.seconds, 6), "size": facts.size}
+        line |= {"complete": True} if facts.complete else {}
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line | {"reads": list(facts.reads)}) + "\n")
 
@@ -184,14 +191,13 @@ def build_tree(
         raise UsageError("There are no versions to put into a tree.", slug="no-versions")
     measurements = measurements or Measurements()
     study = split_loops(study)
-    programs = {version.program for version in study.versions}
-    differing = _differing(study.versions, programs)
+    differing = _differing(study.versions)
     chains: list[list[str]] = []
     rows: list[list[Cell]] = []
     unavailable: dict[str, str] = {}
     groups, unshared = _recorded_groups(study.versions)
     for version in study.versions:
-        gone = [n for n, ref in version.files.items() if ref.place is None and n not in programs]
+        gone = [n for n, ref in version.files.items() if ref.place is None and n != version.program]
         if gone:
             unavailable[version.name] = (
                 f"it read {gone[0]}, which is gone or has changed since it was recorded"
@@ -292,27 +298,44 @@ class _Differences:
     """Inputs that are not the same for all versions."""
 
     files: tuple[str, ...]
+    absent: frozenset[str]
+    """Those of them that some version does not have."""
     variables: frozenset[str]
+    programs: bool
+    """Whether the programs have different names."""
+    folders: bool
+    """Whether the programs lie in different folders, from which they may import modules."""
 
 
-def _differing(versions: Sequence[StudyVersion], programs: set[str]) -> _Differences:
-    names = {name for version in versions for name in version.files} - programs
+def _differing(versions: Sequence[StudyVersion]) -> _Differences:
+    names = {name for version in versions for name in version.files}
     files = []
+    absent = set()
     for name in sorted(names):
         contents = {_content(version, name) for version in versions} - {""}
         if len(contents) > 1:
             files.append(name)
+            if "absent" in contents:
+                absent.add(name)
     values: dict[str, set[str | None]] = {}
     for version in versions:
         for variable, value in version.environment.items():
             values.setdefault(variable, set()).add(value)
+    programs = {version.program for version in versions}
+    modules = any(name.endswith(".py") for name in names - programs)
     return _Differences(
-        tuple(files), frozenset(variable for variable, seen in values.items() if len(seen) > 1)
+        tuple(files),
+        frozenset(absent),
+        frozenset(variable for variable, seen in values.items() if len(seen) > 1),
+        programs=len(programs) > 1,
+        folders=modules and len({Path(program).parent for program in programs}) > 1,
     )
 
 
 def _content(version: StudyVersion, name: str) -> str:
     """Return the content of a file for a version: a hash, `absent`, or "" if it is no input."""
+    if name == version.program:
+        return ""  # its code is compared cell by cell
     if version.inputs is None:
         return version.files[name].digest or "here" if name in version.files else "absent"
     if name in version.inputs:
@@ -333,24 +356,37 @@ def _events(
     events: dict[int, list[Any]] = {}
     if not version.cells:
         return events
-    reads: list[tuple[str, ...] | None] = []
+    reads: list[_CellReads | None] = []
     chain = ""
+    modules = project_modules(version)
     for cell in version.cells:
         chain = chain_of(chain, cell.code)
         facts = measurements.get(chain)
-        reads.append(facts.reads if facts else cell.reads)
+        if facts is not None:
+            reads.append(_CellReads(facts.reads, facts.complete))
+        elif cell.reads is not None:
+            reads.append(_CellReads(cell.reads, complete=cell.lineage is not None))
+        else:
+            reads.append(None)
+    working = [_works(cell, modules) for cell in version.cells]
     for name in differing.files:
         content = _content(version, name)
         if content:
-            at = _reader(version, name, reads, absent=content == "absent")
+            somewhere_absent = name in differing.absent
+            at = _reader(name, reads, working, somewhere_absent, absent=content == "absent")
             if at is not None:
                 events.setdefault(at, []).append(["file", name, content])
-    working = next(
-        (i for i, cell in enumerate(version.cells) if not only_defines(cell.text)),
-        len(version.cells) - 1,
-    )
+    first = _first_from(working, 0)
     if version.argv:
-        events.setdefault(working, []).append(["arguments", *version.argv])
+        events.setdefault(first, []).append(["arguments", *version.argv])
+    if differing.programs:
+        uses = next((i for i, cell in enumerate(version.cells) if names_program(cell.text)), None)
+        if uses is not None:
+            # a function that uses it may be called by a later cell
+            at = _first_from(working, uses)
+            events.setdefault(at, []).append(["program", version.program])
+    if differing.folders and not version.notebook:
+        events.setdefault(first, []).append(["folder", str(Path(version.program).parent)])
     variables = sorted(differing.variables & set(version.environment))
     if variables:
         # libraries read variables when they are imported: the first cell
@@ -359,29 +395,98 @@ def _events(
     return events
 
 
+class _CellReads(NamedTuple):
+    """The files that a cell was seen to read."""
+
+    names: tuple[str, ...]
+    complete: bool
+
+
+def project_modules(version: StudyVersion) -> frozenset[str]:
+    """Return the names by which a version may import files of its project."""
+    names: set[str] = set()
+    for name in version.files:
+        if name.endswith(".py") and name != version.program:
+            path = Path(name)
+            names.update((*path.parts[:-1], path.stem))
+    return frozenset(names)
+
+
+def _works(cell: StudyCell, modules: frozenset[str]) -> bool:
+    """Return True if a cell may read something: modules of the project may do so when they are imported."""
+    return not only_defines(cell.text) or not modules.isdisjoint(imported_modules(cell.text))
+
+
+def _first_from(working: Sequence[bool], start: int) -> int:
+    """Return the index of the first cell from `start` on that does something."""
+    return next((i for i in range(start, len(working)) if working[i]), len(working) - 1)
+
+
 def _reader(
-    version: StudyVersion, name: str, reads: Sequence[tuple[str, ...] | None], *, absent: bool
+    name: str,
+    reads: Sequence[_CellReads | None],
+    working: Sequence[bool],
+    somewhere_absent: bool,
+    *,
+    absent: bool,
 ) -> int | None:
     """Return the index of the first cell that may read a file; None if no cell does."""
-    listed = f"{name.rpartition('/')[0]}/"
-    module = name.removesuffix(".py").split("/")[0] if name.endswith(".py") else None
+    ways = {name, f"{name.rpartition('/')[0]}/"}
+    if somewhere_absent and name.endswith(".py"):
+        # where Python looked for modules, it would have come upon this one
+        above = [str(folder) for folder in Path(name).parents]
+        ways |= {"*.py" if folder == "." else f"{folder}/*.py" for folder in above}
     unseen = len(reads)
-    for i, (cell, seen) in enumerate(zip(version.cells, reads, strict=True)):
+    for i, seen in enumerate(reads):
         if seen is None:
             unseen = min(unseen, i)
-            if module and not (
-                only_defines(cell.text) and module not in imported_modules(cell.text)
-            ):
+            if working[i]:
                 return i
-            if not module and not only_defines(cell.text):
-                return i
-        elif name in seen or listed in seen:
+        elif not ways.isdisjoint(seen.names):
             return i
     if unseen < len(reads):
         return unseen
-    # no measured cell read it through Python; a library may have read it, if it exists
-    traced = all(cell.lineage is not None for cell in version.cells)
-    return None if absent or traced else 0
+    # no cell was seen to read it; a library may have read it unseen, if it exists
+    everything = all(seen is not None and seen.complete for seen in reads)
+    return None if absent or everything else 0
+
+
+def same_inputs(a: StudyVersion, b: StudyVersion, reads: Sequence[str]) -> bool:
+    """Return True if all that a cell of one version was seen to read is the same for the other version.
+
+    `reads` may name folders that were listed (`data/`), and folders in which Python looked for modules (`*.py`).
+    """
+    if a.files is b.files and a.program == b.program and a.cells == b.cells:
+        return True
+    programs = {a.program, b.program}
+    for name in reads:
+        if name.endswith(("/", "*.py")):
+            if _listing(a, name, programs) != _listing(b, name, programs):
+                return False
+        elif _bytes_of(a, name) != _bytes_of(b, name):
+            return False
+    return True
+
+
+def _listing(version: StudyVersion, name: str, programs: set[str]) -> list[Any]:
+    """Return what a version finds in a folder, without the programs that are compared."""
+    folder = Path(name.removesuffix("*.py").removesuffix("/"))
+    inside = [
+        each for each in version.files if Path(each).parent == folder and each not in programs
+    ]
+    if name.endswith("*.py"):
+        return sorted(each for each in inside if each.endswith(".py"))
+    return sorted((each, _bytes_of(version, each)) for each in inside)
+
+
+def _bytes_of(version: StudyVersion, name: str) -> str:
+    """Return what identifies the content of a file for a version; '' if it has none."""
+    ref = version.files.get(name)
+    if ref is not None and ref.digest:
+        return ref.digest
+    if name == version.program and ref is None:
+        return "".join(cell.code for cell in version.cells)
+    return str(ref.place) if ref is not None else ""
 
 
 def to_json(tree: ExecutionTree) -> dict[str, Any]:

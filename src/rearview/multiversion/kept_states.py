@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +12,8 @@ from rearview.multiversion.process_control import CellHandle, CellProcesses, Die
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, remove
 
+FORMAT = 2
+"""Format of a stored state; others are not used."""
 SAVING = 600.0
 """Seconds in which a namespace must be saved or loaded."""
 
@@ -100,11 +103,21 @@ class ParkedStates:
 
 
 def stored_size(store: Path, name: str) -> int | None:
-    """Return the bytes of a complete state that an earlier replay stored; None if there is none."""
+    """Return the bytes of a complete state that an earlier replay stored; None if there is none.
+
+    A state does not count if a file outside the project that it depends on is no longer as it was: data,
+    modules, installed packages.
+    """
     try:
         about = json.loads((store / name / "complete.json").read_text())
-        return int(about["bytes"]) if about["format"] == 1 else None
-    except (OSError, ValueError, KeyError, TypeError):
+        if about["format"] != FORMAT:
+            return None
+        for path, (size, changed) in about["outside"].items():
+            now = os.stat(path)  # noqa: PTH116 - thousands of them
+            if (now.st_size, now.st_mtime_ns) != (size, changed):
+                return None
+        return int(about["bytes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -138,7 +151,13 @@ class StoredStates:
             return str(answer["refused"])
         inputs = self._folders.save_written(place.folder, folder / "files")
         size = int(answer["saved"])
-        about = {"format": 1, "bytes": size, "inputs": inputs}
+        about = {
+            "format": FORMAT,
+            "bytes": size,
+            "inputs": inputs,
+            "outside": answer["outside"],
+            "path": str(self._folders.work),
+        }
         part = folder / "complete.part"
         part.write_text(json.dumps(about))
         part.rename(folder / "complete.json")
@@ -150,6 +169,7 @@ class StoredStates:
         try:
             about = json.loads((folder / "complete.json").read_text())
             self._folders.load_written(version, folder / "files", about["inputs"], place.folder)
+            self._folders.show_at(Path(about["path"]))
         except (OSError, ValueError, KeyError) as exc:
             return f"it is damaged: {exc}"
         try:

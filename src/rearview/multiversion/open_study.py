@@ -34,6 +34,7 @@ from rearview.store.versions.versions import Versions
 
 UNSET_BY_REPLAY = (
     *("HOME", "PATH", "PWD", "OLDPWD", "LANG", "TERM", "PYTHON", "XDG_", "TMP", "LC_", "SHELL"),
+    *("LD_", "DYLD_", "GLIBC_", "GCONV_", "BASH_"),
     *(
         "SHLVL",
         "SSH_",
@@ -74,6 +75,8 @@ class OpenedStudy:
     measurements: Measurements
     store: Path | None
     title: str
+    home: Path | None = None
+    """The author's folder; None: there is none on this machine."""
 
 
 def names_programs(words: Sequence[str]) -> bool:
@@ -115,7 +118,14 @@ def _opened(
     folder = project.store / "multiversion"
     measurements = Measurements(folder / "cells.jsonl")
     _learn_from_runs(project, measurements)
-    return OpenedStudy(study, programs, measurements, folder / "states", title or project.root.name)
+    return OpenedStudy(
+        study,
+        programs,
+        measurements,
+        folder / "states",
+        title or project.root.name,
+        project.root,
+    )
 
 
 def _learn_from_runs(project: Project, measurements: Measurements) -> None:

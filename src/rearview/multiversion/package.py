@@ -29,6 +29,7 @@ from rearview.multiversion.execution_tree import (
     cells_as_written,
     to_json,
 )
+from rearview.multiversion.open_study import UNSET_BY_REPLAY
 from rearview.multiversion.package_metadata import (
     Manifest,
     PackedCell,
@@ -57,6 +58,10 @@ MOST_MANIFEST = 64 << 20
 """Largest manifest that is read, in bytes."""
 MOST_BYTES = 50 << 30
 """Largest size of the unpacked contents, in bytes."""
+MOST_DIRECTORY = 32 << 20
+"""Largest table of contents of the archive that is read, in bytes."""
+MOST_SECONDS, MOST_SIZE = 1e9, 1 << 60
+"""Largest costs of a cell that are believed."""
 MOST_RATIO = 300
 """Largest ratio of unpacked to packed size; `pack` does not compress files that would exceed it."""
 _OBJECT = re.compile(r"objects/([0-9a-f]{64})")
@@ -234,6 +239,8 @@ class PackageReader:
     def __init__(self, file: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self.file = file
         self._most = most_bytes
+        if _directory_size(file) > MOST_DIRECTORY:
+            raise _bad(file, f"its table of contents has more than {MOST_DIRECTORY >> 20} MB")
         try:
             self._archive = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
@@ -319,10 +326,10 @@ class PackageReader:
             for path in paths:
                 self._check_path(path)
             files = set(version.files) | {version.program}
-            for path in files:
+            for path in (*files, f"{version.cwd}/x" if version.cwd else ""):
                 above = [str(p) for p in PurePosixPath(path).parents]
                 if any(p in files for p in above):
-                    raise _bad(self.file, f"{path!r} lies below another file")
+                    raise _bad(self.file, f"{path[:100]!r} lies below another file")
             self._check_object(version.source, None)
             if version.outputs:
                 self._check_object(version.outputs, None)
@@ -421,8 +428,8 @@ class PackageReader:
                 cells = tuple(
                     replace(
                         cell,
-                        seconds=m.seconds if m.seconds is None else max(0.0, m.seconds),
-                        size=m.size if m.size is None else max(1, m.size),
+                        seconds=None if m.seconds is None else _within(m.seconds, MOST_SECONDS),
+                        size=None if m.size is None else max(1, int(_within(m.size, MOST_SIZE))),
                         reads=m.reads,
                         outputs=cell.outputs if packed.notebook else m.outputs,
                     )
@@ -438,7 +445,11 @@ class PackageReader:
                     packed.notebook,
                     packed.cwd,
                     packed.argv,
-                    packed.environment,
+                    {
+                        name: value
+                        for name, value in packed.environment.items()
+                        if not name.startswith(UNSET_BY_REPLAY)
+                    },
                     files,
                     None if packed.inputs is None else frozenset(packed.inputs),
                     packed.printed,
@@ -493,6 +504,34 @@ class PackageReader:
             part.unlink()
             raise _bad(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
         part.rename(target)
+
+
+def _within(value: float, most: float) -> float:
+    """Return a cost of a stranger's package, within bounds that can be planned with."""
+    return min(max(0.0, value), most)
+
+
+def _directory_size(file: Path) -> int:
+    """Return the bytes of the table of contents of a ZIP file, as its end states them; 0 if it has no end.
+
+    Python reads the whole table, some hundred bytes of memory for every entry, before it can be counted.
+    """
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - (1 << 16) - 22))
+            tail = stream.read()
+            at = tail.rfind(b"PK\5\6")
+            if at < 0 or len(tail) < at + 22:
+                return 0
+            stated = int.from_bytes(tail[at + 12 : at + 16], "little")
+            locator = tail[at - 20 : at] if at >= 20 else b""
+            if stated == 0xFFFFFFFF and locator.startswith(b"PK\6\7"):
+                stream.seek(min(size, int.from_bytes(locator[8:16], "little")))
+                stated = int.from_bytes(stream.read(56)[40:48], "little")
+            return stated
+    except OSError:
+        return 0
 
 
 class _Numbered(msgspec.Struct):

@@ -155,9 +155,9 @@ def fresh_environment(
         interpreter = shutil.which(f"python{short}") or sys.executable
     tools = [tool for tool in TOOLS if notebook or tool == "cloudpickle"]
     commands = [
-        [interpreter, "-m", "venv", str(folder)],
+        [interpreter, "-I", "-m", "venv", str(folder)],
         [
-            *(str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"),
+            *(str(folder / "bin" / "python"), "-I", "-m", "pip", "install", "--quiet"),
             *("--disable-pip-version-check", "--only-binary", ":all:"),
             *requirements(environment),
             *tools,

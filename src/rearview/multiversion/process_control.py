@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from rearview.errors import ReplayError
 from rearview.multiversion.study import StudyVersion
+from rearview.multiversion.work_folder import INPUTS, PROJECT
 
 _BOOT = (
     "import sys; p = sys.argv[1]; sys.path.insert(0, p); "
@@ -87,9 +88,12 @@ class CellHandle:
 def receive(connection: socket.socket) -> dict[str, Any]:
     """Return the next message of a cell process; raise EOFError if it is gone."""
     size = struct.unpack(">Q", _exactly(connection, 8))[0]
-    message: dict[str, Any] = json.loads(
-        _exactly(connection, size).decode("utf-8", "surrogatepass")
-    )
+    try:
+        message: dict[str, Any] = json.loads(
+            _exactly(connection, size).decode("utf-8", "surrogatepass")
+        )
+    except (ValueError, RecursionError) as exc:
+        raise EOFError("it sent no message") from exc
     return message
 
 
@@ -107,8 +111,16 @@ class CellProcesses:
     """Starts one process with only the interpreter in it; all others are forked from it."""
 
     def __init__(
-        self, scratch: Path, environment: Mapping[str, str], *, python: str, notebook: bool
+        self,
+        scratch: Path,
+        environment: Mapping[str, str],
+        *,
+        python: str,
+        notebook: bool,
+        home: Path | None = None,
     ) -> None:
+        self._scratch = scratch
+        self._home = os.path.realpath(home) if home is not None else ""
         self._address = scratch / "engine.sock"
         self._link_folder: Path | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -234,7 +246,9 @@ class CellProcesses:
         process.ask(
             {
                 "do": "setup",
-                "folder": str(mount or folder),
+                "folder": str((mount or folder) / PROJECT),
+                "inputs": os.path.realpath(self._scratch / INPUTS),
+                "home": self._home,
                 "program": version.program,
                 "cwd": version.cwd,
                 "notebook": version.notebook,

@@ -17,9 +17,12 @@ from rearview.multiversion.execution_tree import (
     ExecutionTree,
     Measurements,
     build_tree,
+    chain_of,
+    same_inputs,
     without,
 )
 from rearview.multiversion.kept_states import stored_size
+from rearview.multiversion.open_study import UNSET_BY_REPLAY
 from rearview.multiversion.study import Study, StudyVersion
 from rearview.multiversion.tree_engine import CellResult, ReplayEvent, ReplayResult, TreeEngine
 from rearview.multiversion.verdicts import OutputMatch, OutputVerdict, Tolerance, compare
@@ -33,6 +36,31 @@ PARK_SECONDS = 0.03
 """Seconds to park a process, and to fork a parked one."""
 DISK_BYTE = 1 / 400e6
 """Seconds to pickle and write, or to read and unpickle, one byte."""
+_SESSION = (
+    *(
+        "USER",
+        "MAIL",
+        "DISPLAY",
+        "WAYLAND",
+        "DBUS_",
+        "XAUTHORITY",
+        "WINDOWID",
+        "TMUX",
+        "STY",
+        "VTE_",
+    ),
+    *(
+        "VSCODE_",
+        "GPG_",
+        "LESS",
+        "LS_COLORS",
+        "INVOCATION_ID",
+        "JOURNAL_STREAM",
+        "COLORTERM",
+        "PYTEST_",
+    ),
+)
+"""Beginnings of the names of variables that describe a terminal session."""
 PLANNING = 0.8
 """Seconds spent searching for a better order."""
 
@@ -183,22 +211,34 @@ def _import_seconds(tree: ExecutionTree) -> list[float]:
 
 def _state_names(tree: ExecutionTree) -> dict[int, str]:
     """Return names for stored states; equal only for equal lineage, interpreter and files."""
-    machine = f"{sys.version} {platform.machine()} {os.environ.get('OMP_NUM_THREADS', '')}"
+    machine = f"{sys.version} {platform.machine()} {sorted(_settings(os.environ).items())}"
     prints: dict[str, str] = {}
     for version in tree.study.versions:
-        facts = []
+        facts: list[list[Any]] = [[version.program, version.argv]]
+        facts.append(sorted(version.environment.items()))
         for name, ref in sorted(version.files.items()):
             if ref.digest:
                 facts.append([name, ref.digest])
             elif ref.place is not None:
                 status = ref.place.stat()
-                facts.append([name, f"{status.st_size} {status.st_mtime_ns}"])
+                # the time of the last change of its entry cannot be set back
+                times = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+                facts.append([name, f"{status.st_size} {times}"])
         prints[version.name] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     names = {}
     for node, about in enumerate(tree.nodes):
         text = f"{tree.tree.cells[node].lineage} {machine} {prints[about.versions[0]]}"
         names[node] = hashlib.sha256(text.encode()).hexdigest()[:40]
     return names
+
+
+def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables on which a state may depend."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith((*UNSET_BY_REPLAY, *_SESSION))
+    }
 
 
 def replay_study(
@@ -210,42 +250,94 @@ def replay_study(
     environment: Mapping[str, str],
     python: str = sys.executable,
     store: Path | None = None,
+    home: Path | None = None,
     tell: Callable[[ReplayEvent], None] = lambda _: None,
 ) -> StudyReport:
-    """Run a plan and compare the outputs of the cells with the author's."""
-    engine = TreeEngine(
-        plan.tree,
-        plan.order,
-        plan.levels,
-        programs=programs,
-        measurements=measurements,
-        workers=options.workers,
-        python=python,
-        environment=environment,
-        store=store,
-        cell_limit=options.cell_limit,
-        backend=options.backend,
-        names=plan.names,
-        keep_stored=options.keep_states,
-        tell=tell,
-    )
-    result = engine.run()
-    for node, cell_result in result.results.items():
-        version = next(
-            v for v in plan.tree.study.versions if v.name == plan.tree.nodes[node].versions[0]
+    """Run a plan and compare the outputs of the cells with the author's.
+
+    Where a cell that versions shared turns out to have read a file that is not the same for all of them,
+    those for which it was not computed are replayed again. `home` is the author's folder: no cell may
+    write there.
+    """
+
+    def run(plan: StudyPlan) -> ReplayResult:
+        return TreeEngine(
+            plan.tree,
+            plan.order,
+            plan.levels,
+            programs=programs,
+            measurements=measurements,
+            workers=options.workers,
+            python=python,
+            environment=environment,
+            store=store,
+            home=home,
+            cell_limit=options.cell_limit,
+            backend=options.backend,
+            names=plan.names,
+            keep_stored=options.keep_states,
+            tell=tell,
+        ).run()
+
+    result = run(plan)
+    reports = _version_reports(plan.tree, result, options.tolerance)
+    wrong = shared_wrongly(plan.tree, result)
+    together = True
+    while wrong:
+        result.notes.append(
+            f"{', '.join(wrong)}: computed again, because a shared cell read files that differ"
         )
-        if not version.notebook and cell_result.ended in {"done", "exit"}:
-            measurements.keep_outputs(plan.tree.nodes[node].chain, cell_result.outputs)
-    reports = [
-        _version_report(plan.tree, version, result, options.tolerance)
-        for version in plan.tree.study.versions
-        if version.name in plan.tree.paths
-    ]
-    reports += [
+        versions = [version for version in plan.tree.study.versions if version.name in wrong]
+        groups = [versions] if together else [[version] for version in versions]
+        together, wrong = False, []
+        for group in groups:
+            again = plan_study(Study(tuple(group)), options, measurements, store)
+            more = run(again)
+            wrong += shared_wrongly(again.tree, more)
+            reports |= _version_reports(again.tree, more, options.tolerance)
+            result.add(more)
+        reports = {name: reports[name] for name in plan.tree.paths}
+    for version in plan.tree.study.versions:
+        if not version.notebook and version.name in reports:
+            _keep_outputs(version, reports[version.name], measurements)
+    unavailable = [
         VersionReport(name, "", (), f"It was not replayed: {why}.")
         for name, why in plan.tree.unavailable.items()
     ]
-    return StudyReport(plan.tree, plan.order, tuple(reports), result)
+    return StudyReport(plan.tree, plan.order, (*reports.values(), *unavailable), result)
+
+
+def shared_wrongly(tree: ExecutionTree, result: ReplayResult) -> list[str]:
+    """Return the versions that share a cell although it was seen to read something else for them."""
+    versions = {version.name: version for version in tree.study.versions}
+    wrong = []
+    for name, path in tree.paths.items():
+        for node in path:
+            computed = result.results.get(node)
+            if computed is None or computed.version in {"", name}:
+                continue
+            if not same_inputs(versions[computed.version], versions[name], computed.reads):
+                wrong.append(name)
+                break
+    return wrong
+
+
+def _keep_outputs(version: StudyVersion, report: VersionReport, measurements: Measurements) -> None:
+    chain = ""
+    for cell, replayed in zip(version.cells, report.cells, strict=True):
+        chain = chain_of(chain, cell.code)
+        if replayed.ended in {"done", "exit"}:
+            measurements.keep_outputs(chain, replayed.outputs)
+
+
+def _version_reports(
+    tree: ExecutionTree, result: ReplayResult, tolerance: Tolerance
+) -> dict[str, VersionReport]:
+    return {
+        version.name: _version_report(tree, version, result, tolerance)
+        for version in tree.study.versions
+        if version.name in tree.paths
+    }
 
 
 def _version_report(

@@ -41,6 +41,11 @@ def tree_lines(tree: ExecutionTree) -> list[str]:
     return lines
 
 
+def _escaped(text: str) -> str:
+    """Return a text for HTML and SVG; characters that XML does not allow become question marks."""
+    return html.escape("".join(c if c.isprintable() or c in "\n\t " else "?" for c in text))
+
+
 def tree_svg(tree: ExecutionTree) -> str:
     """Return the tree as SVG: wide bars are slow cells, versions end at the right."""
     plan = tree.tree
@@ -77,16 +82,16 @@ def tree_svg(tree: ExecutionTree) -> str:
         bar = 4 + 126 * plan.cells[node].seconds / slowest
         title = about.cell.title if len(about.cell.title) <= 22 else about.cell.title[:20] + "…"
         parts.append(
-            f"<g><title>{html.escape(about.cell.text[:600])}</title>"
+            f"<g><title>{_escaped(about.cell.text[:600])}</title>"
             f'<rect x="{x}" y="{y - 12:.1f}" width="130" height="24" rx="3" fill="#f4f4f4" '
             f'stroke="{"#2a6" if len(about.versions) > 1 else "#bbb"}"/>'
             f'<rect x="{x}" y="{y + 8:.1f}" width="{bar:.1f}" height="4" fill="#47a"/>'
-            f'<text x="{x + 4}" y="{y + 2:.1f}">{html.escape(title)}</text></g>'
+            f'<text x="{x + 4}" y="{y + 2:.1f}">{_escaped(title)}</text></g>'
         )
         if node in ends:
             parts.append(
                 f'<text x="{x + 136}" y="{y + 4:.1f}" font-weight="bold">'
-                f"{html.escape(ends[node])}</text>"
+                f"{_escaped(ends[node])}</text>"
             )
     return "\n".join([*parts, "</svg>"])
 
@@ -214,7 +219,7 @@ img{max-width:100%;border:1px solid #ddd}
 
 def report_html(report: StudyReport, title: str = "Replay") -> str:
     """Return a replay as one HTML page; all text of the study is escaped, and nothing is loaded."""
-    esc = html.escape
+    esc = _escaped
     rows, sections = [], []
     for number, version in enumerate(report.versions):
         kind = version.same.value.partition(" ")[0]
@@ -260,15 +265,16 @@ def _output_html(output: dict[str, Any]) -> str:
     """Return one output, escaped; of rich outputs only images are shown."""
     kind = output.get("output_type")
     if kind == "stream":
-        return f"<pre>{html.escape(str(output.get('text', ''))[:20000])}</pre>"
+        return f"<pre>{_escaped(str(output.get('text', ''))[:20000])}</pre>"
     if kind == "error":
         message = f"{output.get('ename')}: {output.get('evalue')}"
-        return f"<pre>{html.escape(message)}</pre>"
-    data = output.get("data") or {}
+        return f"<pre>{_escaped(message[:20000])}</pre>"
+    data = output.get("data")
+    data = data if isinstance(data, dict) else {}
     picture = data.get("image/png")
     if isinstance(picture, str) and len(picture) <= MOST_IMAGE and _is_base64(picture):
         return f'<img alt="output" src="data:image/png;base64,{"".join(picture.split())}">'
-    return f"<pre>{html.escape(str(data.get('text/plain', ''))[:20000])}</pre>"
+    return f"<pre>{_escaped(str(data.get('text/plain', ''))[:20000])}</pre>"
 
 
 def _is_base64(text: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rearview.errors import SourceError, UsageError
 from rearview.model.cell_lineage import CellLineage
-from rearview.source.cells import code_hash, cut
+from rearview.source.cells import UNPARSED, code_hash, cut
 
 SKIPPED_FOLDERS = frozenset(
     {".git", ".rearview", ".venv", "venv", "__pycache__", "node_modules", ".ipynb_checkpoints"}
@@ -71,7 +71,7 @@ class StudyVersion:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables that the recorded run read; None: not set."""
     files: Mapping[str, FileRef] = field(default_factory=dict)
-    """Every other file of the project, by path."""
+    """Every file of the project, by path; programs of other versions may be imported, too."""
     inputs: frozenset[str] | None = None
     """Files that the recorded run read or may have read; None: any of them."""
     printed: str | None = None
@@ -179,8 +179,14 @@ def program_cells(data: bytes, path: str) -> tuple[StudyCell, ...]:
     import io
     import tokenize
 
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-    text = data.decode(encoding)
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = data.decode(encoding)
+    except (SyntaxError, ValueError, LookupError) as exc:
+        raise SourceError(
+            f"{path} is not a script that can be read: {exc}. Save it as UTF-8.",
+            slug="script-unreadable",
+        ) from exc
     return tuple(StudyCell(cell.text, cell.title, code_hash(cell.text)) for cell in cut(text))
 
 
@@ -191,8 +197,7 @@ def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
         if not path.is_file():
             raise UsageError(f"There is no file {path}.", slug="no-file")
     root = Path(os.path.commonpath([path.parent for path in paths]))
-    programs = {path.relative_to(root).as_posix() for path in paths}
-    others = {name: ref for name, ref in project_files(root).items() if name not in programs}
+    others = project_files(root)
     names = _short_names([path.relative_to(root).as_posix() for path in paths])
     versions = []
     for path, name in zip(paths, names, strict=True):
@@ -280,7 +285,7 @@ def split_loops(study: Study) -> Study:
 def _loop(text: str) -> _Loop | None:
     try:
         body = ast.parse(text).body
-    except (SyntaxError, ValueError):
+    except UNPARSED:
         return None
     if len(body) != 1 or not isinstance(body[0], ast.For) or body[0].orelse:
         return None

@@ -40,6 +40,10 @@ class CellResult:
     outputs: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
     why: str = ""
+    version: str = ""
+    """The version that it was computed for."""
+    reads: tuple[str, ...] = ()
+    """Files of the project that it was seen to read."""
 
     @property
     def goes_on(self) -> bool:
@@ -74,6 +78,15 @@ class ReplayResult:
     """Most bytes that kept states took at any time, as measured."""
     notes: list[str] = field(default_factory=list)
 
+    def add(self, more: ReplayResult) -> None:
+        """Add the costs and notes of another replay of the same study."""
+        self.seconds += more.seconds
+        self.computed += more.computed
+        self.checkpoints += more.checkpoints
+        self.restores += more.restores
+        self.peak = max(self.peak, more.peak)
+        self.notes += [note for note in more.notes if note not in self.notes]
+
 
 class TreeEngine:
     """Executes the steps of one order on one tree."""
@@ -90,6 +103,7 @@ class TreeEngine:
         python: str = sys.executable,
         environment: Mapping[str, str],
         store: Path | None = None,
+        home: Path | None = None,
         cell_limit: float | None = None,
         backend: str = "auto",
         names: Mapping[int, str] | None = None,
@@ -104,6 +118,8 @@ class TreeEngine:
         self.python = python
         self.environment = environment
         self.store = store
+        self.home = home
+        """The author's folder, which no cell may write; None: a package has none here."""
         self.cell_limit = cell_limit
         self.backend = backend
         self.names = names or {}
@@ -133,11 +149,15 @@ class TreeEngine:
         begin = time.monotonic()
         notebook = any(version.notebook for version in self.tree.study.versions)
         scratch = Path(tempfile.mkdtemp(prefix="rearview-replay-"))
+        self._folders = WorkFolders(scratch, self.tree.study)
         try:
-            self._folders = WorkFolders(scratch, self.tree.study)
-            environment = environment_for(self.environment, notebook=notebook)
+            environment = environment_for(self.environment, self._folders, notebook=notebook)
             with CellProcesses(
-                scratch, environment, python=self.python, notebook=notebook
+                scratch,
+                environment,
+                python=self.python,
+                notebook=notebook,
+                home=self.home,
             ) as self._processes:
                 self._parked = ParkedStates(self._processes, self._folders)
                 self._stored = StoredStates(
@@ -150,6 +170,7 @@ class TreeEngine:
                 self._base_memory = self._processes.first.memory()[1]
                 self._run_paths()
         finally:
+            self._folders.close()
             remove(scratch)
         self.result.seconds = time.monotonic() - begin
         return self.result
@@ -359,9 +380,7 @@ class TreeEngine:
             self._folders.switch(before, version, place.folder)
             program = self.programs.get(version.name)
             if program is not None:
-                if before.program != version.program:
-                    (place.folder / before.program).unlink(missing_ok=True)
-                (place.folder / version.program).write_bytes(program)
+                self._folders.exchange_program(before, version, program, place.folder)
             self._switch(process, version)
         for next_node in self.tree.tree.path(node, target) if target != START else ():
             if not self._compute(next_node, version, process):
@@ -397,6 +416,8 @@ class TreeEngine:
                 tuple(answer.get("outputs", ())),
                 float(answer.get("seconds", 0.0)),
                 str(answer.get("refused", "")),
+                version.name,
+                tuple(sorted(answer.get("reads", ()))),
             )
         except Died as exc:
             result, answer = CellResult("stopped", why=str(exc)), {}
@@ -406,7 +427,8 @@ class TreeEngine:
             self.result.results.setdefault(node, result)
         if result.ended == "done":
             size = max(1 << 20, process.memory()[1] - self._base_memory)
-            facts = CellFacts(result.seconds, size, tuple(sorted(answer["reads"])))
+            complete = bool(answer.get("complete"))
+            facts = CellFacts(result.seconds, size, result.reads, complete)
             with self._lock:
                 self.measurements.add(self.tree.nodes[node].chain, facts)
         self._say("computed", node, result.why or result.ended)

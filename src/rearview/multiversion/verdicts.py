@@ -17,6 +17,8 @@ from rearview.model.wording import plural
 
 MOST_DIFF = 60
 """Lines of a difference that are kept."""
+MOST_COMPARED = 20_000
+"""Lines up to which whole texts are searched for what they have in common."""
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)\b"
 )
@@ -46,7 +48,10 @@ _VARYING = (
     ),
     (re.compile(r"(?:/tmp|/var/folders)/[^\s'\"<>]+"), "a temporary path"),
     (
-        re.compile(r"/[^\s'\"<>:]*/(?:ipykernel_\d+|rearview-replay-[^\s'\"<>:/]+)[^\s'\"<>:]*"),
+        # it begins only where a path begins: a long run of slashes must not take quadratic time
+        re.compile(
+            r"(?<![^\s'\"<>:])/[^\s'\"<>:]*/(?:ipykernel_\d+|rearview-replay-[^\s'\"<>:/]+)[^\s'\"<>:]*"
+        ),
         "a path",
     ),
 )
@@ -138,7 +143,8 @@ def _items(outputs: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
             text = streams.get(name, "") + _text(output.get("text", ""))
             streams[name] = text
         elif kind in {"display_data", "execute_result", "update_display_data"}:
-            items.append(("data", output.get("data", {})))
+            data = output.get("data", {})
+            items.append(("data", data if isinstance(data, dict) else {}))
         elif kind == "error":
             items.append(("error", output))
     # the order of streams and displays depends on timing: compare streams first
@@ -250,9 +256,11 @@ def _short(text: str) -> str:
 
 
 def _diff(a: str, b: str) -> str:
-    lines = list(
-        difflib.unified_diff(a.splitlines(), b.splitlines(), "author", "replay", lineterm="", n=1)
-    )
+    old, new = a.splitlines(), b.splitlines()
+    if max(len(old), len(new)) > MOST_COMPARED:  # the time grows with the square
+        same = next((i for i, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), 0)
+        old, new = old[same : same + MOST_DIFF], new[same : same + MOST_DIFF]
+    lines = list(difflib.unified_diff(old, new, "author", "replay", lineterm="", n=1))
     if len(lines) > MOST_DIFF:
         lines = [*lines[:MOST_DIFF], f"… {plural(len(lines) - MOST_DIFF, 'line')} more"]
     return "\n".join(lines)
@@ -327,9 +335,10 @@ def _images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
         )
     try:
         left, right = (
-            Image.open(io.BytesIO(base64.b64decode(text))).convert("RGBA") for text in (a, b)
+            Image.open(io.BytesIO(base64.b64decode(text)), formats=("PNG", "JPEG")).convert("RGBA")
+            for text in (a, b)
         )
-    except (ValueError, OSError, Image.DecompressionBombError) as exc:
+    except Exception as exc:  # Pillow raises many kinds of errors for damaged images
         return OutputVerdict(OutputMatch.NOT_COMPARABLE, f"an image cannot be read: {exc}")
     if tolerance.perceptual:
         return _perceptual(left, right)

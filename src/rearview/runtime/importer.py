@@ -30,11 +30,11 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.loops import LoopHistory, untouched
-from rearview.runtime.program_frames import LOOPS, loops_of
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.cells import ENTER, cell_starts, cut, has_markers, mark_cells
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
+from rearview.source.library_loops import LOOPS, loops_of
 from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
 from rearview.state.codecs.data_loaders import watch_loaders
 from rearview.state.codecs.generators import LoopIterator

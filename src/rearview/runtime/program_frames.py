@@ -11,14 +11,12 @@ stay visible.
 Observers: the program's own trace and profile functions are suspended while our code runs. What they
 record is part of the program's state: if they saw the walk over the state, the walk would never end.
 
-Library loops: a user of Lightning, Keras or the Hugging Face Trainer writes no training loop. The loops in
-`LOOPS` are instrumented like the project's own, so that their iterations are points. The globals of such a module
-are not state, and all other loops of the library are left alone.
+Library loops: the training loops of libraries (`source.library_loops`) are instrumented like the project's own. The
+globals of a library's modules are not state, except what some libraries keep for the whole process.
 """
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import functools
 import importlib
@@ -33,7 +31,6 @@ from types import CodeType, FrameType, GeneratorType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from rearview.source.instrument import PART, TURN
-from rearview.source.loops import walk_loops
 from rearview.state.codecs.generators import assign_locals
 
 Belongs = Callable[[str], bool]
@@ -49,19 +46,6 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # 
 
 
 _folder = cache(os.path.realpath)
-
-Names = Mapping[str, tuple[str, ...] | Mapping[str, str]]
-"""By function: the names of its loops in the order of the text; a loop with an empty name is not watched.
-Or a mapping from a word in the head of a loop to its name, if releases of the library differ in loops."""
-
-_STEPS = {"_TrainingEpochLoop.run": ("step",)}
-_EVALUATED = {"_EvaluationLoop.run": ("eval_step",)}
-_EPOCHS = {"_FitLoop.run": ("epoch",)}
-_KERAS = {
-    "{}.fit": ("epoch", "step"),
-    "{}.evaluate": ("eval_step",),
-    "{}.predict": ("predict_step",),
-}
 
 
 def resolved(file: str) -> str:
@@ -330,71 +314,8 @@ def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters
     return call
 
 
-def _keras(trainer: str) -> Names:
-    return {function.format(trainer): names for function, names in _KERAS.items()}
-
-
-LOOPS: Mapping[str, Names] = {
-    "lightning.pytorch.loops.fit_loop": _EPOCHS,
-    "lightning.pytorch.loops.training_epoch_loop": _STEPS,
-    "lightning.pytorch.loops.evaluation_loop": _EVALUATED,
-    "pytorch_lightning.loops.fit_loop": _EPOCHS,
-    "pytorch_lightning.loops.training_epoch_loop": _STEPS,
-    "pytorch_lightning.loops.evaluation_loop": _EVALUATED,
-    "transformers.trainer": {
-        "Trainer._inner_training_loop": ("epoch",),
-        "Trainer._run_epoch": ("step", "micro_step"),
-        "Trainer.evaluation_loop": ("eval_step",),
-    },
-    "keras.src.backend.torch.trainer": _keras("TorchTrainer"),
-    "keras.src.backend.jax.trainer": _keras("JAXTrainer"),
-    "keras.src.backend.tensorflow.trainer": _keras("TensorFlowTrainer"),
-    "ignite.engine.engine": {
-        "Engine._internal_run_legacy": ("epoch",),
-        "Engine._run_once_on_dataset_legacy": ("step",),
-        "Engine._internal_run_as_gen": ("epoch",),
-        "Engine._run_once_on_dataset_as_gen": ("step",),
-    },
-    "lightgbm.engine": {
-        "train": {"num_boost_round": "round"},
-        "cv": {"num_boost_round": "round"},
-    },
-    "optuna.study._optimize": {"_optimize_sequential": ("trial",)},
-    "xgboost.training": {"train": ("", "round"), "cv": ("round",)},
-    "sklearn.neural_network._multilayer_perceptron": {
-        "BaseMultilayerPerceptron._fit_stochastic": ("epoch", "step"),
-    },
-}
-
 CLOCKS = frozenset({"start_time", "time_start"})
 """Local variables of libraries that hold the time of day: measurements, not state."""
-
-
-def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
-    r"""Return the ids of the loops of a library's module that are watched, by line.
-
-    >>> text = "class Engine:\n  def _internal_run_legacy(self):\n    while True: pass"
-    >>> loops_of("ignite.engine.engine", ast.parse(text))
-    {3: 'ignite.engine.engine:Engine._internal_run_legacy:0:epoch'}
-    """
-    names_by_function = LOOPS.get(module, {})
-    counts: dict[str, int] = {}
-    loop_ids_by_line: dict[int, str] = {}
-    for node, function, _ in walk_loops(tree):
-        ordinal = counts[function] = counts.get(function, -1) + 1
-        name = _name_of(node, ordinal, names_by_function.get(function, ()))
-        if name:
-            loop_ids_by_line[node.lineno] = f"{module}:{function}:{ordinal}:{name}"
-    return loop_ids_by_line
-
-
-def _name_of(node: ast.AST, ordinal: int, names: tuple[str, ...] | Mapping[str, str]) -> str:
-    """Return the name of a loop of a function; empty if it is not watched."""
-    if isinstance(names, tuple):
-        return names[ordinal] if ordinal < len(names) else ""
-    head = getattr(node, "iter", None) or getattr(node, "test", None)
-    words = {node.id for node in ast.walk(head) if isinstance(node, ast.Name)} if head else set()
-    return next((name for word, name in names.items() if word in words), "")
 
 
 def _keras_state() -> Any:

@@ -70,6 +70,15 @@ class Restart:
         sys.stderr.flush()
         self._begin(msgspec.structs.replace(self.control, afresh=True))
 
+    def repeat_loops(self, why: RearviewError) -> None:
+        """Set up once more, running the loops before the checkpoint again; does not return."""
+        sys.stderr.write(
+            "rearview: the state that was saved after an earlier loop does not lead to the checkpoint; "
+            f"running the earlier loops again ({why})\n"
+        )
+        sys.stderr.flush()
+        self._begin(msgspec.structs.replace(self.control, repeat_loops=True))
+
     def _begin(self, control: Control) -> None:
         """Replace this process by one that is started with `control`."""
         end_children()
@@ -172,6 +181,8 @@ class Resumer(Recorder):
     """The version of the edited source."""
     afresh: Callable[[RearviewError], None] | None = None
     """Sets up again without the files that the run created; None if that was done before."""
+    repeat_loops: Callable[[RearviewError], None] | None = None
+    """Sets up again, running all loops before the checkpoint; None if that was done before."""
     origin: Checkpoint | None = None
     """The checkpoint that the run was resumed from, once it is reached."""
 
@@ -200,7 +211,9 @@ class Resumer(Recorder):
             for level, (step, target_step) in enumerate(zip(path, target_path, strict=False))
         )
         if not on_the_way:
-            return None if index == 0 and self._skip(path, frame) else index
+            same_nest = path[0][:2] == target_path[0][:2]
+            passes_by = index == 0 and (same_nest or self.repeat_loops is not None)
+            return None if passes_by and self._skip(path, frame) else index
         if depth == len(target_path) and self.target.edge is Edge.END:
             self._restore_large_files()
             self._skip(path, frame)
@@ -220,6 +233,9 @@ class Resumer(Recorder):
         except RearviewError as exc:
             if self.source_change is not None:
                 self.source_change.failed(exc)
+            passed_by = self.checkpoint_index.restored > 0
+            if passed_by and self.repeat_loops is not None and os.getpid() == self.pid:
+                self.repeat_loops(exc)
             if self.afresh is not None and os.getpid() == self.pid:
                 self.afresh(exc)
             raise

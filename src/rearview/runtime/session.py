@@ -26,7 +26,6 @@ from rearview.runtime.loops import (
     watched,
 )
 from rearview.runtime.program_frames import (
-    LOOPS,
     Modules,
     clear_library_references,
     library_roots,
@@ -37,6 +36,7 @@ from rearview.runtime.program_frames import (
 )
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
+from rearview.source.library_loops import LOOPS
 from rearview.state.codecs.generators import LoopIterator, sources_of
 from rearview.state.object_walk import Anchors
 from rearview.store.project import FOLDER, Project

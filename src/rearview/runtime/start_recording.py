@@ -243,6 +243,7 @@ def _resume(control: Control) -> Resumer:
         seq=max((checkpoint.seq for checkpoint in saved), default=0),
         target=target,
         restart=None if control.source else restart,
+        repeat_loops=None if control.repeat_loops else restart.repeat_loops,
     )
     session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id, control.depth)
     REFUSAL_HANDLERS.append(session.on_refusal)

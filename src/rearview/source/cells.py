@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import hashlib
 import re
@@ -13,6 +14,8 @@ from rearview.errors import SourceError
 
 ENTER = "__rearview_cell__"
 """Name of the function that is called before the first statement of a cell."""
+UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""What Python raises for a text that it cannot parse, also for one that is nested too deeply."""
 MARKER = re.compile(r"^#\s?%%(?:\s|\[|$)")
 """First line of a cell in a percent script."""
 
@@ -74,14 +77,14 @@ def has_markers(source: str) -> bool:
 def _parsed(source: str) -> ast.Module | None:
     try:
         return ast.parse(source)
-    except (SyntaxError, ValueError):
+    except UNPARSED:
         return None  # magics in a percent script: the markers alone decide
 
 
 def _refuse(source: str) -> None:
     try:
         ast.parse(source)
-    except (SyntaxError, ValueError) as exc:
+    except UNPARSED as exc:
         raise SourceError(
             f"The script cannot be cut into cells: {exc}. Mend it, or mark its cells with `# %%`.",
             slug="cells",
@@ -144,11 +147,13 @@ def code_hash(text: str) -> str:
     """
     try:
         body = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except UNPARSED:
         body = None
+    plain = ""
     if body is not None:
-        plain = ast.dump(body, annotate_fields=False)
-    else:
+        with contextlib.suppress(RecursionError):  # nested too deeply: the text as it is
+            plain = ast.dump(body, annotate_fields=False)
+    if not plain:
         # magics, shell lines, top-level await: the text, without blank ends and lines
         kept = (line.rstrip() for line in text.splitlines())
         plain = "\n".join(line for line in kept if line and not line.lstrip().startswith("#"))
@@ -163,7 +168,7 @@ def imported_modules(text: str) -> set[str]:
     """
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except UNPARSED:
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -184,18 +189,56 @@ def only_defines(text: str) -> bool:
     """
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except UNPARSED:
         return False
     for node in tree.body:
         kind = _kind(node)
         if kind == "import":
             continue
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _computes(node):
             continue
         if isinstance(node, ast.Assign) and _constant(node.value):
             continue
         return False
     return True
+
+
+def _computes(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return True if defining a function calls something: a decorator, or a default that is no constant."""
+    defaults = (*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None))
+    return bool(node.decorator_list) or not all(map(_constant, defaults))
+
+
+def names_program(text: str) -> bool:
+    r"""Return True if a cell uses the name of its own file: `__file__`, `sys.argv`, the module `__main__`.
+
+    >>> names_program("out = Path(__file__).stem"), names_program("import sys\nprint(sys.argv[0])")
+    (True, True)
+    >>> names_program("if __name__ == '__main__':\n    main()")
+    False
+    """
+    try:
+        tree = ast.parse(text)
+    except UNPARSED:
+        return bool(re.search(r"__file__|\bargv\b|__main__", text))
+    guards = {
+        constant
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Name)
+        and node.left.id == "__name__"
+        for constant in node.comparators
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in {"__file__", "argv"}:
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in {"argv", "__main__"}:
+            return True
+        if isinstance(node, ast.alias) and node.name in {"argv", "__main__"}:
+            return True
+        if isinstance(node, ast.Constant) and node.value == "__main__" and node not in guards:
+            return True
+    return False
 
 
 def _constant(node: ast.expr) -> bool:

@@ -7,14 +7,15 @@ state is captured from the live objects, not because of these rules.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+import builtins
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rearview.source import mutations
 from rearview.source.log_calls import log_call
 from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, Loop, LoopId, loop_ids
 from rearview.source.scopes import bound_by
-from rearview.source.text import blocks, parse
+from rearview.source.text import blocks
 
 RULES = (
     "a variable that the loop already changed is assigned again",
@@ -154,6 +155,8 @@ def _assigned(target: ast.expr) -> list[str]:
         return [name for item in target.elts for name in _assigned(item)]
     if isinstance(target, ast.Starred | ast.Subscript):
         return _assigned(target.value)
+    if isinstance(target, ast.Name) and not target.id.strip("_"):
+        return []  # `_`: a value that is thrown away
     return [ast.unparse(target)] if isinstance(target, ast.Name | ast.Attribute) else []
 
 
@@ -165,6 +168,8 @@ def _owner(call: ast.Call, code: set[str]) -> str | None:
     while True:
         if isinstance(node, ast.Call):
             node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+            if isinstance(node, ast.Name) and hasattr(builtins, node.id):
+                return None  # `next(loader).to(device)`: a value without a name
         elif isinstance(node, ast.Subscript):
             node = node.value
         else:
@@ -175,10 +180,13 @@ def _owner(call: ast.Call, code: set[str]) -> str | None:
     return None if text.split(".")[0] in code else text
 
 
-def augment(changeset: Changeset, facts: LibraryFacts) -> Changeset:
+def augment(
+    changeset: Changeset, facts: LibraryFacts, *, visible: Container[str] | None = None
+) -> Changeset:
     """Return the changeset, extended by the objects that libraries change where the text does not show it.
 
-    An optimizer updates its models; a scheduler sets the rates of its optimizers.
+    An optimizer updates its models; a scheduler sets the rates of its optimizers. Only objects with a
+    name among `visible`, if given, are added.
     """
     names = dict.fromkeys(changeset.names)
     inferred = dict(changeset.inferred)
@@ -188,26 +196,25 @@ def augment(changeset: Changeset, facts: LibraryFacts) -> Changeset:
         pairs = [(other, f"`{name}` updates it") for other in facts.models.get(name, ())]
         pairs += [(other, f"`{name}` sets its rates") for other in facts.optimizers.get(name, ())]
         for other, why in pairs:
-            if other not in names:
+            if other not in names and (visible is None or other.split(".")[0] in visible):
                 names[other] = None
                 inferred[other] = why
                 queue.append(other)
     return replace(changeset, names=tuple(names), inferred=inferred)
 
 
-def effects(text: str, path: str = "") -> dict[LoopId, Changeset]:
+def effects(tree: ast.Module, path: str = "") -> dict[LoopId, Changeset]:
     r"""Return what each loop of a program changes.
 
-    >>> changesets = effects("best = 0\nfor epoch in range(3):\n    best = max(best, f())\nprint(best)")
-    >>> [(i.name, c.names) for i, c in changesets.items()]
+    >>> text = "best = 0\nfor epoch in range(3):\n    best = max(best, f())\nprint(best)"
+    >>> [(i.name, c.names) for i, c in effects(ast.parse(text)).items()]
     [('epoch', ('best',))]
     """
-    tree = parse(text, path)
     ids = loop_ids(tree, path)
     code = {
         alias.asname or alias.name.split(".")[0]
         for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
+        if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
     changesets: dict[LoopId, Changeset] = {}
@@ -234,31 +241,62 @@ def _own_loops(scope: ast.AST) -> list[Loop]:
 
 
 def _around(scope: ast.AST, loop: Loop) -> tuple[set[str], set[str]]:
-    """Return (names bound before the loop, names read after it)."""
+    """Return (names bound before the loop, names read after it) in the scope that the loop belongs to.
+
+    Functions defined in the scope read its variables at a time that the text does not show: names that
+    they read from it count as read after the loop, names that they bind are their own.
+    """
     before: set[str] = set()
     after: set[str] = set()
     args = getattr(scope, "args", None)
     if args is not None:
         before |= {arg.arg for arg in ast.walk(args) if isinstance(arg, ast.arg)}
     end = loop.end_lineno or loop.lineno
-    for node in ast.walk(scope):
-        line = getattr(node, "lineno", None)
-        if line is None or loop.lineno <= line <= end:
+    remaining: list[ast.AST] = [stmt for block in blocks(scope) for stmt in block]
+    while remaining:
+        node = remaining.pop()
+        line = getattr(node, "lineno", loop.lineno)
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            before.update(node.names)
+        elif isinstance(node, (*FUNCTIONS, ast.Lambda)):
+            after |= _reads_from_outside(node)
+            if line < loop.lineno and not isinstance(node, ast.Lambda):
+                before.add(node.name)
             continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and line > end:
+        elif node is loop:
+            remaining.extend(part for part in ast.walk(loop) if isinstance(part, ast.Global))
+            continue
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and line > end:
             after.add(node.id)
         elif isinstance(node, ast.stmt) and line < loop.lineno:
             heads = [
                 child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)
             ]
-            whole = not blocks(node) or isinstance(node, (*FUNCTIONS, ast.ClassDef))
+            whole = not blocks(node) or isinstance(node, ast.ClassDef)
             for part in [node] if whole else heads:
                 before |= {name for name, _ in bound_by(part)}
+        remaining.extend(ast.iter_child_nodes(node))
     return before, after
 
 
-def explain(changeset: Changeset) -> tuple[str, ...]:
+def _reads_from_outside(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """Return the names that a function reads and does not bind itself."""
+    body = function.body if isinstance(function.body, list) else [function.body]
+    bound = {arg.arg for arg in ast.walk(function.args) if isinstance(arg, ast.arg)}
+    shared: set[str] = set()
+    reads: set[str] = set()
+    for node in (part for stmt in body for part in ast.walk(stmt)):
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            shared.update(node.names)
+        elif isinstance(node, ast.Name):
+            (reads if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+    return reads - (bound - shared)
+
+
+def explain(changeset: Changeset, *, lines_above: int = 0) -> tuple[str, ...]:
     """Return the variables that a loop changes, in sentences.
+
+    Lines are counted from the one after `lines_above`: a notebook's are counted in their cell.
 
     >>> explain(Changeset(("net",), ("x",), inferred={"net": "`opt` updates it"}))
     ('Changes `net`: `opt` updates it.', '`x` lives only inside the loop.')
@@ -267,12 +305,18 @@ def explain(changeset: Changeset) -> tuple[str, ...]:
     for name in changeset.names:
         reasons = [RULES[c.rule] for c in changeset.changes if name in c.names and c.rule]
         lines = sorted({c.line for c in changeset.changes if name in c.names})
-        where = f" (line {', '.join(map(str, lines))})" if lines else ""
+        numbers = ", ".join(str(line - lines_above) for line in lines)
+        where = f" (line {numbers})" if lines else ""
         why = changeset.inferred.get(name) or (reasons[0] if reasons else RULES[0])
         sentences.append(f"Changes `{name}`: {why}{where}.")
     if changeset.scoped:
         listed = ", ".join(f"`{name}`" for name in changeset.scoped)
         verb = "lives" if len(changeset.scoped) == 1 else "live"
         sentences.append(f"{listed} {verb} only inside the loop.")
-    sentences.extend(f"Line {c.line} may change more: {RULES[c.rule]}." for c in changeset.unsure)
+    for rule in sorted({effect.rule for effect in changeset.unsure}):
+        unsure = [
+            str(effect.line - lines_above) for effect in changeset.unsure if effect.rule == rule
+        ]
+        which = f"Line {unsure[0]}" if len(unsure) == 1 else f"Lines {', '.join(unsure)}"
+        sentences.append(f"{which} may change more: {RULES[rule]}.")
     return tuple(sentences)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
-from rearview.errors import SourceError
+from rearview.source.checkpoint_obstacles import Obstacle, obstacles_in
 from rearview.source.estimated_effects import Changeset, LibraryFacts, augment, effects, explain
 from rearview.source.instrument import COMPILERS
+from rearview.source.library_loops import LibraryCall, library_calls
 from rearview.source.log_calls import TRACKERS, Aliases, calls_in
 from rearview.source.loops import (
     FUNCTIONS,
@@ -21,14 +23,11 @@ from rearview.source.loops import (
     loop_ids,
     walk_loops,
 )
+from rearview.source.main_loop import TRAINS, Calls, LoopSpot, choose_main_loop
+from rearview.source.notebooks import Notebook, name_cells
 from rearview.source.scopes import bound_by
-from rearview.source.text import blocks, parse
+from rearview.source.text import UNDECODABLE, blocks, try_parse
 
-TRAINS = {
-    "backward": 4, "step": 3, "zero_grad": 3, "partial_fit": 3, "train_on_batch": 3, "boost": 2,
-    "update": 2, "apply_gradients": 3, "train_step": 3, "training_step": 3, "train": 1, "fit": 1,
-}  # fmt: skip
-"""Calls that training loops make, each with its weight when the main loop is chosen."""
 MOST_READS = 4
 """Most variables that are named for one place where a probe could go."""
 
@@ -66,17 +65,6 @@ class LogReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
-    """Something that keeps a checkpoint from being complete, or a loop from being resumed."""
-
-    path: str
-    line: int
-    what: str
-    effect: str
-    """What follows for recording, replay and resume."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProbePlace:
     """Where a log statement could be added, and which variables it could read there."""
 
@@ -90,71 +78,265 @@ class ProbePlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """Why a file is no program that this interpreter can read."""
+
+    reason: str
+    python2: bool = False
+    """It would be a program of Python 2."""
+
+
+class Answer(Enum):
+    """Whether Rearview will work on a program."""
+
+    YES = "yes"
+    LIMITED = "limited"
+    """It is recorded and replayed; something keeps replays from starting at every checkpoint."""
+    WHOLE = "whole"
+    """It is recorded; a replay runs all of it, because no training loop is watched."""
+    NO = "no"
+    """The script cannot be read, so it cannot be recorded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """Everything that the text of a program shows before it runs."""
 
     script: str
     files: tuple[str, ...]
     loops: tuple[LoopReport, ...]
+    library: tuple[LibraryCall, ...]
+    """Calls that run a training loop inside a library."""
     logs: tuple[LogReport, ...]
     obstacles: tuple[Obstacle, ...]
     places: tuple[ProbePlace, ...]
-    unread: Mapping[str, str]
-    """Files that could not be parsed, with the reason."""
+    unread: Mapping[str, Unread]
+    """Files that Python could not read, with the reason."""
+    training_call: LibraryCall | None = None
+    """The call that trains, if the training loop is a library's."""
+    step: tuple[str, ...] = ()
+    """Loop names down to the loop inside the main loop that trains; empty if there is none."""
+    sure: bool = True
+    """Whether the text shows that the main loop trains; if not, it is only the longest loop."""
+    answer: Answer = Answer.YES
+    reasons: tuple[str, ...] = ()
+    """Why the answer is not just yes, in sentences."""
+
+    notebooks: Mapping[str, Notebook] = field(default_factory=dict)
+    """By the path of its program text: a notebook that was read."""
+
+    def cell_and_line(self, path: str, line: int) -> tuple[str, int | None, int]:
+        """Return (file, cell, line) of a line that was read; the cell is None outside notebooks."""
+        notebook = self.notebooks.get(path)
+        if notebook is None:
+            return path, None, line
+        return path.removesuffix(".py"), *notebook.cell_at(line)
+
+    def in_cells(self, text: str) -> str:
+        """Return a text with lines of notebooks given as cell and line."""
+        return name_cells(text, {path: each.text for path, each in self.notebooks.items()})
 
     @property
     def main(self) -> LoopReport | None:
-        """The loop taken for the training loop."""
+        """The loop taken for the training loop; None if the program has none of its own."""
         return next((loop for loop in self.loops if loop.main), None)
 
+    @property
+    def point(self) -> tuple[str, ...]:
+        """Names of the loops of a training step, outermost first."""
+        main, call = self.main, self.training_call
+        library = call.point if call is not None else ()
+        if main is None:
+            return library
+        return (*main.point, *library) if library else self.step or main.point
 
-def inspect(script: str, files: Mapping[str, str]) -> Inspection:
+
+def _inside(loop: LoopReport, outer: LoopReport) -> bool:
+    return len(loop.point) > len(outer.point) and loop.point[: len(outer.point)] == outer.point
+
+
+def inspect(
+    script: str, files: Mapping[str, str], notebooks: Mapping[str, Notebook] | None = None
+) -> Inspection:
     r"""Inspect the text of a program for loops, log calls and obstacles; `files` maps path to text.
+
+    `notebooks` are those whose program texts are among the files, by path.
 
     >>> text = "for epoch in range(3):\n    for x in data:\n        loss = net(x)\n        loss.backward()\n"
     >>> report = inspect("t.py", {"t.py": text})
     >>> report.main.id.name, [(place.after, place.reads) for place in report.places]
     ('epoch', [(4, ('loss', 'x')), (4, ()), (4, ())])
+    >>> report.answer.value
+    'yes'
     """
     trees: dict[str, ast.Module] = {}
-    unread: dict[str, str] = {}
+    unread: dict[str, Unread] = {}
     for path, text in files.items():
-        try:
-            trees[path] = parse(text, path)
-        except SourceError as exc:  # a file for another Python, or a file half written
-            unread[path] = str(exc)
-    stacks = chains(trees)
-    loops = _loops(files, trees, stacks)
-    main = _main_loop(script, loops, trees)
-    reports = tuple(
-        replace(report, main=main is not None and report.id == main.id) for report, _ in loops
-    )
-    return Inspection(
+        tree = _readable(text)
+        if isinstance(tree, Unread):
+            unread[path] = tree
+        else:
+            trees[path] = tree
+    loops = _loops(trees, chains(trees), notebooks or {})
+    spots = [
+        LoopSpot(report.id, node, len(report.point), not report.left_alone)
+        for report, node in loops
+    ]
+    calls = Calls(trees)
+    library = library_calls(trees, calls.origins)
+    main_loop = choose_main_loop(script, spots, trees, library, calls)
+    main = main_loop.loop
+    loops = [
+        (replace(report, main=main is not None and report.id == main.id), node)
+        for report, node in loops
+    ]
+    inspection = Inspection(
         script,
         tuple(sorted(files)),
-        reports,
+        tuple(report for report, _ in loops),
+        library,
         tuple(log for path, tree in sorted(trees.items()) for log in _logs(path, tree)),
-        tuple(
-            obstacle for path, tree in sorted(trees.items()) for obstacle in _obstacles(path, tree)
-        ),
-        tuple(_places(main, loops)) if main is not None else (),
+        tuple(each for path, tree in sorted(trees.items()) for each in obstacles_in(path, tree)),
+        (),
         unread,
+        main_loop.call,
+        sure=main_loop.sure,
+        notebooks=notebooks or {},
+    )
+    inner = _inner_loop(inspection, loops)
+    if inner is not None and _weight(inner[1])[0]:
+        inspection = replace(inspection, step=inner[0].point)
+    inspection = replace(inspection, obstacles=tuple(_relevant(inspection, loops)))
+    answer, reasons = _answer(inspection, calls, trees)
+    places = tuple(_places(inspection, loops, trees))
+    return replace(inspection, answer=answer, reasons=reasons, places=places)
+
+
+def _relevant(
+    inspection: Inspection, loops: Sequence[tuple[LoopReport, Loop]]
+) -> Iterator[Obstacle]:
+    """Yield the obstacles; of those that concern one loop, only if it is the main loop or around it."""
+    main = inspection.main
+    for obstacle in inspection.obstacles:
+        if obstacle.loop_line and (main is not None or inspection.training_call is not None):
+            concerned = next(
+                report
+                for report, _ in loops
+                if (report.id.path, report.line) == (obstacle.path, obstacle.loop_line)
+            )
+            if main is None or not (concerned.main or _inside(main, concerned)):
+                continue
+        yield obstacle
+
+
+def _answer(
+    inspection: Inspection,
+    calls: Calls,
+    trees: Mapping[str, ast.Module],
+) -> tuple[Answer, tuple[str, ...]]:
+    """Return whether Rearview will work on the program, and why it will not do all of it."""
+    if inspection.script in inspection.unread:
+        reason = inspection.unread[inspection.script].reason
+        return Answer.NO, (f"{inspection.script} cannot be read as Python: {reason}.",)
+    reasons = [
+        f"{path} cannot be read as Python: {unread.reason}. Its loops are not listed here."
+        for path, unread in sorted(inspection.unread.items())
+    ]
+    reasons += [
+        f"{path.removesuffix('.py')} cell {cell.number} cannot be read as Python."
+        for path, notebook in inspection.notebooks.items()
+        for cell in notebook.cells
+        if not cell.readable
+    ]
+    main, call = inspection.main, inspection.training_call
+    if main is None and call is None:
+        return Answer.WHOLE, (*reasons, *_why_whole(inspection))
+    if call is not None:
+        reasons += call.limits
+    trained_in_child = False
+    for obstacle in inspection.obstacles:
+        if obstacle.starts and main is not None:
+            own = (main.id.path, main.id.function.rpartition(".")[2])
+            started = calls.named(obstacle.path, obstacle.starts)
+            inside = own in started or any(
+                own in calls.below(function[0], body)
+                for function in started
+                for body in calls.bodies[function]
+            )
+            if not inside:
+                continue
+            only = not _called_too(obstacle.starts, trees)
+            trained_in_child = trained_in_child or only
+            when = "The training loop runs" if only else "If it is used, the training loop runs"
+            reasons.append(
+                f"{_first_upper(obstacle.what)} ({obstacle.path}:{obstacle.line}). {when} in child "
+                "processes, whose loops are not recorded."
+            )
+        else:
+            what = _first_upper(obstacle.what)
+            reasons.append(f"{what} ({obstacle.path}:{obstacle.line}): {obstacle.effect}.")
+    if trained_in_child:
+        return Answer.WHOLE, tuple(reasons)
+    return (Answer.LIMITED if reasons else Answer.YES), tuple(reasons)
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _readable(text: str) -> ast.Module | Unread:
+    """Return the tree of a text, or why Python would not run it."""
+    if (undecodable := UNDECODABLE.search(text)) is not None:
+        line = text.count("\n", 0, undecodable.start()) + 1
+        return Unread(f"line {line} has bytes that are not in the encoding of the file")
+    parsed = try_parse(text)
+    if isinstance(parsed, str):
+        return Unread(parsed)
+    if parsed.repaired:
+        return Unread("it is Python 2, and Rearview needs Python 3.11 or newer", python2=True)
+    return parsed.tree
+
+
+def _why_whole(inspection: Inspection) -> Iterator[str]:
+    if not inspection.loops and not inspection.library:
+        yield "It has no loop."
+    for loop in inspection.loops:
+        if loop.left_alone:
+            name, where = "/".join(loop.point), f"{loop.id.path}:{loop.line}"
+            yield f"The loop `{name}` ({where}) is not watched: {loop.left_alone}."
+    for call in inspection.library:
+        yield (
+            f"`{call.call}` ({call.path}:{call.line}) trains inside {call.library}, "
+            "whose loops are not watched."
+        )
+
+
+def _called_too(started: str, trees: Mapping[str, ast.Module]) -> bool:
+    """Return True if the program also calls a function itself, and not only in a process of its own."""
+    return any(
+        isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == started
+        for tree in trees.values()
+        for part in ast.walk(tree)
     )
 
 
 def _loops(
-    files: Mapping[str, str], trees: Mapping[str, ast.Module], stacks: Chains
+    trees: Mapping[str, ast.Module], stacks: Chains, notebooks: Mapping[str, Notebook]
 ) -> list[tuple[LoopReport, Loop]]:
     loops = []
     for path, tree in sorted(trees.items()):
         ids = loop_ids(tree, path)
-        changed = effects(files[path], path)
+        notebook = notebooks.get(path)
+        changed = effects(tree, path)
         facts = library_facts(tree)
+        visible = _VisibleNames(tree)
         unwatched = dict(_left_alone(tree))
         for node, function, chain in walk_loops(tree):
             loop_id = ids[node.lineno]
             outer = min(stacks.get((path, function), ((),)), key=len)
-            changes = augment(changed.get(loop_id, Changeset(())), facts)
+            own = changed.get(loop_id, Changeset(()))
+            above = node.lineno - notebook.cell_at(node.lineno)[1] if notebook is not None else 0
+            changes = augment(own, facts, visible=visible.at(node))
             report = LoopReport(
                 loop_id,
                 node.lineno,
@@ -163,7 +345,7 @@ def _loops(
                 (*outer, *chain),
                 main=False,
                 changes=changes,
-                sentences=explain(changes),
+                sentences=explain(changes, lines_above=above),
                 left_alone=unwatched.get(node.lineno, ""),
             )
             loops.append((report, node))
@@ -204,10 +386,38 @@ def _names(node: ast.AST) -> set[str]:
     }
 
 
+class _VisibleNames:
+    """The names that the code of each function can see."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+        self.top = {name for stmt in tree.body for name, _ in bound_by(stmt)}
+        self._names: dict[int, frozenset[str]] = {}
+
+    def at(self, loop: Loop) -> frozenset[str]:
+        """Return the names of the module, and those that the functions around a loop contain."""
+        around = [
+            function
+            for function in self.functions
+            if function.lineno < loop.lineno <= (function.end_lineno or 0)
+        ]
+        return frozenset(self.top).union(*(self._inside(function) for function in around))
+
+    def _inside(self, function: ast.AST) -> frozenset[str]:
+        if id(function) not in self._names:
+            self._names[id(function)] = frozenset(
+                part.id if isinstance(part, ast.Name) else part.arg
+                for part in ast.walk(function)
+                if isinstance(part, ast.Name | ast.arg)
+            )
+        return self._names[id(function)]
+
+
 def library_facts(tree: ast.Module) -> LibraryFacts:
     r"""Return which optimizer updates which model, and which scheduler sets which optimizer's rates.
 
-    Both are read from how they are constructed: an optimizer from `model.parameters()`, a scheduler
+    Both are read from how they are made: an optimizer from `model.parameters()`, by
+    `model.configure_optimizers()`, or by a function such as `create_optimizer(model)`; a scheduler
     from an optimizer as its first argument.
 
     >>> text = "opt = SGD(net.parameters())\nsched = StepLR(opt, 3)"
@@ -225,15 +435,9 @@ def library_facts(tree: ast.Module) -> LibraryFacts:
         and isinstance(node.value, ast.Call)
     ]
     for name, call in constructed:
-        owners = [
-            ast.unparse(part.func.value)
-            for part in ast.walk(call)
-            if isinstance(part, ast.Call)
-            and isinstance(part.func, ast.Attribute)
-            and part.func.attr in {"parameters", "named_parameters"}
-        ]
-        if owners and called_name(call)[:1].isupper():
-            models[name] = tuple(dict.fromkeys(owners))
+        owners = [owner for owner in _models_of(call) if owner != name]
+        if owners:
+            models[name] = tuple(dict.fromkeys((*models.get(name, ()), *owners)))
     for name, call in constructed:
         first = ast.unparse(call.args[0]) if call.args else ""
         first = next((ast.unparse(k.value) for k in call.keywords if k.arg == "optimizer"), first)
@@ -242,42 +446,24 @@ def library_facts(tree: ast.Module) -> LibraryFacts:
     return LibraryFacts(models, optimizers)
 
 
-def _main_loop(
-    script: str, loops: Sequence[tuple[LoopReport, Loop]], trees: Mapping[str, ast.Module]
-) -> LoopReport | None:
-    """Return the outermost loop that trains most, following calls into the program's functions."""
-    bodies: dict[str, list[ast.AST]] = {}
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, FUNCTIONS):
-                bodies.setdefault(node.name, []).append(node)
-    best, most = None, 0.0
-    for report, node in loops:
-        if report.left_alone:
-            continue
-        score = float(_training(node, bodies, frozenset()))
-        if not score:
-            continue
-        # prefer outer loops, then loops of the script itself
-        score = score / len(report.point) + 0.1 * (report.id.path == script)
-        if score > most:
-            best, most = report, score
-    if best is None:  # no loop looks like training: take the longest outermost loop
-        outer = [r for r, _ in loops if len(r.point) == 1 and not r.left_alone]
-        best = max(outer, key=lambda r: (r.id.path == script, r.end - r.line), default=None)
-    return best
-
-
-def _training(
-    node: ast.AST, bodies: Mapping[str, list[ast.AST]], seen: frozenset[str], depth: int = 0
-) -> int:
-    called = {called_name(part) for part in ast.walk(node)} - {""}
-    score = sum(TRAINS.get(name, 0) for name in called)
-    if depth < 4:
-        for name in called & bodies.keys() - seen:
-            inside = (_training(body, bodies, seen | {name}, depth + 1) for body in bodies[name])
-            score = max(score, *inside)
-    return score
+def _models_of(call: ast.Call) -> Iterator[str]:
+    """Yield the models that an optimizer updates, if the call makes one."""
+    made_by = called_name(call)
+    if made_by == "configure_optimizers" and isinstance(call.func, ast.Attribute):
+        yield ast.unparse(call.func.value)
+        return
+    if isinstance(call.func, ast.Call) or made_by[:1].isupper():  # `getattr(optim, name)(…)`
+        for part in ast.walk(call):
+            if (
+                isinstance(part, ast.Call)
+                and isinstance(part.func, ast.Attribute)
+                and part.func.attr in {"parameters", "named_parameters"}
+            ):
+                yield ast.unparse(part.func.value)
+    first = call.args[0] if call.args else None
+    if made_by.lower().endswith("optimizer") and isinstance(first, ast.Name | ast.Attribute):
+        if "optim" not in ast.unparse(first).lower():
+            yield ast.unparse(first)
 
 
 def _logs(path: str, tree: ast.Module) -> Iterator[LogReport]:
@@ -305,88 +491,25 @@ def _logger(call: ast.Call, aliases: Aliases) -> str:
     return f"{owner}.{func.attr}" if isinstance(func, ast.Attribute) else owner
 
 
-_FROM_START = "a replay or resume starts at an earlier checkpoint, or from the start"
-_OBSTACLES: Mapping[str, tuple[str, str]] = {
-    "spawn": ("starts worker processes", "loops in child processes are not recorded"),
-    "init_process_group": ("joins a process group", "each process is recorded separately"),
-    "Manager": ("keeps state in a manager process", _FROM_START),
-    "SharedMemory": ("keeps state in shared memory", _FROM_START),
-    "Thread": ("runs a thread", f"while it runs, {_FROM_START}"),
-    "socket": ("opens a socket", _FROM_START),
-    "Popen": ("starts another program", "its state is not saved"),
-}
-_OWNERS: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("sqlite3", "connect"): ("keeps a database connection", _FROM_START),
-    ("h5py", "File"): ("keeps an HDF5 file open", _FROM_START),
-    ("lgb", "Dataset"): ("a LightGBM data set cannot be saved", "probes run from the start"),
-    ("lightgbm", "Dataset"): ("a LightGBM data set cannot be saved", "probes run from the start"),
-}
-
-
-def _obstacles(path: str, tree: ast.Module) -> Iterator[Obstacle]:
-    """Yield what keeps checkpoints from being complete, in the order of the text."""
-    obstacles = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = called_name(node)
-            owner = ""
-            if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-                owner = node.func.value.id
-            what = _OWNERS.get((owner, name)) or _OBSTACLES.get(name)
-            if what is not None:
-                obstacles.append(
-                    Obstacle(path, node.lineno, f"`{_short(node.func)}` {what[0]}", what[1])
-                )
-            elif any(k.arg == "persistent_workers" and _true(k.value) for k in node.keywords):
-                text = "`persistent_workers=True` keeps loader processes between epochs"
-                obstacles.append(Obstacle(path, node.lineno, text, _FROM_START))
-        elif isinstance(node, ast.With | ast.AsyncWith):
-            loops = [part for part in ast.walk(node) if isinstance(part, LOOPS)]
-            opened = [item for item in node.items if called_name(item.context_expr) == "open"]
-            if loops and opened:
-                text = f"the loop at line {loops[0].lineno} runs inside `with open(…)`"
-                effect = "a replay cannot skip iterations of that loop: it runs from the start"
-                obstacles.append(Obstacle(path, node.lineno, text, effect))
-        elif isinstance(node, ast.AsyncFunctionDef) and any(
-            isinstance(part, LOOPS) for part in ast.walk(node)
-        ):
-            text = f"`{node.name}` is a coroutine with loops"
-            effect = "nothing is saved in coroutines; a backfill runs the program again, unproved"
-            obstacles.append(Obstacle(path, node.lineno, text, effect))
-        elif (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.GeneratorExp)
-            and not isinstance(node.targets[0], ast.Tuple | ast.List)  # unpacked: used up at once
-        ):
-            text = "a generator expression is kept in a variable"
-            obstacles.append(
-                Obstacle(path, node.lineno, text, f"while it is half used, {_FROM_START}")
+def _places(
+    inspection: Inspection,
+    loops: Sequence[tuple[LoopReport, Loop]],
+    trees: Mapping[str, ast.Module],
+) -> Iterator[ProbePlace]:
+    """Yield where a probe could go: in the inner loop, in the outer loop, after both; or in a hook."""
+    main, call = inspection.main, inspection.training_call
+    if call is not None:
+        yield from _hook_places(call, trees)
+    if main is None:
+        if call is not None:
+            yield ProbePlace(
+                *(call.path, call.end, f"after `{call.call}`", "restores the last checkpoint", ())
             )
-    yield from sorted(dict.fromkeys(obstacles), key=lambda each: each.line)
-
-
-def _short(node: ast.AST) -> str:
-    text = ast.unparse(node)
-    return text if len(text) < 40 else "…" + text[-38:]
-
-
-def _true(node: ast.expr) -> bool:
-    return not (isinstance(node, ast.Constant) and not node.value)
-
-
-def _places(main: LoopReport, loops: Sequence[tuple[LoopReport, Loop]]) -> Iterator[ProbePlace]:
-    """Yield where a probe could go: in the inner loop, in the outer loop, after both."""
+        return
     node = next(loop for report, loop in loops if report.id == main.id)
-    inner = [
-        loop
-        for report, loop in loops
-        if report.point[: len(main.point)] == main.point
-        and len(report.point) > len(main.point)
-        and not report.left_alone
-    ]
-    deepest = max(inner, key=_weight, default=None)
-    if deepest is not None:
-        report = next(r for r, loop in loops if loop is deepest)
+    inner = _inner_loop(inspection, loops)
+    if inner is not None and call is None:
+        report, deepest = inner
         yield _place(
             report,
             deepest,
@@ -408,6 +531,37 @@ def _places(main: LoopReport, loops: Sequence[tuple[LoopReport, Loop]]) -> Itera
     )
 
 
+def _inner_loop(
+    inspection: Inspection, loops: Sequence[tuple[LoopReport, Loop]]
+) -> tuple[LoopReport, Loop] | None:
+    """Return the loop inside the main loop that trains most; None if no loop is inside."""
+    main = inspection.main
+    inner = [
+        (report, loop)
+        for report, loop in loops
+        if main is not None and _inside(report, main) and not report.left_alone
+    ]
+    return max(inner, key=lambda item: _weight(item[1]), default=None)
+
+
+def _hook_places(call: LibraryCall, trees: Mapping[str, ast.Module]) -> Iterator[ProbePlace]:
+    """Yield places in functions of the program that the library's loop calls."""
+    functions = [
+        (call.hooks.index(node.name), path, node)
+        for path, tree in sorted(trees.items())
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS) and node.name in call.hooks
+    ]
+    for _, path, node in sorted(functions, key=lambda item: item[0])[:2]:
+        yield ProbePlace(
+            path,
+            _last_line(node.body),
+            f"in `{node.name}`, which {call.library} calls",
+            "runs the iterations asked for again, from the nearest checkpoint",
+            _bound_in(_without_leaving(node.body))[:MOST_READS],
+        )
+
+
 def _weight(loop: Loop) -> tuple[int, int]:
     called = {called_name(part) for part in ast.walk(loop)}
     return sum(TRAINS.get(name, 0) for name in called), len(list(ast.walk(loop)))
@@ -415,17 +569,28 @@ def _weight(loop: Loop) -> tuple[int, int]:
 
 def _place(report: LoopReport, loop: Loop, where: str, cost: str) -> ProbePlace:
     """Return the end of a loop's body as a place, with the variables that the body binds."""
-    body = loop.body
-    if len(body) > 1 and isinstance(body[-1], ast.Return | ast.Raise | ast.Break | ast.Continue):
-        body = body[:-1]
-    names: dict[str, None] = {}
-    for stmt in body:
-        if not blocks(stmt):
-            names.update(dict.fromkeys(name for name, _ in bound_by(stmt)))
+    names = dict.fromkeys(_bound_in(_without_leaving(loop.body)))
     if len(report.point) > 1 and not isinstance(loop, ast.While):
         names.update(dict.fromkeys(name for name, _ in bound_by(loop.target)))
     reads = tuple(name for name in names if name.strip("_"))[:MOST_READS]
-    return ProbePlace(report.id.path, body[-1].end_lineno or body[-1].lineno, where, cost, reads)
+    return ProbePlace(report.id.path, _last_line(loop.body), where, cost, reads)
+
+
+def _without_leaving(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of a body without one at its end that leaves it."""
+    leaves = isinstance(body[-1], ast.Return | ast.Raise | ast.Break | ast.Continue)
+    return body[:-1] if leaves and len(body) > 1 else body
+
+
+def _last_line(body: list[ast.stmt]) -> int:
+    last = _without_leaving(body)[-1]
+    return last.end_lineno or last.lineno
+
+
+def _bound_in(body: list[ast.stmt]) -> tuple[str, ...]:
+    """Return the variables that the plain statements of a body bind, in the order of the text."""
+    bound = (name for stmt in body if not blocks(stmt) for name, _ in bound_by(stmt))
+    return tuple(name for name in dict.fromkeys(bound) if name.strip("_"))
 
 
 _CHANGES = {"append", "extend", "insert"}

@@ -55,6 +55,11 @@ class CodeCell:
         """The magic that runs the cell's body as Python, such as `time`; empty if there is none."""
         return _body_magic(self.source)
 
+    @property
+    def readable(self) -> bool:
+        """Whether the cell is Python, magics and shell lines included."""
+        return not self.text.startswith(_BROKEN)
+
     def tree(self) -> ast.Module:
         """Return the cell's program, its lines counted from 1."""
         return ast.parse(self.text)

@@ -53,7 +53,9 @@ def effective(block: list[ast.stmt]) -> list[ast.stmt]:
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+UNDECODABLE = re.compile("[\ud800-\udfff]")
+"""A character that `decode` made of a byte that is not in the encoding."""
+
 
 # Python 2 lines that have a Python 3 form of the same length in lines
 _REPAIRS = (
@@ -140,7 +142,7 @@ def try_parse(text: str) -> Parsed | str:
     'line 1 does not parse (invalid syntax)'
     """
     lines = tuple(split(text))
-    code = _SURROGATE.sub("?", text)
+    code = UNDECODABLE.sub("?", text)
     code = code.removeprefix("\ufeff")
     try:
         return Parsed(text, lines, _tree(code), tuple(split(code)))
@@ -169,7 +171,8 @@ def _tree(code: str) -> ast.Module:
             warnings.simplefilter("ignore")  # invalid escapes in the user's own strings
             return ast.parse(code)
     except SyntaxError as exc:
-        sentence = f"line {exc.lineno} does not parse ({exc.msg})"
+        where = f"line {exc.lineno}" if exc.lineno is not None else "it"
+        sentence = f"{where} does not parse ({exc.msg})"
         raise _UnreadableError(sentence, exc.msg, exc.lineno) from exc
     except ValueError as exc:
         raise _UnreadableError(f"it does not parse ({exc})", str(exc)) from exc

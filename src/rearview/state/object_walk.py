@@ -98,6 +98,12 @@ class Anchors:
         anchors = cls(project, loop_modules)
         with plain_access():
             anchors._walk(roots, signature)
+            if signature is not None and not anchors.fit(signature):
+                earlier = cls(project, loop_modules)
+                earlier.rules.owners_of_views = True
+                earlier._walk(roots, signature)
+                if earlier.fit(signature):
+                    return earlier
         return anchors
 
     def __len__(self) -> int:
@@ -262,12 +268,17 @@ class Anchors:
     def _find_by_address(self, roots: Mapping[str, object], live: list[Any]) -> None:
         second_walk = Anchors(self.rules.project, self.rules.loop_modules)
         second_walk._searched, second_walk._collected = self.by_address, live
+        second_walk.rules.owners_of_views = self.rules.owners_of_views
         second_walk._walk(roots, self.signature)
 
     def same_graph(self, tensor: Any) -> bool:
         """Return True if a tensor has the autograd graph that it had when the loop was entered."""
         number = self.index.get(id(tensor), -1)
         return bool(self._graphs.get(number) == tensor._version)
+
+    def fit(self, signature: Sequence[str]) -> bool:
+        """Return True if the recorded walk found the same kinds of objects in this order."""
+        return list(map(bare, signature)) == list(map(bare, self.signature))
 
     def check(self, signature: Sequence[str]) -> None:
         """Raise StateError unless the recorded walk found the same kinds of objects in this order."""

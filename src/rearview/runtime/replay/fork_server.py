@@ -32,9 +32,9 @@ from rearview.model.messages import (
     SpawnRequest,
 )
 from rearview.runtime.measurements import age
-from rearview.runtime.program_frames import LOOPS
 from rearview.runtime.replay.start_replay import ReplayPatches, SharedStart
 from rearview.runtime.sandbox.entropy import FIRST, Randomness
+from rearview.source.library_loops import LOOPS
 from rearview.state.codecs.rng import read_global
 from rearview.store.files import open_file
 

@@ -62,8 +62,12 @@ class ArrayKind(Kind):
     name = "array"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the array that it views, the objects in it, its attributes and its local class."""
-        if obj.base is not None:
+        """Yield the objects in the array, its attributes and its local class.
+
+        What owns the memory of a view is no anchor: a restored array may own its memory where the
+        array that was saved viewed that of another object, such as a tensor.
+        """
+        if rules.owners_of_views and obj.base is not None:
             yield PathStep(".", "base", obj.base)
         if obj.dtype.hasobject:
             items = obj.ravel().tolist()

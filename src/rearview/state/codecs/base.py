@@ -117,6 +117,8 @@ class WalkRules:
         self.recorded: Sequence[str] | None = None
         """On replay: names of the recorded closure variables of the function that is being walked,
         or of the recorded functions of the class."""
+        self.owners_of_views = False
+        """Whether owners of the memory of arrays are walked, as by the versions that recorded them."""
         self._local: dict[type, bool] = {}
 
     def is_local(self, cls: type) -> bool:

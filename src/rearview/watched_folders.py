@@ -1,4 +1,7 @@
-"""Watch folders by inotify: which files any code opens and writes there, also in C and in child processes."""
+"""Watch folders by inotify: which files any code opens and writes there, also in C and in child processes.
+
+Standard library only: the process that runs the cells of a package imports it where Rearview is not installed.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,9 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from rearview.store.project import FOLDER
-
 MOST_FOLDERS = 2000
 """Folders that are watched at most."""
-_SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
+_SKIPPED = {"__pycache__", "node_modules", "venv"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _CLOSE_READ = 0x20, 0x2, 0x8, 0x10
 _CREATE, _MOVED_TO, _MOVE_SELF, _IGNORED, _IS_DIR, _OVERFLOW = (
     *(0x100, 0x80, 0x800, 0x8000, 0x40000000, 0x4000),
@@ -33,6 +34,8 @@ class WatchedFolders:
         """Files that were written between the last two times that `drain` was called."""
         self.read_first: set[str] = set()
         """Those of them that were read before."""
+        self.listed: set[str] = set()
+        """Folders whose names were read between the last two times that `drain` was called."""
         self.dropped = False
         """Whether a watched folder was removed or moved since this was last set to False."""
         self._folders: dict[int, str] = {}
@@ -60,6 +63,12 @@ class WatchedFolders:
         elif ctypes.get_errno() == errno.ENOSPC:
             self.lost = "this system watches no more folders"
 
+    def close(self) -> None:
+        """Stop watching."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
     def watch_project(self, root: str) -> None:
         """Watch a folder and all folders below it, also those that are made later."""
         self._root = root
@@ -76,6 +85,7 @@ class WatchedFolders:
     def drain(self) -> list[str]:
         """Return the files that were opened and not written since the last time, sorted."""
         opened: set[str] = set()
+        self.listed = set()
         made: list[str] = []
         changes = FileChanges()
         for number, mask, name in self._reports():
@@ -90,6 +100,8 @@ class WatchedFolders:
                 self._drop(number)
                 made.append(folder)  # a folder of that name may have been made again
             elif mask & _IS_DIR:
+                if mask & _OPEN:
+                    self.listed.add(path if name else folder)
                 if mask & (_CREATE | _MOVED_TO) and self._follows(folder, name):
                     made.append(path)
             elif mask & _OPEN:
