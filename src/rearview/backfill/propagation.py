@@ -40,7 +40,7 @@ Texts = Mapping[str, str]
 
 @dataclass
 class Renaming:
-    """Follows files through the versions that were run, as they were renamed one after another."""
+    """Follows files through the versions that were run, over all their renames."""
 
     text: Callable[[str], Texts]
     chain: Sequence[str]

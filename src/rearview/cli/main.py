@@ -21,8 +21,8 @@ from rearview.errors import RearviewError
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
-    Commands, options, run ids and names then complete with the Tab key. Put into the shell's start
-    file: `eval "$(rearview completion bash)"`, the same with zsh, or for fish `rearview
+    Commands, options, run ids and names then complete with the Tab key. For bash or zsh, add
+    `eval "$(rearview completion bash)"` (or `zsh`) to the shell's start file; for fish, add `rearview
     completion fish | source`.
     """
     from click.shell_completion import get_completion_class

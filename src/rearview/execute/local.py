@@ -179,7 +179,7 @@ class Local:
         """
         base = fork_server_key(task, environment)
         if base is None or task.shared_setup is None or environment is not task.environment:
-            return server  # with accelerators of its own, it has an environment of its own
+            return server  # a slot with accelerators has another environment
         for stage in task.stages:
             key = base, stage.key
             alike = [client for other, client in self._setups if other == key]

@@ -43,7 +43,7 @@ OWN_NAMES = (
     *("joblib.", "loky.", "matplotlib.", "plotly.", "bokeh.", "altair.", "pandas.io.formats."),
     *("IPython.", "ipywidgets.", "comm.", "tqdm.", "sklearn."),
 )
-"""Libraries that draw names of their own parts: of a thread pool, of an element of a page."""
+"""Libraries that draw random names for their own parts, such as a thread pool or an element of a page."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 
