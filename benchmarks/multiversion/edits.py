@@ -371,7 +371,7 @@ def must_run(facts, number):
 
 
 def reasons(folder):
-    """Return why each cell of the newest run was run, by index; empty: its results were given again."""
+    """Return why each cell of the newest run was run, by index; empty: its results were reused."""
     runs = sorted((folder / ".rearview" / "runs").iterdir(), key=lambda each: each.stat().st_mtime)
     for run in reversed(runs):
         with contextlib.suppress(OSError, ValueError):

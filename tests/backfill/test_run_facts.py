@@ -135,7 +135,7 @@ def test_iterations_of_another_process_are_a_guess():
     assert (inner.counts, inner.counted) == ([4, 4, 4], range(1, 3))
 
 
-def test_runs_of_before_counted_slices_together():
+def test_runs_of_older_versions_counted_slices_together():
     inner = {"a:1:fold": [(0.1, 3), (0.0, 0), (0.2, 6)]}
     facts = main(inner=inner, iterations=[(1, 0.1), (2, 0.1)], counted=None)
     (inner,) = inner_loops(facts, END, 3)

@@ -64,7 +64,7 @@ def test_the_energy_report_has_the_hours_of_a_run_and_the_saved_co2(command, acc
     assert found["grams_saved"] == pytest.approx(0.6 * 300)
     _, out, _ = command("energy", "report", "--offline")
     assert "0.6 kWh in 1 h 0 min (RAPL)" in out
-    assert "180 g against 240 g had it run at once" in out
+    assert "180 g against 240 g without waiting" in out
     assert "Data: X" in out
 
 

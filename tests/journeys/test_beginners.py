@@ -195,7 +195,7 @@ def test_a_file_in_place_of_a_name_gets_a_message_with_the_names(ask):
     assert "train.py is a file" in text
 
 
-def test_names_with_commas_are_taken_apart(ask):
+def test_a_name_with_commas_gets_the_command_with_separate_names(ask):
     code, text = ask("backfill", "half,third")
     assert code == 1
     assert "`rearview backfill half third`" in text

@@ -125,7 +125,7 @@ def test_versions_that_begin_alike_share_their_start(project):
     assert len(project.births) == VERSIONS
 
 
-def test_one_segment_alone_starts_as_ever(project):
+def test_a_single_segment_starts_without_sharing(project):
     project.record(versions=1)
     project.fill()
     assert project.births == []

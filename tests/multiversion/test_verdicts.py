@@ -72,7 +72,7 @@ LOOSE = Tolerance(relative=1e-3)
         ([shown(application_x="1")], [shown(application_x="2")], None, "not comparable", "cannot be compared"),
     ],
 )  # fmt: skip
-def test_outputs_are_judged(author, replayed, tolerance, same, why):
+def test_outputs_are_same_different_or_not_comparable(author, replayed, tolerance, same, why):
     verdict = compare(author, replayed, tolerance)
     assert verdict.same == OutputMatch(same)
     assert why in verdict.why

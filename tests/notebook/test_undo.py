@@ -110,10 +110,10 @@ def test_a_variable_without_a_copy_is_named_and_nothing_is_changed(shell, capsys
     run(shell, "numbers = iter_ = (x for x in range(9))\ny = 1")
     run(shell, "next(numbers)\ny = 2")
     shell.run_cell("%rv undo")
-    assert "iter_, numbers cannot be brought back" in capsys.readouterr().err
+    assert "iter_, numbers cannot be restored" in capsys.readouterr().err
     assert shell.user_ns["y"] == 2
     shell.run_cell("%rv checkout 99")
-    assert "Nothing is kept of cell 99" in capsys.readouterr().err
+    assert "There is no copy from cell 99" in capsys.readouterr().err
 
 
 class Fickle:
@@ -136,7 +136,7 @@ def test_a_copy_that_cannot_be_loaded_is_named_and_all_copies_stay(shell, capsys
     run(shell, "numbers.append(2)\nfickle.number = 1")
     monkeypatch.setattr(Fickle, "loadable", False)
     shell.run_cell("%rv undo")
-    assert "fickle cannot be brought back to cell 1: RuntimeError" in capsys.readouterr().err
+    assert "fickle cannot be restored to cell 1: RuntimeError" in capsys.readouterr().err
     assert shell.user_ns["numbers"] == [1, 2]
     monkeypatch.setattr(Fickle, "loadable", True)
     run(shell, "%rv undo")
@@ -208,4 +208,4 @@ def test_an_array_and_a_tensor_on_the_same_memory_are_refused_together(shell, ca
     run(shell, "import torch, numpy as np\na = np.zeros(4)\nt = torch.from_numpy(a)")
     run(shell, "t += 1")
     shell.run_cell("%rv undo")
-    assert "a, t cannot be brought back" in capsys.readouterr().err
+    assert "a, t cannot be restored" in capsys.readouterr().err

@@ -159,7 +159,7 @@ def test_a_filter_that_never_ends_is_stopped(reading, monkeypatch):
     assert "stopped" in text
 
 
-def test_a_request_is_not_endless(served):
+def test_a_request_that_is_too_large_is_refused(served):
     body = "x" * 200_000
     status, _, _ = ask(
         served, "/api/tag", method="POST", body=body, Content_Type="application/json"

@@ -106,7 +106,7 @@ class History:
         """Return all runs, oldest first, or those for which the SQL condition `where` holds.
 
         The condition may use facts of runs (`status`, `name`, `tag`, `seconds`, …), arguments, and logged
-        names, which stand for their last value: "tag = 'baseline' and acc > 0.9". `order` gives the runs
+        names, which mean their last value: "tag = 'baseline' and acc > 0.9". `order` gives the runs
         in another order, by the same columns: "acc desc, started".
         """
         runs = self._runs.all()
@@ -494,7 +494,7 @@ class History:
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> BackfillReport:
-        """Replay a run as it was recorded, with the probes of the work tree if any, and prove it."""
+        """Replay a run with its recorded source, plus any probes of the work tree, and prove it."""
         self.check_trust("A replay")
         from rearview.backfill.prepare_run import Question
 

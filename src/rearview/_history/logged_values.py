@@ -48,7 +48,7 @@ def load_stored(value: Any) -> Any:
 
 
 def save_values(table: Table, folder: Path, *, every: bool) -> list[SavedValue]:
-    """Write each value of a table to a file of its own; with `every`, numbers and texts too.
+    """Write each value of a table to a separate file; with `every`, numbers and texts too.
 
     An existing file with other content is never overwritten: that raises a UsageError.
     """

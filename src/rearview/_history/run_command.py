@@ -48,7 +48,7 @@ class Preemption:
     remote: str | None = None
     retries: int = 1000
     exit_every: float | None = None
-    """Seconds after which the run stops by itself."""
+    """Seconds after which the run saves and exits."""
     waits: bool = False
     """The run may have to wait for its start: its id is reserved now."""
 

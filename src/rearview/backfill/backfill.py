@@ -217,7 +217,7 @@ class Backfiller:
         return combined, replace(replanned, prepared=prepared_runs, statements=statements)
 
     def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
-        """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
+        """Replay a run with its recorded source, plus any probes of the work tree, and prove it."""
         started = time.monotonic()
         if question.at:
             parse_at(question.at)
@@ -541,7 +541,7 @@ class Backfiller:
     ) -> None:
         """Correct the next predictions by the seconds that replays really took.
 
-        The seconds of a shared start count as they were predicted, whether it was shared or not.
+        The seconds of a shared start count as predicted, whether it was shared or not.
         """
         cache, machine = self.project.cache, self.machines.name
         corrections = read_cost_corrections(cache, machine)

@@ -1,6 +1,6 @@
 """Measure the speed of machines: of those that recorded runs, and of the machine that would replay them.
 
-A machine is measured in a process of its own: short computing kernels, and the disk of the store.
+A machine is measured in a separate process: short computing kernels, and the disk of the store.
 `python -m rearview.backfill.machine_speed FOLDER` prints the measurement as one line of JSON. The real
 seconds of replays correct the predictions, too (`read_cost_corrections`).
 """

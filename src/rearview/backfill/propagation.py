@@ -40,7 +40,7 @@ Texts = Mapping[str, str]
 
 @dataclass
 class Renaming:
-    """Follows files through the versions that were run, as they were renamed one after another."""
+    """Follows files through the versions that were run, over all their renames."""
 
     text: Callable[[str], Texts]
     chain: Sequence[str]
@@ -158,7 +158,7 @@ class Propagated:
 
 @dataclass
 class Probing:
-    """Brings the probes of the work tree into each past version."""
+    """Inserts the probes of the work tree into each past version."""
 
     versions: Versions
     runs: Sequence[Run]
@@ -287,7 +287,7 @@ class Probing:
             self.versions, runs, self.corrections, names, self.sure, _texts=self._texts
         )
         probing.__dict__["edited"] = self.edited
-        if runs is self.runs:  # the same versions: reuse what was computed for them
+        if runs is self.runs:  # the same versions: reuse their results
             probing.__dict__["renaming"] = self.renaming
             probing.__dict__["_newest"] = self._newest
         return probing
@@ -314,7 +314,7 @@ class Probing:
 
     @property
     def all_versions(self) -> tuple[str, ...]:
-        """Every version that was run, newest first, whatever the chain is."""
+        """Every version that was run, newest first, independent of the chain."""
         return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
 
     def logs(self, name: str) -> bool:
@@ -386,7 +386,7 @@ class Probing:
 
     @cached_property
     def _separated(self) -> dict[str, SeparatedLines]:
-        """The files with added statements, with each added statement on lines of its own."""
+        """The files with added statements, with each added statement on separate lines."""
         positions: dict[str, list[tuple[int, int]]] = {}
         for probe in self.added:
             positions.setdefault(probe.path, []).append((probe.line, probe.column))

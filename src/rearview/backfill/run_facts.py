@@ -116,7 +116,7 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
 
 
 def replay_start(request: RunRequest, segment: Segment, crew: str) -> ReplayStart:
-    """Return what to store with the replay of a segment, from which later backfills see what it covers.
+    """Return what to store with the replay of a segment: it shows later backfills what the replay covers.
 
     `crew` is the id of the backfill that starts it.
     """

@@ -42,7 +42,7 @@ class SegmentClaims:
     stages: Mapping[str, tuple[SetupStage, ...]] = field(default_factory=dict)
     """By run: the parts of its set-up that several segments share."""
     planned: dict[str, Segment] = field(default_factory=dict)
-    """By replay, the segment if it runs just as it was planned."""
+    """By replay, the segment if it runs exactly as planned."""
     _held_states: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
     """State of the claims when other backfills had claimed all that is left of a segment."""
     _active: tuple[float, frozenset[str]] = (0.0, frozenset())

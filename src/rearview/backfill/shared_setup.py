@@ -97,7 +97,7 @@ def leading_imports(
 
 
 def _lazy_imports(statements: Collection[str], texts: Collection[bytes]) -> Iterator[str]:
-    """Yield imports that libraries will do by themselves when they are used.
+    """Yield imports that libraries do when they are first used.
 
     An import is left out if the program may do something first that changes its effect.
     """

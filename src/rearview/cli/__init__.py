@@ -1,1 +1,1 @@
-"""The command line: parses, calls history, shows what comes back."""
+"""The command line: parse the arguments, call `History`, show the result."""

@@ -61,7 +61,7 @@ _REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replay
     "--on",
     type=click.Choice(["local", "ray"]),
     default="local",
-    help="What runs them: this machine, or a Ray cluster.",
+    help="Where to run them: this machine, or a Ray cluster.",
 )
 @click.option(
     "--gpus",
@@ -69,11 +69,13 @@ _REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replay
     metavar="SHARE",
     help="With --on ray: accelerators each segment gets, 0.5 for half of one.",
 )
-@click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
-@click.option("--again", is_flag=True, help="Also run again what could not be proved before.")
+@click.option(
+    "--budget", type=span, metavar="TIME", help="Run only segments that end within this time: 10m."
+)
+@click.option("--again", is_flag=True, help="Also run again values that are unproved.")
 @sure_option
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, even if it takes long.")
 @quiet_option
 @json_option
 def backfill(
@@ -153,10 +155,10 @@ def backfill(
 def _names_needed(unfilled: list[str]) -> UsageError:
     """Return the error for a backfill without names; it lists the names that can be filled."""
     if unfilled:
-        text = f"Say which names to fill: `rearview backfill {' '.join(unfilled)}`."
+        text = f"Give the names to fill: `rearview backfill {' '.join(unfilled)}`."
     else:
         text = (
-            "Say which names to fill. Everything that the newest source logs has values: add a "
+            "Give the names to fill. Everything that the newest source logs has values: add a "
             'statement such as rearview.log("grad_norm", value), then `rearview backfill grad_norm`.'
         )
     return UsageError(text, slug="no-names")
@@ -507,9 +509,7 @@ def by_name(plan: Plan) -> Plan:
 
 @click.command()
 @click.argument("count", metavar="[N]", type=click.IntRange(1), required=False)
-@click.option(
-    "--of", "which", metavar="ID", help="The backfill that is meant, if there are several."
-)
+@click.option("--of", "which", metavar="ID", help="Which backfill, if there are several.")
 @json_option
 def workers(count: int | None, which: str | None, as_json: bool) -> int:
     """Show backfills under way and their workers, or give them N workers from now on.
@@ -534,7 +534,7 @@ def workers(count: int | None, which: str | None, as_json: bool) -> int:
             right=[False, False, False, True, True, True, True],
         )
     else:
-        output.note("No backfill is under way here.")
+        output.note("No backfill is running here.")
     return 0 if running else 1
 
 

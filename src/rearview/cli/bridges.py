@@ -169,7 +169,7 @@ def export(
 
     `rearview export tensorboard FOLDER NAMES` writes event files, `mlflow PLACE` runs of an MLflow
     store, `wandb-offline FOLDER` runs for `wandb sync`, with the values that replays have filled.
-    What is there already is not written again.
+    Values that the target already has are not written again.
     """
     if str(file) in TRACKERS:
         export_runs(str(file), names, where=where, which=which, unproved=unproved)
@@ -180,7 +180,7 @@ def export(
     if suffix not in {*TEXTS, ".parquet"}:
         endings = ", ".join([*TEXTS, ".parquet"])
         raise click.BadParameter(
-            f"{str(file)!r} does not say how to write it. End it with one of {endings}.",
+            f"{str(file)!r} has no known ending. End it with one of {endings}.",
             param_hint="FILE",
         )
     past = open_history()

@@ -51,7 +51,7 @@ def demo(folder: Path | None, epochs: int) -> int:
 
     _step(
         2,
-        "Hindsight. How did the weights and the gradients grow? Nobody logged them. Log them now.",
+        "Hindsight. How did the weights and the gradients grow? The script did not log them. Log them now.",
     )
     script.write_text(edited(), "utf-8")
     output.diff("\n".join(_changes(SCRIPT, edited())))
@@ -66,7 +66,7 @@ def demo(folder: Path | None, epochs: int) -> int:
     if code:
         return code
 
-    _step(5, "The table, as if it had been logged all along.")
+    _step(5, "The table, as if the script had logged them.")
     _show_command(place, "table", "weight_norm")
     output.out("")
     _show_command(place, "table", "grad_norm", "--where", f"epoch = {middle}", "--limit", "8")

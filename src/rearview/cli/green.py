@@ -190,7 +190,7 @@ def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
 
 
 def waiting_text(decision: GridDecision) -> str:
-    """Return in words what a paused run waits for, and until when."""
+    """Return in words the reason why a paused run waits, and until when."""
     until = "" if decision.until is None else f", until {clock(decision.until)}"
     return f"{decision.reason}{until} (Ctrl-C to stop waiting; nothing is lost)"
 
@@ -397,7 +397,7 @@ def _print_report(run: str, energy_report: EnergyReport, problem: str) -> None:
         lines.append(
             (
                 word,
-                f"{_g(abs(energy_report.saved))} against {_g(energy_report.grams_at_once)} had it run at once",
+                f"{_g(abs(energy_report.saved))} against {_g(energy_report.grams_at_once)} without waiting",
             )
         )
     output.block(lines)

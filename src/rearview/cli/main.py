@@ -21,8 +21,8 @@ from rearview.errors import RearviewError
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
-    Commands, options, run ids and names then complete with the Tab key. Put into the shell's start
-    file: `eval "$(rearview completion bash)"`, the same with zsh, or for fish `rearview
+    Commands, options, run ids and names then complete with the Tab key. For bash or zsh, add
+    `eval "$(rearview completion bash)"` (or `zsh`) to the shell's start file; for fish, add `rearview
     completion fish | source`.
     """
     from click.shell_completion import get_completion_class
@@ -62,7 +62,7 @@ COMMANDS = {
     "note": ("runs", "Write a note about a run."),
     "rm": ("runs", "Remove runs: records, checkpoints, replays and source."),
     "replay": ("backfill", "Run a past run again from its checkpoints and prove it exact."),
-    "tree": ("studies", "Show many versions as one execution tree: what they share."),
+    "tree": ("studies", "Show many versions as one execution tree: the cells that they share."),
     "pack": ("studies", "Write versions with their data into one PACKAGE that others can replay."),
     "backfill": ("backfill", "Fill columns for past runs from log statements added since."),
     "workers": (
@@ -129,8 +129,8 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 yes, done. 1 the answer is no. 2 wrong use, or a clear refusal. "
-    "`run` and `resume` end as the script does.",
+    epilog="Exit codes: 0 yes, done. 1 a negative answer. 2 wrong use, or a refusal. "
+    "`run` and `resume` exit with the code of the script.",
 )
 @click.version_option(rearview.__version__, "-V", "--version", prog_name="rearview")
 @click.option("--traceback", is_flag=True, help="Show where an unexpected error came from.")

@@ -313,7 +313,9 @@ def _read(file: Path) -> str:
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="Rebuild what can be rebuilt, set the rest aside.")
+@click.option(
+    "--repair", is_flag=True, help="Rebuild what can be rebuilt, move other damaged files away."
+)
 @json_option
 def verify(repair: bool, as_json: bool) -> int:
     """Check everything in the store; repair what can be rebuilt.
@@ -411,7 +413,7 @@ def trust() -> None:
     shell_complete=complete_run,
     help="This run stays whole, too; may be repeated.",
 )
-@click.option("--dry-run", "--dry", "dry_run", is_flag=True, help="Only say what would be freed.")
+@click.option("--dry-run", "--dry", "dry_run", is_flag=True, help="Only show what would be freed.")
 @json_option
 def gc(
     *, budget: int | None, keep: int | None, kept: tuple[str, ...], dry_run: bool, as_json: bool

@@ -171,7 +171,7 @@ def _launcher(name: str, rest: list[str]) -> str:
     line = " ".join(_LAUNCHERS[name].format(options=options, program=program).split())
     return (
         f"{name} starts the processes, so Rearview goes after it: `{line}`. Each process is recorded "
-        "as a run of its own; runs of several processes that talk to each other cannot be replayed yet."
+        "as a separate run; runs of several processes that talk to each other cannot be replayed yet."
     )
 
 
@@ -304,7 +304,9 @@ class ProgramCommand(click.Command):
     help="Share of training time that recording may cost (default 0.0667, of a notebook 0.02); "
     "0: no checkpoints.",
 )
-@click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")
+@click.option(
+    "--every", is_flag=True, help="Checkpoint each outer iteration, without regard to its cost."
+)
 @click.option("--autolog", is_flag=True, help="Log every scalar that is assigned in a loop.")
 @click.option(
     "--cells",
@@ -373,8 +375,8 @@ def run(
     """Record a run of a script or notebook, which needs no changes.
 
     All words after the script (or after `-m MODULE`) belong to it. Output, exit code, signals
-    and tracebacks are the script's own; our few lines go to stderr. The cells of a notebook run in order
-    in a kernel of their own; --out and --timeout may also come after its name.
+    and tracebacks are those of the script; lines of Rearview go to stderr. The cells of a notebook run in order
+    in a new kernel; --out and --timeout may also come after its name.
     """
     if module is None and not program:
         raise click.UsageError(

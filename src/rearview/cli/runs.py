@@ -49,7 +49,7 @@ VARIABLES = 12
     "--where", metavar="SQL", help="Only runs for which this holds: \"tag = 'baseline'\"."
 )
 @order_option
-@click.option("-w", "--wide", is_flag=True, help="Cut nothing off, however long the lines get.")
+@click.option("-w", "--wide", is_flag=True, help="Do not cut long lines.")
 @json_option
 def runs(
     *, limit: int | None, where: str | None, order: tuple[str, ...], wide: bool, as_json: bool
@@ -57,7 +57,7 @@ def runs(
     """List the runs of this project, oldest first.
 
     --where takes SQL over facts of runs (name, tag, note, status, script, started, seconds, host …),
-    over arguments, and over names that were logged, which stand for the last value logged:
+    over arguments, and over names that were logged, which mean the last logged value:
     `--where "tag = 'baseline' and lr < 0.1 and acc > 0.9"`. `tag` is each tag of a run in turn.
     --order-by takes the same columns; rows without a value come last, and -n then means the first N.
 
@@ -131,7 +131,7 @@ def seconds_taken(run: Run) -> float | None:
 @click.argument(
     "b", metavar="[B]", default="latest", type=without_mark, shell_complete=complete_run
 )
-@click.option("--all", "every", is_flag=True, help="Also what is the same in both.")
+@click.option("--all", "every", is_flag=True, help="Also facts that are the same in both.")
 @json_option
 def compare(a: str, b: str, every: bool, as_json: bool) -> int:
     """Compare two runs: arguments, results, source, environment.
@@ -206,7 +206,7 @@ _RUN = click.argument("which", metavar="RUN", type=without_mark, shell_complete=
 @click.command(cls=TakesRuns)
 @_RUN
 @click.argument("new", metavar="[NAME]", required=False)
-@click.option("--remove", is_flag=True, help="Take its name away.")
+@click.option("--remove", is_flag=True, help="Remove its name.")
 def name(which: str, new: str | None, remove: bool) -> None:
     """Give a run a name, by which every command finds it.
 
@@ -222,7 +222,7 @@ def name(which: str, new: str | None, remove: bool) -> None:
 @click.command(cls=TakesRuns)
 @_RUN
 @click.argument("tags", metavar="TAG...", nargs=-1, required=True)
-@click.option("--remove", is_flag=True, help="Take these tags away.")
+@click.option("--remove", is_flag=True, help="Remove these tags.")
 def tag(which: str, tags: tuple[str, ...], remove: bool) -> None:
     """Give a run tags, to find it again.
 
@@ -238,12 +238,12 @@ def tag(which: str, tags: tuple[str, ...], remove: bool) -> None:
 @click.command(cls=TakesRuns)
 @_RUN
 @click.argument("text", metavar="[TEXT]...", nargs=-1)
-@click.option("--remove", is_flag=True, help="Take all notes away.")
+@click.option("--remove", is_flag=True, help="Remove all notes.")
 def note(which: str, text: tuple[str, ...], remove: bool) -> None:
     """Write a note about a run.
 
     Each note is a line after the ones before; `show` and the column `note` of the table `runs` have
-    all of them. Without TEXT, print what is there.
+    all of them. Without TEXT, print the notes.
     """
     past = open_history()
     if remove and text:
@@ -267,12 +267,14 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
     shell_complete=complete_run,
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", "--dry", "dry_run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--dry-run", "--dry", "dry_run", is_flag=True, help="Only show what would be removed."
+)
 @json_option
 def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int | None:
     """Remove runs: records, checkpoints, replays and source.
 
-    What other runs need stays, and so do the files that the run wrote into your project. A run that
+    Data that other runs need stays, and so do the files that the run wrote into your project. A run that
     is running is refused, and so is one that other runs came from. On a terminal it asks first;
     elsewhere it needs --yes. A removal that was interrupted is completed by saying it again.
     """

@@ -58,7 +58,7 @@ def _open(words: Sequence[str]) -> OpenedStudy:
 @click.option("--svg", type=click.Path(path_type=Path), metavar="FILE", help="Write a picture.")
 @json_option
 def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
-    """Show many versions as one execution tree: what they share, and where they part.
+    """Show many versions as one execution tree: the cells that they share, and where they differ.
 
     RUNS are recorded runs (all of them by default); FILES are scripts and notebooks, a version each.
     Cells are shared as long as code and inputs are the same; formatting and comments do not count.
@@ -106,7 +106,7 @@ def _said_tree(built: ExecutionTree) -> None:
     default="200MB",
     show_default=True,
     metavar="SIZE",
-    help="Put files up to this size into the package; of larger ones, name and hash.",
+    help="Put files up to this size into the package; of larger files, only name and hash.",
 )
 @click.option("--title", default="", metavar="TEXT", help="What the study is called.")
 @json_option
@@ -115,7 +115,7 @@ def pack(package: Path, words: Sequence[str], embed: int, title: str, as_json: b
 
     RUNS are recorded runs (all of them by default); FILES are scripts and notebooks, a version each.
     The package holds code, data, outputs, the execution tree and the versions of packages, but no
-    checkpoints: whoever replays it computes everything.
+    checkpoints: a replay of the package computes everything.
     """
     from rearview.multiversion.package import pack as write_package
 
@@ -159,7 +159,7 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--disk", type=nbytes, metavar="SIZE", help="Disk for states: none."),
         click.option("--workers", type=click.IntRange(1), metavar="N", help="Cells at once."),
         click.option(
-            "--planner", type=click.Choice(PLANNERS), help="What orders the versions: auto."
+            "--planner", type=click.Choice(PLANNERS), help="Planner of the order of versions: auto."
         ),
         click.option("--only", multiple=True, metavar="VERSION", help="Only this version."),
         click.option("--dry-run", is_flag=True, help="Show the plan; run nothing."),
@@ -182,7 +182,7 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="SHARE",
             help="Numbers this close are the same: 1e-6.",
         ),
-        click.option("--perceptual", is_flag=True, help="Compare images by what is seen."),
+        click.option("--perceptual", is_flag=True, help="Compare small grey versions of images."),
         click.option(
             "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write a page."
         ),
@@ -191,7 +191,7 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             type=click.Path(path_type=Path, file_okay=False),
             metavar="FOLDER",
-            help="Where files are that are not in the package.",
+            help="Folder of files that are not in the package.",
         ),
         click.option(
             "--max-size", type=nbytes, metavar="SIZE", help="Refuse larger packages: 50GB."

@@ -63,7 +63,7 @@ class Submit(ProgramCommand):
     "inputs",
     multiple=True,
     metavar="PATH",
-    help="With --condor: a file or folder that the script reads; code is found by itself; may be "
+    help="With --condor: a file or folder that the script reads; code is found automatically; may be "
     "repeated.",
 )
 @click.option(
@@ -71,7 +71,7 @@ class Submit(ProgramCommand):
     "results",
     multiple=True,
     metavar="PATH",
-    help="With --condor: bring back this, not everything; may be repeated.",
+    help="With --condor: transfer back only this; may be repeated.",
 )
 @click.option(
     "--python", metavar="PATH", help="The interpreter where it runs (default: this one's path)."

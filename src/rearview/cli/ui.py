@@ -36,7 +36,7 @@ PORT = 8517
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write the page with its data to DIR/index.html instead, to send to somebody.",
+    help="Write the page with its data to DIR/index.html instead, to send to others.",
 )
 def ui(
     port: int | None,

@@ -19,7 +19,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 CORE_COUNTING_LIBRARIES = frozenset(
     {"jax", "jaxlib", "mxnet", "numba", "onnxruntime", "paddle", "polars", "tensorflow"}
 )
-"""Libraries that start one thread for each core they may use, whatever OMP_NUM_THREADS says."""
+"""Libraries that start one thread for each core they may use, with any value of OMP_NUM_THREADS."""
 _CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -80,7 +80,7 @@ def cores_of_slot(slot: int, threads: int, cores: Sequence[Sequence[int]]) -> fr
 
 
 def accelerators_of_slot(slot: int, count: int, available: Sequence[str]) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES for a slot: `count` of the `available` devices; None to leave it as it is.
+    """Return CUDA_VISIBLE_DEVICES for a slot: `count` of the `available` devices; None to leave it unchanged.
 
     `count` is how many accelerators the run could use.
 

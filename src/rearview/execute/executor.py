@@ -49,7 +49,7 @@ class Task:
     """Parts of the set-up that other tasks have in common with this one, in order. An executor may run each once,
     in the process of a task that `shared_setup` returns."""
     shared_setup: Callable[[], Task] | None = None
-    """Returns a task with a folder of its own that runs the set-up only, for this task and others."""
+    """Returns a task with a separate folder that runs only the set-up, for this task and others."""
     module_folder: Path | None = None
     """Folder in which the program looks for its own modules; None means the working folder."""
 

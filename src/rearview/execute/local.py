@@ -113,7 +113,7 @@ class Local:
         self.slots = max(1, slots)
 
     def start(self, task: Task, slot: int) -> Job:
-        """Start a task as a process group of its own, so that `stop` reaches all its processes."""
+        """Start a task as a separate process group, so that `stop` reaches all its processes."""
         environment = environment_of(task, slot)
         server = self._fork_server(task, environment)
         job: Job
@@ -179,7 +179,7 @@ class Local:
         """
         base = fork_server_key(task, environment)
         if base is None or task.shared_setup is None or environment is not task.environment:
-            return server  # with accelerators of its own, it has an environment of its own
+            return server  # a slot with accelerators has another environment
         for stage in task.stages:
             key = base, stage.key
             alike = [client for other, client in self._setups if other == key]
@@ -406,7 +406,7 @@ class SetupServerClient(ForkServerClient):
     parent: ForkServerClient = field(kw_only=True)
     stage: SetupStage = field(kw_only=True)
     task: Task = field(kw_only=True)
-    """A task with a folder of its own, in which the set-up runs."""
+    """A task with a separate folder, in which the set-up runs."""
     pid: int = 0
     left_out: str = ""
     """Why less of the set-up is shared than was asked for, or nothing; empty if all of it is."""
@@ -450,7 +450,7 @@ class SetupServerClient(ForkServerClient):
         self.channel.close()  # ends it where it waits for requests
         if self.pid and self.ready is None:
             with contextlib.suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)  # it leads a process group of its own
+                os.killpg(self.pid, signal.SIGKILL)  # it leads its own process group
         shutil.rmtree(self.task.report.parent, ignore_errors=True)
 
 

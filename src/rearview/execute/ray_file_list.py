@@ -36,7 +36,7 @@ _NO_END = 1 << 62
 
 
 class CheckpointUse(Enum):
-    """What a replay does with a checkpoint."""
+    """How a replay uses a checkpoint."""
 
     RESTORED = "restored"
     """The replay may restore it: every part is read."""

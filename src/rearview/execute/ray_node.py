@@ -278,7 +278,7 @@ class SegmentWorker:
         accelerated: bool,
         folders: list[str],
     ) -> int:
-        """Run the task and return its exit code; remember what was in `folders` before."""
+        """Run the task and return its exit code; note the earlier content of `folders`."""
         if any(Path(own) in Path(folder).parents for own in folders):
             Path(folder).mkdir(parents=True, exist_ok=True)
         self._before = _stamps(folders)

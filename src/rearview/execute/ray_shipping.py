@@ -74,7 +74,7 @@ class ChunkCache:
 
 
 class Shipments:
-    """What all segments that one backfill ships have in common: cached chunks and prepared nodes."""
+    """State shared by all segments that one backfill ships: cached chunks and prepared nodes."""
 
     def __init__(self, gpus: float) -> None:
         import ray

@@ -47,7 +47,7 @@ from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
 FOLD_FROM = 100
-"""A folder with at least so many files is linked as one: to make a link can take a millisecond."""
+"""A folder with at least this many files is linked as a whole, because making a link can take a millisecond."""
 _NOT_INPUTS = {FOLDER, ".git", ".hg", "__pycache__", "node_modules", ".venv", ".tox"}
 
 
@@ -94,7 +94,7 @@ def make_tree(
 
 @dataclass(slots=True)
 class _Folder:
-    """A folder of the project, with what a replay may read in it."""
+    """A folder of the project, with the files that a replay may read in it."""
 
     path: str
     prefix: str
@@ -114,7 +114,7 @@ class _Layout:
 
     before: float
     taken: frozenset[str]
-    """Files that are not linked: source, and what the run wrote."""
+    """Files that are not linked: source, and files that the run wrote."""
     written: frozenset[str]
     """Folders that the run created."""
     home: str
@@ -235,7 +235,7 @@ def _is_below(relative: str, folders: Collection[str]) -> bool:
 
 
 def _is_older(entry: os.DirEntry[str], before: float) -> bool:
-    """Return True if a file existed, as it is, at time `before`.
+    """Return True if a file existed with its present content at time `before`.
 
     For a link to a folder, the time of the link itself counts. A dangling link is no input.
     """
@@ -416,7 +416,7 @@ class ReplayJobs:
         return replace(task, stages=stages, shared_setup=shared_setup)
 
     def _setup_task(self, run: Run, version: str, segment_file: SegmentFile, task: Task) -> Task:
-        """Return a task that runs the set-up of `task` in a folder of its own; it is no replay of a run."""
+        """Return a task that runs the set-up of `task` in a separate folder; it is not a replay of a run."""
         name = f"{task.id}-setup-{secrets.token_hex(2)}"
         return self._moved_task(run, version, segment_file, task, name)
 
@@ -485,7 +485,7 @@ class ReplayJobs:
         first = next(replay for replay in self.runs.replays(run.id) if replay.id == task.id)
         start = msgspec.structs.replace(first.start, predicted=0.0, redoes=task.id, because=because)
         self.runs.start_replay(run.id, name, start)
-        # a new tree: the first one holds what the first replay wrote
+        # a new tree: the first one contains files that the first replay wrote
         moved = self._moved_task(
             run, first.version, segment_file, task, name, jump=False, thorough=True
         )

@@ -32,7 +32,7 @@ MAX_LOSSES = 3
 LONG = 60.0
 """A segment with more seconds to go than this is stopped when its worker is taken away."""
 _POLL = 0.05
-"""Seconds between looks at the running processes."""
+"""Seconds between checks of the running processes."""
 _READ_EVERY = 0.5
 """Seconds between reads of a segment's records, and of the claims of other backfills."""
 
@@ -157,7 +157,7 @@ class Pool:
         if slots != self._slots:
             self._slots = slots
             self._report("workers", 0)
-        # a cluster that has shrunk reports by itself which segments are lost
+        # a cluster that has shrunk reports which segments are lost
         surplus = 0 if requested is None else len(self._running) - requested
         for slot in sorted(self._running, key=lambda slot: -self._running[slot].started):
             running = self._running[slot]

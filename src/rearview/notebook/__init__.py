@@ -14,7 +14,7 @@ To record the loops of a notebook, run it with `rearview run study.ipynb` (docs/
 
 
 def load(shell: Any) -> None:
-    """Print what the notebook can use and the folder of its records, and add the magic `%rv`."""
+    """Print the features for notebooks and the folder of the records, and add the magic `%rv`."""
     from pathlib import Path
 
     import rearview

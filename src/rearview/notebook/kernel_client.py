@@ -363,7 +363,7 @@ def reuse_lines(folder: Path) -> list[str]:
     cells: list[tuple[int, str]] = facts["cells"]
     reused = sum(not why for _, why in cells)
     lines = [
-        f"rearview: {reused} of {len(cells)} cells were as before; their results are given again."
+        f"rearview: {reused} of {len(cells)} cells have not changed; their results are reused."
     ]
     return lines + [f"rearview: cell {number} ran: {why}." for number, why in cells if why]
 

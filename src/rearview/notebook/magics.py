@@ -10,8 +10,8 @@ from rearview.notebook.undo import Moment, Undo, size_of
 
 HELP = """\
 %rv history          the cells that were run, with their seconds
-%rv undo             take the last cell back: variables are what they were before it
-%rv checkout CELL    go back to after In [CELL]; 0 is when `%load_ext rearview` ran"""
+%rv undo             undo the last cell: variables have their values from before it
+%rv checkout CELL    restore the state after In [CELL]; 0 is the state at `%load_ext rearview`"""
 
 
 class Shown:

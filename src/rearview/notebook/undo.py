@@ -2,8 +2,8 @@
 
 Before a cell runs, the variables that it can reach are copied, unless there is a copy already. Variables
 that share objects are copied and restored together, so that aliases stay aliases. Functions, classes and
-modules are kept by reference; what functions and classes of the notebook keep in themselves, such as a counter in a
-class, is copied.
+modules are kept by reference; the state of functions and classes of the notebook, such as a counter in a class, is
+copied.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _DESCRIPTORS = (classmethod, staticmethod, property)
 
 
 class DefinitionCopy:
-    """What a function or class of the notebook keeps in itself at one time: attributes and defaults."""
+    """The state of a function or class of the notebook at one time: attributes and defaults."""
 
     def __init__(self, value: Any) -> None:
         self._kept: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class DefinitionCopy:
                 self._copied[name] = copied
 
     def restore(self, value: Any) -> bool:
-        """Set the attributes of a function or class to what they were; return True if one was another."""
+        """Restore the attributes of a function or class; return True if any of them had changed."""
         changed = False
         now = attributes_of(value)
         for name in now.keys() - self._kept.keys() - self._copied.keys():
@@ -103,7 +103,7 @@ def _serialized_or_none(value: Any) -> Serialized | None:
         copied = serialize({"": value})
     except Exception:
         return None
-    # the memory of arrays goes on changing
+    # the memory of arrays will change
     kept = [pickle.PickleBuffer(bytes(buffer.raw())) for buffer in copied.buffers]
     return Serialized(copied.data, kept, copied.digest)
 
@@ -120,7 +120,7 @@ class Moment:
     references: Mapping[str, Any]
     """Variables that are functions, classes or modules."""
     definitions: Mapping[str, DefinitionCopy]
-    """What those of them that the notebook defines keep in themselves."""
+    """The state of those of them that the notebook defines."""
     random: Mapping[str, Any]
     """States of the global random generators, by library."""
 
@@ -216,7 +216,7 @@ class Undo:
             if group.data is None:
                 why = group.refused or "no copy was made"
                 raise UsageError(
-                    f"{', '.join(group.names)} cannot be brought back to cell {moment.cell}: {why}. "
+                    f"{', '.join(group.names)} cannot be restored to cell {moment.cell}: {why}. "
                     "Nothing was changed; run the cell that made it again.",
                     slug="no-undo",
                 )
@@ -250,7 +250,7 @@ class Undo:
     def undo(self) -> tuple[Moment, list[str]]:
         """Undo the last cell."""
         if len(self.moments) < 2:
-            raise UsageError("There is no cell to take back.", slug="no-undo")
+            raise UsageError("There is no cell to undo.", slug="no-undo")
         moment = self.moments[-2]
         return moment, self.back_to(moment)
 
@@ -261,7 +261,8 @@ class Undo:
                 return moment, self.back_to(moment)
         cells = ", ".join(str(moment.cell) for moment in self.moments) or "none"
         raise UsageError(
-            f"Nothing is kept of cell {cell}. There are: {cells} (0 is the start).", slug="no-undo"
+            f"There is no copy from cell {cell}. There are: {cells} (0 is the start).",
+            slug="no-undo",
         )
 
 
@@ -273,7 +274,7 @@ def _load(group: Group, moment: Moment) -> dict[str, Any]:
             variables: dict[str, Any] = pickle.loads(group.data, buffers=group.buffers)
     except Exception as exc:
         raise UsageError(
-            f"{', '.join(group.names)} cannot be brought back to cell {moment.cell}: "
+            f"{', '.join(group.names)} cannot be restored to cell {moment.cell}: "
             f"{type(exc).__name__}: {exc}. Nothing was changed; run the cell that made it again.",
             slug="no-undo",
         ) from exc

@@ -94,7 +94,7 @@ class CostCorrection:
 
     @property
     def typical(self) -> float:
-        """The median of the logarithms and an additional 0, which stands for a prediction that was right.
+        """The median of the logarithms and an additional 0, the logarithm of a prediction that was right.
 
         >>> CostCorrection((0.7,)).typical, CostCorrection((0.7, 0.7, 3.0)).typical
         (0.2, 0.7)

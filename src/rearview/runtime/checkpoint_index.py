@@ -126,7 +126,7 @@ class CheckpointIndex:
     ) -> CheckpointIndex:
         """Return the index of the checkpoints of `run`; partial ones serve only for comparison.
 
-        With `depth`, only checkpoints at most so many loops deep are used.
+        With `depth`, only checkpoints inside at most that many loops are used.
         """
         index = cls(session, store)
         for checkpoint in store.of(run):

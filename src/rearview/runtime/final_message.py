@@ -1,4 +1,4 @@
-"""The lines that `rearview run` prints at the end: what was recorded, what it cost, what to type next.
+"""The lines that `rearview run` prints at the end: recorded data, cost, and the next command.
 
 They are printed only if standard error is a terminal: output that is compared, stored or piped holds only
 the program's own lines.
@@ -80,7 +80,7 @@ def closing_lines(
         return
     probe = "grad_norm" if "grad_norm" not in names else "my_value"
     yield (
-        f"next: `rearview table` shows the columns; for one that is not there add "
+        f"next: `rearview table` shows the columns; to get another one, add "
         f'`rearview.log("{probe}", ...)` to the script and type `rearview backfill {probe}`'
     )
 

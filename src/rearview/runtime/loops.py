@@ -82,7 +82,7 @@ class LoopEntry:
     """Its length hint is the number of items that the body has not received yet."""
     sequence: range | None = None
     span: tuple[int, int] | None = None
-    """First number and step of a target that counts, else None."""
+    """First number and step of a target that counts up evenly, else None."""
     held: list[Any] | None = None
     """Values of the target in each iteration, if they are plain numbers or texts."""
     noting: bool = False

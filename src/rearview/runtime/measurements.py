@@ -1,4 +1,4 @@
-"""What a run measured for planning: loop timings, library versions, thread counts.
+"""Measurements of a run for planning: loop timings, library versions, thread counts.
 
 Other versions of libraries or other thread counts may give other bits: a replay that differs from
 the recording names them first.

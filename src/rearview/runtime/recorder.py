@@ -225,7 +225,7 @@ class Recorder(Session):
         allowance, done = self.assigned.allowance, (self.seq, self.walk_seconds)
         began, spent = thread_time(), allowance.spent
         self._at_boundary(nest, entry, index, frame)
-        if (self.seq, self.walk_seconds) == done:  # else a save or a walk took the time
+        if (self.seq, self.walk_seconds) == done:  # otherwise a save or a walk took the time
             allowance.add(began, counted=allowance.spent - spent)
         return index
 

@@ -59,7 +59,7 @@ class Restart:
         self._begin(msgspec.structs.replace(self.control, depth=depth))
 
     def afresh(self, why: RearviewError) -> None:
-        """Set up once more without the files that the run created; does not return.
+        """Run the set-up again without the files that the run created; does not return.
 
         A program that downloads its data only if it is absent has taken another path now.
         """
@@ -71,7 +71,7 @@ class Restart:
         self._begin(msgspec.structs.replace(self.control, afresh=True))
 
     def repeat_loops(self, why: RearviewError) -> None:
-        """Set up once more, running the loops before the checkpoint again; does not return."""
+        """Run the set-up and the loops before the checkpoint again; does not return."""
         sys.stderr.write(
             "rearview: the state that was saved after an earlier loop does not lead to the checkpoint; "
             f"running the earlier loops again ({why})\n"

@@ -92,7 +92,7 @@ def main(plain: frozenset[str] | None = None) -> None:
 def _leave(control: Control, code: Any) -> NoReturn:
     """End the process as `sys.exit(code)` does.
 
-    A replay only waits for threads and calls exit handlers, in which probes may stand. Python would then take
+    A replay only waits for threads and calls exit handlers, which may contain probes. Python would then take
     all modules apart, which takes half a second for a large library, and nothing observes the program any more.
     """
     if control.segment is None:
@@ -131,7 +131,7 @@ def _begin(control: Control, shared: SharedStart | None) -> Any:
 def refuse(exc: RearviewError) -> None:
     """Print why nothing is run, and where the documentation explains it."""
     text = f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n"
-    # a notebook kernel has replaced the stream and forwards what is written to it
+    # a notebook kernel has replaced the stream and forwards the text written to it
     real: int | None = getattr(sys.stderr, "_original_stdstream_copy", None)
     if real is not None:
         os.write(real, text.encode())

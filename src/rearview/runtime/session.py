@@ -308,7 +308,7 @@ class Session:
     def _note_left_early(self, entry: LoopEntry) -> None:
         around = takewhile(lambda other: other is not entry, self.stack)
         path = tuple([(other.frame, _step(other)) for other in (*around, entry)])
-        if self.left_early[: len(path)] != path:  # else a loop inside it was left by the same cause
+        if self.left_early[: len(path)] != path:  # otherwise a loop inside it was left too
             self.left_early = path
 
     def learn(self, entry: LoopEntry) -> None:

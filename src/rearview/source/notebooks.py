@@ -310,7 +310,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return `files`, and the program text of each Python notebook under a path of its own."""
+    """Return `files`, and the program text of each Python notebook under a separate path."""
     programs = dict(files)
     for path, data in files.items():
         if is_notebook(path):

@@ -230,7 +230,7 @@ class Capture:
         )
 
     def dump(self, body: object) -> tuple[bytes, bytes]:
-        """Return the pickle of `body`, and further pickles of objects seen meanwhile, ended by None."""
+        """Return the pickle of `body`, then pickles of objects found while pickling it, then None."""
         out = io.BytesIO()
         pickler = StatePickler(out, self)
         pickler.memo = self._memo()
@@ -306,7 +306,7 @@ class Captured:
     skeleton: bytes
     buffers: dict[str, Any]
     missing: list[MissingPart]
-    """What could not be captured; empty if the capture is complete."""
+    """The parts that could not be captured; empty if the capture is complete."""
     likely_unchanged: Collection[str] = ()
     """Keys of buffers that will probably not change: frozen weights, data."""
     owners: Sequence[Any] = ()

@@ -244,7 +244,7 @@ class _Comparison:
         yield from self._addresses()
         yield from self._compare_memory()
         if self.then.rng is not None and self.now.rng is not None:
-            # a probe may have imported a library with a random generator of its own
+            # a probe may have imported a library that has a random generator
             for name in self.then.rng.keys() & self.now.rng.keys():
                 path = (None, f"<global state of {name}>")
                 yield from self._compare_from(self.then.rng[name], self.now.rng[name], path)
@@ -374,7 +374,7 @@ class _Comparison:
         return tensor or hashing is object.__hash__
 
     def _dicts_by_address(self) -> Iterator[Difference]:
-        """Compare dicts whose keys are hashed by address: each key with the one that stands for the same object."""
+        """Compare dicts whose keys are hashed by address: each key with the key that identifies the same object."""
         while self._late_dicts:
             a, b, path = self._late_dicts.pop(0)
             rest = {_identity(key): key for key in b}
@@ -454,7 +454,7 @@ class _Comparison:
     def _attributes(self, cls: type | None, a: Any, b: Any, path: Path) -> Difference | None:
         """Compare the attributes of two instances of a class that are training state.
 
-        `a` and `b` are dicts, or pairs of a dict and slots; anything else is compared as it is.
+        `a` and `b` are dicts, or pairs of a dict and slots; any other value is compared directly.
         """
         if isinstance(a, dict) and isinstance(b, dict):
             (a, shown_a), (b, shown_b) = (

@@ -1,13 +1,13 @@
 """Decide which objects and attributes are not training state.
 
-Training state is everything that the program can reach and that may change what it computes or
+Training state is every object that the program can reach and that may change what it computes or
 logs later. Objects that only display the computation, send it away or measure it are not.
 The class of an object decides, not the name that leads to it:
 
 1. A *bystander* is an instance of a class that one of the libraries in `DISPLAYS` or `TRACKERS`
    defines, or of a class derived from one.
-2. What the library's own code keeps in a bystander (times, caches, widths, texts) is not state.
-3. What other code keeps in a bystander is state: attributes that a derived class assigns, attributes
+2. Values that the library's own code keeps in a bystander (times, caches, widths, texts) are not state.
+3. Values that other code keeps in a bystander are state: attributes that a derived class assigns, attributes
    that nothing in the library names, and objects of the program or of other libraries.
 4. The position of a progress bar is state (`COUNTED`): programs read `bar.n`.
 

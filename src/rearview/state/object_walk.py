@@ -324,7 +324,7 @@ _EVERY: weakref.WeakSet[Anchors] = weakref.WeakSet()
 def without_weak_references(*objects: object) -> Iterator[None]:
     """Drop all weak references to `objects` while the body runs: some operations forbid them.
 
-    Afterwards each object is the same anchor as before, whatever the operation did to it.
+    Afterwards each object is the same anchor as before, even if the operation changed it.
     """
     weak_anchors = [
         (anchors._refs, number, obj)

@@ -439,7 +439,7 @@ def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
 
 
 def canonical(value: Any, depth: int = 4) -> str:
-    """Return a sort key for elements of a set, which have no order of their own."""
+    """Return a sort key for elements of a set, which have no order."""
     if isinstance(value, Ref):
         return f"anchor {value.number:09}"
     if isinstance(value, ObjectNode):

@@ -33,7 +33,7 @@ class Serialized:
     buffers: list[pickle.PickleBuffer]
     digest: str
     notes: tuple[str, ...] = ()
-    """What a copy made from these bytes lacks."""
+    """The parts that a copy made from these bytes lacks."""
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +42,7 @@ class Serialized:
 
 
 _TEXT, _DTYPE, _SLICE = "=", "#", ":"
-"""First signs of what stands in a pickle for a text, a type of array elements, a slice; names have other ones."""
+"""First characters of the ids that represent a text, a type of array elements or a slice in a pickle; names begin otherwise."""
 
 
 class _Never:
@@ -55,7 +55,7 @@ def _is_plain(dtype: Any) -> bool:
 
 
 def object_of(pid: str, find: Callable[[str], Any]) -> Any:
-    """Return the object that `pid` stands for in a pickle; `find` returns those that are known by name."""
+    """Return the object that the id `pid` in a pickle represents; `find` returns objects that are known by name."""
     if pid.startswith(_TEXT):
         return pid[1:]
     if pid.startswith(_DTYPE):
@@ -68,7 +68,7 @@ def object_of(pid: str, find: Callable[[str], Any]) -> Any:
 
 
 def _slice_id(obj: slice) -> str | None:
-    """Return what stands for a slice of whole numbers in a pickle; None for other slices."""
+    """Return the id that represents a slice of whole numbers in a pickle; None for other slices."""
     parts = (obj.start, obj.stop, obj.step)
     if any(part is not None and type(part) is not int for part in parts):
         return None
@@ -189,7 +189,7 @@ def _as_owned(obj: Any) -> Any:
     writeable = bool(flags.writeable)
     fields = obj.dtype.fields or {}
     if fields and sum(each[0].itemsize for each in fields.values()) < obj.dtype.itemsize:
-        # bytes between the fields are whatever was there before
+        # bytes between the fields are not initialised
         clean = numpy.zeros(obj.shape, obj.dtype, order="C" if flags.c_contiguous else "F")
         for name in fields:
             clean[name] = obj[name]
@@ -338,7 +338,7 @@ def codes_of(value: Any) -> Iterator[types.CodeType]:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return what a function or class keeps in itself, by name: attributes, and the defaults of a function.
+    """Return the state of a function or class by name: attributes, and the defaults of a function.
 
     >>> attributes_of(type("A", (), {"n": 1}))
     {'n': 1}
@@ -358,8 +358,8 @@ def sharing_groups(
 ) -> list[tuple[str, ...]]:
     """Return the variables in groups: variables that share a mutable object are in one group.
 
-    `walked` has the objects of variables that are as they were in an earlier call, by name, and gets those
-    of the others.
+    `walked` has, by name, the objects of variables that have not changed since an earlier call, and gets the
+    objects of the others.
     """
     owner: dict[int, str] = {}
     parent = {name: name for name in variables}

@@ -1,7 +1,7 @@
 """Files of the store: created with the right modes, large ones without the page cache; JSON lines.
 
-**Modes.** The mode of the `.rearview` folder says whether only its owner may read the store, whatever the
-umask, or also its group (setting `shared`). Every folder in it gets the mode of its parent folder, and every
+**Modes.** The mode of the `.rearview` folder, not the umask, says whether only its owner may read the store,
+or also its group (setting `shared`). Every folder in it gets the mode of its parent folder, and every
 file the mode of its folder, so no other module has to know.
 
 **Large files.** A buffered write of a gigabyte costs twice: the copy into the page cache, and the write-back
@@ -186,7 +186,7 @@ class Sink:
         self._release()
 
     def sync(self) -> None:
-        """Return when every byte of the finished file is on the device."""
+        """Wait until every byte of the finished file is on the device."""
         if self._fd >= 0:
             os.fsync(self._fd)
             self._close()

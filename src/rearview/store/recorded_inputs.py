@@ -1,6 +1,6 @@
 """Store the inputs of a run: environment variables, times (`clock.bin`), and the inputs of each cell (`cells.jsonl`).
 
-`clock.bin` holds the times that the program read, eight bytes each. `clock.sum` beside it holds a number of
+`clock.bin` holds the times that the program read, eight bytes each. `clock.sum` next to it holds a number of
 bytes and their CRC; it is written after them, so a run that was killed may have a few more readings.
 """
 

@@ -136,7 +136,7 @@ def encode_place(file: str, line: int) -> bytes:
 class RecordFile:
     """The file to which one process appends its records.
 
-    The first append creates it. A forked child that appends gets a file of its own.
+    The first append creates it. A forked child that appends gets another file.
     """
 
     def __init__(

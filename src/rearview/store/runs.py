@@ -426,7 +426,7 @@ class Runs:
     def find_id(self, text: str) -> str:
         """Return the id of the run that `text` names; the run may be damaged."""
         if Path(text).name == text and (self.folder(text) / "run.json").is_file():
-            return text  # a whole id: no need to look at all the others
+            return text  # a whole id: other runs need not be read
         ids = self.ids()
         if text == "latest" or _counts_from_end(text):
             ids = [run.id for run in self.all()]
@@ -477,7 +477,7 @@ class Runs:
 def _ended_after(end: RunEnd, attempts: int, began: float) -> bool:
     """Return True if an end belongs to the last of the attempts at a run, which began at `began`.
 
-    The clock of a machine may be set back meanwhile, so the attempts are counted where that is known.
+    The clock of a machine may be set back during a run, so attempts are counted if their number is known.
     """
     return end.time >= began if end.attempts is None else end.attempts >= attempts
 

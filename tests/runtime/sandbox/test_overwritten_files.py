@@ -89,7 +89,7 @@ def test_a_resumed_program_that_looks_for_its_own_files_ends_like_an_uninterrupt
     assert not [*kept.glob("*/aside"), *kept.glob("*/before")]
 
 
-def test_a_file_too_large_to_be_kept_comes_back_from_aside(tmp_path):
+def test_a_file_too_large_to_be_copied_is_moved_away_and_back(tmp_path):
     root = f"{tmp_path}{os.sep}"
     run = tmp_path / ".rearview"
     run.mkdir()

@@ -97,7 +97,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path):
     assert [(one.where, one.text) for one in printed(tmp_path)] == [("epoch=2", "text")]
 
 
-def test_the_command_shows_them(tmp_path):
+def test_the_command_shows_printed_lines(tmp_path):
     write(tmp_path, train=TEXT)
     recorded(tmp_path, "train.py")
     done = subprocess.run(

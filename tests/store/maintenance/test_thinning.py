@@ -31,7 +31,7 @@ def test_thinning_is_close_to_the_best_choice(seed):
     assert expected_replay(left, times[-1]) <= 1.35 * best
 
 
-def test_the_last_and_the_promised_never_go():
+def test_the_last_checkpoint_and_promised_ones_are_never_removed():
     held = [
         KeptCheckpoint(f"{run}{i}", run, i, 5, promised=i == 2) for run in "ab" for i in range(5)
     ]

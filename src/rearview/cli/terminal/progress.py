@@ -23,7 +23,7 @@ PLAIN_EVERY = 10.0
 LINES_EVERY = 1.0
 """Seconds between `progress` events in the output for programs."""
 MAX_BARS = 16
-"""Workers that get a bar of their own."""
+"""Most workers that get a bar."""
 TOTAL = -1
 """Key of the bar for all workers together."""
 

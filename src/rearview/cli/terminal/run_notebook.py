@@ -60,7 +60,7 @@ def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
     ]
     if not quiet and counts != sorted(counts):
         output.said(
-            f"the cells of {target} were last executed in another order than they stand in "
+            f"the cells of {target} were last executed in another order than that of the notebook "
             f"({', '.join(map(str, counts[:12]))}); here they run from top to bottom"
         )
 
@@ -94,7 +94,7 @@ def run_notebook(
 
 def _hint(why: str) -> str:
     if why.startswith("StdinNotImplementedError"):
-        return " Nobody can answer input() here; read the value with rearview.arg instead."
+        return " No user can answer input() here; read the value with rearview.arg instead."
     return ""
 
 

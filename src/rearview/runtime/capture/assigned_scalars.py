@@ -37,7 +37,7 @@ _Key = tuple[CodeType, str]
 
 
 class AssignedScalars:
-    """What variables of one run's loops held at the end of each iteration."""
+    """The values of variables of one run's loops at the end of each iteration."""
 
     def __init__(
         self, records: CapturedRecords, point: Prefix, has_loops: Callable[[str], bool]

@@ -272,7 +272,7 @@ def _image(data: bytes) -> Any:
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> tuple[Any, Any, Any]:
-    """Return three arguments by their place or their name; None for one that is not given."""
+    """Return three arguments by their place or their name; None for a missing argument."""
     values = [*args[:3], *(kwargs.get(name) for name in names[len(args) :])]
     return values[0], values[1], values[2]
 
@@ -418,7 +418,7 @@ def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
 
 
 def _fluent_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
-    """Return the arguments of `mlflow.log_…`; the first positional one stands for a missing `self`."""
+    """Return the arguments of `mlflow.log_…`; the first positional argument replaces a missing `self`."""
     positional = list(args[1 : 1 + len(names)])
     return positional + [kwargs.get(name) for name in names[len(positional) :]]
 

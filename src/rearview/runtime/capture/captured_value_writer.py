@@ -1,4 +1,4 @@
-"""Write captured values to files of their own, so that a replay is never compared with them."""
+"""Write captured values to separate files, so that a replay is never compared with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rearview.store.values import Put
 SHARE = 0.005
 """Share of the run's time that capturing from one source may take."""
 FREE = 0.05
-"""Seconds that it may take in any case."""
+"""Seconds of capturing that are always allowed."""
 
 
 class CapturedRecords:

@@ -28,7 +28,7 @@ LONGEST = 1000
 DEEPEST = 6
 """Levels of nested mappings that are followed."""
 _WITH_PARSERS = frozenset({"absl", "fire", "hydra"})
-"""Libraries that use argparse for options of their own."""
+"""Libraries that use argparse for their own options."""
 LARGEST_CONFIG = 64
 """A file with more values than this is data, not a configuration."""
 _KEY = re.compile(r"[A-Za-z_][\w.\-/ ]{0,99}")
@@ -154,7 +154,7 @@ def plain(value: Any) -> Any:
         return str(value)
     if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
         return value.item()
-    if isinstance(value, bool | int | float | str):  # of a class of its own, such as an enum
+    if isinstance(value, bool | int | float | str):  # a value of another class, such as an enum
         return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
     return UNKNOWN
 

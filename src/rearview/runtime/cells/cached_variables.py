@@ -22,14 +22,14 @@ from rearview.state.variable_groups import (
 )
 
 BYTES_A_SECOND = 200e6
-"""Speed at which contents are assumed to be stored and loaded: slower ones are computed again."""
+"""Assumed bytes per second of storing and loading: variables that are computed faster are computed again."""
 SMALL = 32 << 20
-"""Bytes of a content that is always worth storing."""
+"""Contents of at most this many bytes are always stored."""
 _FIGURES = ("Figure", "FigureBase", "Axes", "_AxesBase", "Artist")
 
 
 class NotebookState:
-    """What the cells so far have left, whether they were run or skipped."""
+    """The variables and settings that the cells so far have left, after they were run or skipped."""
 
     def __init__(
         self, store: ResultStore, namespace: dict[str, Any], hides: Callable[[str], bool]
@@ -57,7 +57,7 @@ class NotebookState:
         """Variables that the current cell can reach; None: all."""
 
     def begin(self) -> None:
-        """Take note of the variables before a cell is run."""
+        """Note the variables before a cell runs."""
         for names in self.loaded:
             if not self.loaded[names] and self.touches(names):
                 try:
@@ -104,16 +104,16 @@ class NotebookState:
         return self.groups[name].content if name in self.groups else ""
 
     def settings_digest(self) -> str:
-        """Return a hash of the settings of libraries and of what cells have set up."""
+        """Return a hash of the settings of libraries and of the set-up by cells."""
         return digest_of(sorted(self.settings.items()), self.hidden_setup)
 
     def hide_setup(self, setup: str) -> None:
-        """Take in that a cell set up something outside the variables: later cells depend on it."""
+        """Note that a cell set up something outside the variables: later cells depend on it."""
         if setup:
             self.hidden_setup = digest_of(self.hidden_setup, setup)
 
     def define(self, definition: Definition, digest: str = "") -> None:
-        """Take in that a name stands for a function or class now; `digest` is that of its content."""
+        """Note that a name is now bound to a function or class; `digest` is that of its content."""
         self.groups.pop(definition.name, None)
         self.definitions[definition.name] = (definition, digest)
 
@@ -122,8 +122,8 @@ class NotebookState:
     ) -> dict[str, str]:
         """Return the digests of the functions and classes that a cell has defined, and remember them.
 
-        `bound` are the variables that the cell has set, but for imports; `key` stands for all its inputs,
-        `outside` for those that are not variables.
+        `bound` are the variables that the cell has set, imports not included; `key` identifies all its inputs,
+        `outside` those that are not variables.
         """
         definitions = list(definitions)
         names = [each.name for each in definitions]
@@ -133,7 +133,7 @@ class NotebookState:
         for each in definitions:
             parts = [self.content_of(name) for name in sorted(each.at_once)]
             if not each.at_once.isdisjoint(bound):
-                parts.append(key)  # what they were when it was defined
+                parts.append(key)  # their values when it was defined
             elif each.calls_at_once:
                 parts.append(outside)
             if each.name in self.namespace:
@@ -143,7 +143,7 @@ class NotebookState:
         return digests
 
     def forget(self, name: str) -> None:
-        """Take in that a name was deleted."""
+        """Note that a name was deleted."""
         self.groups.pop(name, None)
         self.definitions.pop(name, None)
         self.absent.discard(name)
@@ -191,10 +191,10 @@ class NotebookState:
     ) -> tuple[list[GroupRef], list[str]]:
         """Return the variables that a cell changed, in groups, and those that it deleted."""
         live = self.variables()
-        self.absent -= live.keys()  # it bound them without using what they were
+        self.absent -= live.keys()  # it bound them without using their earlier values
         defined = {each.name for each in analysis.definitions}
         for name in [*self.definitions]:
-            # a name that was defined as a function and is something else now
+            # a name that was bound to a function and now has another value
             value = live.get(name)
             if name in live and name not in defined and id(value) != self.ids.get(name, id(value)):
                 del self.definitions[name]
@@ -256,7 +256,7 @@ class NotebookState:
         return isinstance(value, types.ModuleType) or value.__module__ != "__main__"
 
     def is_reference(self, name: str, group: GroupRef) -> bool:
-        """Return True if a name is bound to the module, function or class that a group says."""
+        """Return True if a name is bound to the module, function or class named in a group."""
         value = self.namespace[name]
         return (
             not group.stored

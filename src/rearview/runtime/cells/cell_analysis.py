@@ -1,4 +1,4 @@
-"""What the text of a cell says about its inputs and effects: names, definitions, calls for their effect."""
+"""Analyse the text of a cell: the names and definitions in it, and its calls for their effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rearview.source.cells import code_hash
 from rearview.source.notebooks import python_of
 
 HARMLESS_MAGICS = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "precision")
-"""Line magics that only set something up: a cell of them can be run again at any time."""
+"""Line magics that only set something up: they can run again at any time."""
 SHOWING_MAGICS = frozenset({"html", "HTML", "latex", "markdown", "javascript", "js", "svg", "SVG"})
 """Cell magics that only show their text."""
 PROFILERS = frozenset({"prun", "lprun", "memit", "mprun"})
@@ -34,7 +34,7 @@ FILE_QUESTIONS = frozenset(
     {"exists", "lexists", "isfile", "isdir", "is_file", "is_dir", "stat", "lstat", "access"}
     | {"getmtime", "getctime", "getatime", "getsize", "disk_usage"}
 )
-"""Functions that ask the file system without opening anything: what they were told is not known."""
+"""Functions that ask the file system without opening a file: their results are not recorded."""
 CLOCKS = frozenset(
     {"time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime", "clock"}
     | {"time_ns", "perf_counter_ns", "monotonic_ns", "process_time_ns", "now", "utcnow", "today"}
@@ -45,7 +45,7 @@ UNDOING = frozenset(
     {"catch_warnings", "printoptions", "errstate", "option_context", "rc_context", "context"}
     | {"config_context"}
 )
-"""Context managers that undo, at their end, what their module was set to inside."""
+"""Context managers that restore the settings of their module at their end."""
 SHOWN = frozenset({"_", "__", "___", "Out", "_oh", "In", "_ih", "_i", "_ii", "_iii"})
 """Names under which a kernel keeps earlier cells and their results."""
 
@@ -100,7 +100,7 @@ class CellAnalysis:
     preamble: str
     """Its imports and definitions alone, on the lines where they are; empty if it has none."""
     only_preamble: bool
-    """Whether it has nothing else."""
+    """Whether it has no other statements."""
     calls: frozenset[str]
     """Calls for their effect, dotted: `plt.style.use`."""
     last_call: str
@@ -114,7 +114,7 @@ class CellAnalysis:
     reads_clock: bool
     """Whether it names a function that reads the clock."""
     refused: str
-    """Why its results cannot be kept; empty if nothing in its text speaks against it."""
+    """Why its results cannot be stored, according to its text; empty if they can."""
     shown: bool
     """Whether it reads results of earlier cells by `_`, `Out` and the like."""
 
@@ -139,7 +139,7 @@ class CellAnalysis:
 
 @lru_cache(maxsize=4096)
 def analyse(source: str) -> CellAnalysis:
-    r"""Return what a cell's source says.
+    r"""Return the analysis of a cell's source.
 
     >>> cell = analyse("import numpy as np\nx = np.ones(3)\nnp.seterr(all='raise')")
     >>> sorted(cell.names), cell.preamble, cell.only_preamble, cell.last_call
@@ -238,7 +238,7 @@ def _digest(node: ast.AST) -> str:
 
 
 def _uncommon_magic(tree: ast.Module) -> str:
-    """Return why a cell with magics or shell lines must run, because what they do is not known; empty: it has none."""
+    """Return why a cell with magics or shell lines of unknown effect must run; empty if it has none."""
     for node in ast.walk(tree):
         call = node.func if isinstance(node, ast.Call) else None
         if not isinstance(node, ast.Call) or not isinstance(call, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Give the results of a cell again, without running it, if everything that it takes in is as it was.
+"""Reuse the results of a cell, without running it, if none of its inputs has changed.
 
 Inputs are the code, the variables that the cell can reach, files, folders that it listed, environment
 variables, modules of the project, random states, and settings of libraries. A cell that reads the clock, draws
@@ -39,17 +39,17 @@ from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
 
 STORED_FILES = 32 << 20
-"""Bytes of the files that a cell wrote which are stored; larger ones must be as it left them."""
+"""Most bytes of files that a cell wrote which are stored; larger files must be unchanged on disk."""
 _MACHINE = (
     *("HOME", "PATH", "PWD", "OLDPWD", "TERM", "XDG_", "TMP", "SHLVL", "SSH_", "JPY_", "_"),
     "PYDEVD",
 )
-"""Beginnings of environment variables that describe the machine: no inputs."""
+"""Beginnings of names of environment variables that describe the machine: they are not inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """What a cell read outside of its variables, with hashes of the contents."""
+    """The inputs that a cell read outside its variables, with hashes of the contents."""
 
     files: dict[str, str]
     folders: dict[str, str]
@@ -60,7 +60,7 @@ class _Reads:
 
 
 class CellCache:
-    """The results of one notebook's cells: which can be given again, and the state that they leave."""
+    """The results of one notebook's cells: which ones can be reused, and the state that they leave."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class CellCache:
         self._modules: dict[str, str] = {}
 
     def find(self, cell: CodeCell) -> tuple[CellEntry | None, str]:
-        """Return the execution whose results can be given again, or why the cell must be run."""
+        """Return the execution whose results can be reused, or why the cell must run."""
         analysis = analyse(cell.source)
         why = "it has not been run before"
         inputs = self.state.inputs(self.state.reach(analysis.reads, analysis.definitions))
@@ -108,46 +108,46 @@ class CellCache:
     def _differs(self, entry: CellEntry, inputs: Mapping[str, str]) -> str:
         for name in sorted({*entry.inputs, *inputs}):
             if entry.inputs.get(name) != inputs.get(name):
-                return f"{name} is not what it was"
+                return f"{name} has changed"
         if entry.settings != self.state.settings_digest():
-            return "settings of libraries are not what they were"
+            return "settings of libraries have changed"
         first = entry.random_loaded if entry.seeds == self._random.seeds else {}
         for library, state in entry.random.items():
             if self._random.states.get(library, first.get(library)) != state:
-                return f"it draws random numbers of {library}, whose state is not what it was"
+                return f"it draws random numbers of {library}, whose state has changed"
         if entry.draws_seeds and entry.seeds != self._random.seeds:
             return "it draws the seed of a random generator from the system"
         before = entry.random_before_imports
         if before and not self._random.own and self._random.states.get("random") != before:
-            return "its imports draw random numbers of random, whose state is not what it was"
+            return "its imports draw random numbers of random, whose state has changed"
         for path, content in {**entry.files, **entry.modules}.items():
             if self._lineage.content(path) != content:
-                return f"{path} is not what it was"
+                return f"{path} has changed"
         for path, names in entry.folders.items():
             if listing(path) != names:
-                return f"the files in {path} are not those that were there"
+                return f"the files in {path} have changed"
         for name, value in entry.environment.items():
             if self._set_variables.get(name, digest_of(os.environ.get(name))) != value:
-                return f"the environment variable {name} is not what it was"
+                return f"the environment variable {name} has changed"
         return self._gone(entry)
 
     def _gone(self, entry: CellEntry) -> str:
-        """Return what of the results of an execution is no longer there; empty: nothing."""
+        """Return a result of an execution that is missing now; empty if all exist."""
         for path, content in entry.written.items():
             if self._lineage.content(path) != content and not self.store.has(content):
-                return f"{path}, which it wrote, is not what it was"
+                return f"{path}, which it wrote, has changed"
         for library, kept in entry.settings_values.items():
             if not self.store.has(kept):
                 return f"the settings of {library} that it left were removed from the cache"
         gone = [g.names[0] for g in entry.groups if g.stored and not self.store.has(g.content)]
         if gone:
-            return f"what it left in {gone[0]} was removed from the cache"
+            return f"its value of {gone[0]} was removed from the cache"
         if not self.store.has(entry.messages):
-            return "what it showed was removed from the cache"
+            return "its output was removed from the cache"
         return ""
 
     def give(self, cell: CodeCell, entry: CellEntry) -> list[dict[str, Any]]:
-        """Take over what a cell left, without loading it; return the messages that it sent."""
+        """Use the stored results of a cell, without loading its variables; return the messages that it sent."""
         analysis = analyse(cell.source)
         messages = msgspec.json.decode(self.store.get_bytes(entry.messages))
         for group in entry.groups:
@@ -190,7 +190,7 @@ class CellCache:
         return list(messages)
 
     def _write_files(self, entry: CellEntry) -> None:
-        """Write the files that a skipped cell wrote, where they are not as it left them."""
+        """Write the files that a skipped cell wrote, if they have changed since."""
         for path, content in entry.written.items():
             if self._lineage.content(path) != content:
                 data = self.store.get_bytes(content)
@@ -198,11 +198,11 @@ class CellCache:
                 Path(path).write_bytes(data)
 
     def has_skipped(self) -> bool:
-        """Return True if the results of a cell were given again in this execution."""
+        """Return True if this execution reused the results of a cell."""
         return bool(self._skipped.cells)
 
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
-        """Bring about the state that a cell is about to find; raise GivenUp if that cannot be done."""
+        """Restore the state that a cell needs before it runs; raise GivenUp if that is impossible."""
         await self._skipped.prepare(cell, late_run)
 
     def begin(self, cell: CodeCell) -> None:
@@ -224,9 +224,9 @@ class CellCache:
         problem: str,
         why: str,
     ) -> None:
-        """Take in what a cell that was run took in and left; keep it if that can be given again.
+        """Note the inputs and results of a cell that has run; store them if they can be reused.
 
-        `problem` says why it cannot, as far as the kernel knows; `why` is why it was run.
+        `problem` says why they cannot, as far as the kernel knows; `why` says why the cell ran.
         """
         analysis = analyse(cell.source)
         inputs = self.state.inputs(self._read)
@@ -243,7 +243,7 @@ class CellCache:
             *(reads.environment, reads.modules),
         )
         if problem:
-            key = secrets.token_hex(16)  # nothing follows from the inputs
+            key = secrets.token_hex(16)  # the inputs do not determine the results
         groups, deleted = self.state.take_changes(key, done.seconds if done else 0.0, analysis)
         bound = {n for group in groups if not self.state.is_import(group) for n in group.names}
         definitions = self.state.digest_definitions(
@@ -275,7 +275,7 @@ class CellCache:
         self.store.add(self._code(cell), entry)
 
     def _reads(self, done: CellLineage | None) -> _Reads:
-        """Return what the cell that has just ended read outside of its variables."""
+        """Return the inputs that the cell that has just ended read outside its variables."""
         content, root = self._lineage.content, Path(self._lineage.root)
         paths = {
             str(root / event[1]): event[2]

@@ -1,4 +1,4 @@
-"""What a cell does besides setting variables: reading the clock, starting processes, setting up libraries.
+"""Effects of a cell other than variables: reading the clock, starting processes, setting up libraries.
 
 `CellEffects.problem` returns why the results of a cell cannot be reused; `CellEffects.setup` returns the statements
 of a cell that must run even if its results are reused, since they change a library.
@@ -41,16 +41,16 @@ QUIET_MODULES = frozenset(
 )
 """Libraries whose functions, called for their effect, change their arguments and nothing else."""
 HARDWARE_QUESTIONS = frozenset({"lscpu", "uname", "sysctl"})
-"""Programs that only describe the machine, which all results depend on anyway: joblib counts cores by one."""
+"""Programs that only describe the machine, on which all results depend anyway: joblib counts cores with one."""
 SETTERS = (
     *("set", "use", "config", "register", "enable", "disable", "style", "init", "install", "reset"),
     *("filter", "simplefilter", "option", "theme", "patch"),
 )
-"""Beginnings of names of functions that change settings all the same."""
+"""Beginnings of names of functions in these libraries that do change settings."""
 
 
 class ProjectModules:
-    """The modules of the project that are loaded; each module is looked at once, as there are thousands."""
+    """The modules of the project that are loaded; each module is checked once, because there are thousands."""
 
     def __init__(self, belongs: Callable[[str], bool]) -> None:
         self._belongs = belongs
@@ -77,7 +77,7 @@ class ProjectModules:
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """How a cell changes something outside its variables."""
+    """How a cell changes state outside its variables."""
 
     digest: str
     """Hash of the statements that do so, and of the variables and files that they can reach."""
@@ -86,7 +86,7 @@ class SetUp:
 
 
 class CellEffects:
-    """What the current cell does beside changing variables."""
+    """Effects of the current cell other than changed variables."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class CellEffects:
         self._threads: set[int | None] = set()
 
     def begin(self, analysis: CellAnalysis) -> None:
-        """Take note of the process before a cell is run."""
+        """Note the state of the process before a cell runs."""
         self._clock_readers.clear()
         self._drawn = entropy.bytes_used(self._chance)
         self._seeding = entropy.seeding[0]
@@ -122,7 +122,7 @@ class CellEffects:
         self._threads = {thread.ident for thread in threading.enumerate()}
 
     def _note_imported(self, module: types.ModuleType) -> None:
-        """Take note of the data of a module of the project that has just been imported."""
+        """Note the data of a module of the project that has just been imported."""
         if dict(self._modules.of_project()).get(module.__name__) is module:
             self._module_data[module.__name__] = _data_digest(module)
 
@@ -131,7 +131,7 @@ class CellEffects:
         return self._seeding != entropy.seeding[0]
 
     def problem(self, analysis: CellAnalysis, done: CellLineage | None) -> str:
-        """Return why the results of a cell cannot be given again; empty if they can."""
+        """Return why the results of a cell cannot be reused; empty if they can."""
         if done is None:
             return "its inputs were not recorded"
         if analysis.refused and not analysis.only_preamble:
@@ -143,7 +143,7 @@ class CellEffects:
             if kind in kinds:
                 return f"its inputs are not all known ({kinds[kind][1]})"
         if analysis.only_preamble:
-            return ""  # what libraries do while they are imported is no input
+            return ""  # effects of libraries during their import do not count
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
         )
@@ -182,9 +182,9 @@ class CellEffects:
         inputs: Mapping[str, str],
         outside: str,
     ) -> SetUp | None:
-        """Return how a cell changes something outside its variables, such as a library's settings.
+        """Return how a cell changes state outside its variables, such as a library's settings.
 
-        `outside` stands for the inputs of the cell that are not variables, such as files.
+        `outside` identifies the inputs of the cell that are not variables, such as files.
         """
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
@@ -266,7 +266,7 @@ class CellEffects:
         else:
             return False
         if module == "__main__":
-            return False  # its own calls are looked at
+            return False  # the calls in its body are examined
         name = call.rpartition(".")[2]
         return module.partition(".")[0] not in QUIET_MODULES or name.startswith(SETTERS)
 

@@ -41,7 +41,7 @@ CHANGES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
     *("os.chdir", "os.fork", "os.forkpty", "os.chmod", "os.chown", "os.utime"),
 )
-"""Audit events that change files in another way than by replacing the whole content."""
+"""Audit events that change files without replacing their whole content."""
 _CHUNK = 1 << 22
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -279,13 +279,13 @@ class Lineage:
         return ("file", shown, self.content(path))
 
     def repeat(self, cell: CellLineage) -> None:
-        """Write the lineage of a cell whose results were given again, without running it."""
+        """Write the lineage of a cell whose results were reused, without running it."""
         lineage = lineage_of(self._before, cell.code, cell.events)
         self._before = lineage
         append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory_before))
 
     def content(self, path: str) -> str:
-        """Return the hash of a whole file; one that is as it was is not read again."""
+        """Return the hash of a whole file; an unchanged file is not read again."""
         try:
             about = os.stat(path)  # noqa: PTH116 - hot
             key = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
@@ -371,7 +371,7 @@ def _by_import() -> bool:
 
 
 def _is_bytecode(path: str) -> bool:
-    """Return True for the folder of compiled modules, which Python makes by itself, and for its files."""
+    """Return True for the folder of compiled modules, which Python itself makes, and for its files."""
     return f"{os.sep}__pycache__{os.sep}" in f"{path}{os.sep}"
 
 

@@ -1,7 +1,7 @@
 """The state that functions and classes of a notebook keep: attributes, defaults, and variables of closures.
 
-A definition is made again by running its text. What cells have changed in it since then is not in the text: a counter
-in a class, a list that is a default, an attribute of a function.
+Running the text of a definition makes it again, but without the changes that cells have made to it since: a counter in
+a class, a list that is a default, an attribute of a function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rearview.runtime.cells.library_state import digest_of
 from rearview.state.variable_groups import attributes_of, serialize
 
 _OWN_CLASS = ("cls.", "type.", "self.__class__.")
-"""Beginnings of what is assigned where a method changes its class."""
+"""Beginnings of assignment targets in methods that change their class."""
 
 
 def definition_state(value: Any, references: Mapping[int, str]) -> str:
@@ -25,7 +25,7 @@ def definition_state(value: Any, references: Mapping[int, str]) -> str:
     """
     try:
         return digest_of([(place, _digest(part, references)) for place, part in _parts(value)])
-    except Exception:  # what a decorator returns may fail whatever it is asked
+    except Exception:  # an object that a decorator returns may raise on any access
         return f"{type(value).__qualname__} at {id(value)}"
 
 
@@ -48,7 +48,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             {
                 name: attribute
                 for name, attribute in attributes_of(function).items()
-                # ipywidgets' `interact` puts what it shows into the function
+                # ipywidgets' `interact` stores its widgets in the function
                 if name != "__wrapped__"
                 and not type(attribute).__module__.startswith("ipywidgets.")
             },

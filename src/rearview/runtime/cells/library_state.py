@@ -37,7 +37,7 @@ def listing(folder: str) -> str:
 
 
 def base_digest() -> str:
-    """Return a hash of what all cells depend on: interpreter, machine, packages, folder, threads."""
+    """Return a hash of the inputs of all cells: interpreter, machine, packages, folder, threads."""
     packages: list[str] = []
     for folder in sys.path:
         try:
@@ -72,7 +72,7 @@ def _counters() -> list[Any]:
 
 
 def random_bytes(library: str) -> bytes:
-    """Return the random state of a library as it is stored."""
+    """Return the bytes of the random state of a library."""
     return pickle.dumps(_random_states()[library], protocol=5)
 
 
@@ -101,7 +101,7 @@ def set_random(library: str, state: Any) -> None:
 
 
 class _ImportDraws:
-    """Notices what installed libraries draw from Python's own generator while they are imported.
+    """Notices random numbers that installed libraries draw from Python's own generator while they are imported.
 
     Such a draw, of `rich` for instance, has no effect on the results of a cell.
     """
@@ -114,7 +114,7 @@ class _ImportDraws:
         sys.meta_path.insert(0, finder)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Return the spec of an installed module that no other import asks for, so that its end is seen."""
+        """Return the spec of an installed module that is not imported within another import, so that its end is noticed."""
         del path, target
         if self._loading:
             return None
@@ -122,7 +122,7 @@ class _ImportDraws:
         try:
             spec = importlib.util.find_spec(name)
         except (ImportError, ValueError, AttributeError):
-            return None  # the import system says why
+            return None  # the import system raises the error
         finally:
             self._loading = False
         loader = spec.loader if spec is not None else None
@@ -178,7 +178,7 @@ class RandomUse:
             after_import(name, self._watch_seed)
 
     def begin(self) -> None:
-        """Take note of the states before a cell is run."""
+        """Note the states before a cell runs."""
         self._seeded.clear()
         self.loaded = {}
         self._imports.draws = {}
@@ -217,7 +217,7 @@ class RandomUse:
 
     @contextlib.contextmanager
     def as_it_was(self, states: Mapping[str, Any]) -> Iterator[None]:
-        """Set random states by library for the body; after it, all are what they were before it."""
+        """Set random states by library for the body, and restore all of them after it."""
         before = _random_states()
         for library, state in states.items():
             set_random(library, state)

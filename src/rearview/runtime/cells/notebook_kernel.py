@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 _TIMED = ("<timed exec>", "<timed eval>")
 """File names that `%%time` gives to the code of a cell."""
 _INPUTS = re.compile(r"(In|_ih|_dh|_i{1,3}|_i\d+|_exit_code)\Z")
-"""Names under which a kernel keeps what was typed."""
+"""Names under which a kernel keeps the source of cells."""
 _OUTPUTS = re.compile(r"(Out|_oh|_{1,3}|_\d+)\Z")
-"""Names under which a kernel keeps what cells have returned."""
+"""Names under which a kernel keeps the results of cells."""
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _PR_SET_PDEATHSIG = 1
 _PARENT = "JPY_PARENT_PID"
@@ -100,7 +100,9 @@ def _without_debugger() -> Iterator[None]:
     No front end debugs a notebook that runs from top to bottom; the program may still import debugpy.
     """
     loaded = sys.modules.get("debugpy")
-    sys.modules["debugpy"] = cast(Any, None)  # an import fails then, as if it were not installed
+    sys.modules["debugpy"] = cast(
+        Any, None
+    )  # an import then fails as if the module were not installed
     try:
         yield
     finally:
@@ -110,7 +112,7 @@ def _without_debugger() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """Let the system kill this process when the front end ends: without it the run cannot continue."""
+    """Let the system kill this process when the front end ends, because the run cannot continue without it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -172,7 +174,7 @@ class Cells:
         self._clock: list[int] = session.declared.get(clock.ROOT, [])
         self._clock_at = 0
         self._stream_position: list[Any] = session.declared.get(entropy.ROOT, [])
-        # as the last cell left it: between cells the kernel draws too
+        # the state that the last cell left: between cells, the kernel itself draws too
         self.random, self._last_position = random.getstate(), list(self._stream_position)
         self.reuse: CachedKernel | None = None
         clock.between_cells[:] = [lambda: not session.cell]
@@ -345,7 +347,7 @@ def _hidden(own: set[str], notebook: Notebook) -> Callable[[str], bool]:
     """
     named = {node.id for node in ast.walk(ast.parse(notebook.text)) if isinstance(node, ast.Name)}
 
-    @functools.cache  # asked about every name at every cell
+    @functools.cache  # called for every name at every cell
     def hides(name: str) -> bool:
         if _OUTPUTS.match(name):
             return name not in named

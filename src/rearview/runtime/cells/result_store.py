@@ -1,8 +1,8 @@
-"""Results of cells on disk: what a cell took in, what it left, and what it showed.
+"""Results of cells on disk: the inputs of a cell, the variables that it left, and its output.
 
 Below `cache/cells` of the store, which can be deleted at any time: `entries/<code>/<key>.json`, one for each
 set of inputs with which a cell was run, `contents/<digest>`, the pickles and outputs that they name, and
-`seeds/<notebook>`, the bytes that the notebook's random generators begin with.
+`seeds/<notebook>`, the bytes from which the notebook's random generators are seeded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rearview.store.files import make_folder
 
 FORMAT = 3
 SEED_BYTES = 32
-"""Bytes that the random generators of a notebook begin with."""
+"""Number of bytes from which the random generators of a notebook are seeded."""
 MOST_ENTRIES = 8
 """Sets of inputs that are kept for the code of one cell."""
 DRAFT_SECONDS = 3600.0
 """Seconds after which an unfinished file counts as left by a process that was killed."""
 MOST_BYTES = 4 << 30
-"""Bytes that all results may take; the ones that were not used for longest are removed first."""
+"""Most bytes that all results may take; the least recently used are removed first."""
 
 
 class GroupRef(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,9 +40,9 @@ class GroupRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     names: tuple[str, ...]
     content: str
-    """Equal for equal content: a digest of it, or of the way in which it came about."""
+    """Equal for equal content: a digest of the content, or of the cells that made it."""
     stored: bool = False
-    """Whether the content can be loaded; else the cell is run again where it is needed."""
+    """Whether the content can be loaded; if not, the cell runs again when it is needed."""
     uses: tuple[str, ...] = ()
     """Functions and classes of the notebook that the content refers to; `*`: not known."""
     why: str = ""
@@ -81,11 +81,11 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     settings_after: str = ""
     written: dict[str, str] = {}
     again: bool = False
-    """Whether it sets up something outside the variables: it is run again before any other cell."""
+    """Whether it sets up something outside the variables: it then runs again before any other cell."""
     setup: str = ""
-    """Hash of the statements by which it does."""
+    """Hash of the statements that do so."""
     setup_text: str = ""
-    """Those statements alone, if they need no variables: they are run instead of all of the cell."""
+    """Those statements alone, if they need no variables: they run instead of the whole cell."""
     settings_values: dict[str, str] = {}
     """Settings that it changed, by library: the digests under which they are stored."""
     messages: str = ""
@@ -105,7 +105,7 @@ class ResultStore:
         make_folder(self._contents)
 
     def seeds(self, notebook: str) -> bytes:
-        """Return the bytes that the random generators of a notebook begin with, drawn on the first call."""
+        """Return the bytes from which the random generators of a notebook are seeded; the first call draws them."""
         name = xxhash.xxh3_128(notebook.encode("utf-8", "surrogatepass")).hexdigest()
         file = self._seeds / name
         try:
@@ -140,7 +140,7 @@ class ResultStore:
             file.unlink(missing_ok=True)
 
     def has(self, digest: str) -> bool:
-        """Return True if a content is there."""
+        """Return True if a content is stored."""
         return (self._contents / digest).is_file()
 
     def put(self, content: Serialized) -> None:
@@ -174,7 +174,7 @@ class ResultStore:
         return data
 
     def get(self, digest: str, find: Callable[[str], Any]) -> dict[str, Any]:
-        """Return stored variables; `find` returns what a name of the notebook stands for."""
+        """Return stored variables; `find` returns the function or class of a name in the notebook."""
         file = self._contents / digest
         data = memoryview(bytearray(file.read_bytes()))
         count, size = struct.unpack_from("<2Q", data)
@@ -201,7 +201,7 @@ class ResultStore:
         return dict(ContentUnpickler(io.BytesIO(bytes(pickled)), buffers=buffers).load())
 
     def prune(self, most: int = MOST_BYTES) -> None:
-        """Remove contents that were not used for longest, until the rest fits.
+        """Remove the least recently used contents until the others fit.
 
         Other processes may add and remove contents at the same time.
         """
@@ -224,7 +224,7 @@ class ResultStore:
 
 
 def _oldest_first(files: Iterable[Path]) -> list[tuple[os.stat_result, Path]]:
-    """Return files with their status, the least recently used first; without those removed meanwhile."""
+    """Return files with their status, the least recently used first; files that were removed are left out."""
     existing = []
     for file in files:
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Bring about the state that skipped cells leave, when a cell that is run can reach it.
+"""Restore the state that skipped cells leave, when a cell that runs can reach it.
 
 Skipped cells leave their variables on disk: they are loaded when a cell that runs can reach them. Their imports
 and definitions are run first, and cells whose variables could not be stored are run again.
@@ -22,16 +22,16 @@ from rearview.runtime.cells.result_store import CellEntry, GroupRef
 from rearview.source.notebooks import CodeCell
 
 GIVEN_UP = "KeptResultsUnusable"
-"""Error that a cell shows if the notebook has to be run again from its first cell."""
+"""Error that a cell shows if the notebook has to run again from its first cell."""
 
 
 class GivenUp(Exception):  # noqa: N818 - it says what happened
-    """The state that a cell needs cannot be brought about from kept results."""
+    """The state that a cell needs cannot be restored from stored results."""
 
 
 @dataclass(slots=True)
 class Skipped:
-    """A cell whose results were given again."""
+    """A cell whose results were reused."""
 
     cell: CodeCell
     entry: CellEntry
@@ -50,7 +50,7 @@ LateRun = Callable[[CodeCell, str], Awaitable[str]]
 
 
 class SkippedCells:
-    """The cells whose results were given again, in order."""
+    """The cells whose results were reused, in order."""
 
     def __init__(self, state: NotebookState, random: RandomUse) -> None:
         self.state = state
@@ -58,7 +58,7 @@ class SkippedCells:
         self.cells: list[Skipped] = []
 
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
-        """Bring about the state that a cell is about to find; raise GivenUp if that cannot be done."""
+        """Restore the state that a cell needs before it runs; raise GivenUp if that is impossible."""
         for skipped in self.cells:
             if skipped.done:
                 continue
@@ -83,7 +83,7 @@ class SkippedCells:
             live = library_settings()
             different = [k for k in different if self.state.settings.get(k) != live.get(k)]
         if different and self.cells:
-            raise GivenUp(f"the settings of {different[0]} cannot be brought about")
+            raise GivenUp(f"the settings of {different[0]} cannot be restored")
         self.state.settings |= live
 
     async def _run_preamble(self, skipped: Skipped, late_run: LateRun) -> None:
@@ -104,12 +104,14 @@ class SkippedCells:
             elif self.state.is_reference(name, group):
                 self.state.absent.discard(name)
             else:
-                del self.state.namespace[name]  # it was bound again later: that content is loaded
+                del self.state.namespace[
+                    name
+                ]  # a later cell bound it again: that content is loaded
 
     async def _run_late(
         self, skipped: Skipped, late_run: LateRun, chain: frozenset[str] = frozenset()
     ) -> None:
-        """Run a skipped cell after all, with the inputs that it had.
+        """Run a skipped cell now, with its recorded inputs.
 
         `chain` are variables that skipped cells before it have just made, for this one to change.
         """
@@ -165,7 +167,7 @@ class SkippedCells:
         for name in stale & self.state.namespace.keys():
             del self.state.namespace[
                 name
-            ]  # it was changed later: that content is loaded when it is needed
+            ]  # a later cell changed it: that content is loaded when it is needed
         self.state.absent -= {each.name for each in skipped.analysis.definitions}
 
     async def _load(self, names: Iterable[str], late_run: LateRun) -> None:
@@ -182,7 +184,7 @@ class SkippedCells:
                     values = self.state.store.get(group.content, self.state.namespace.__getitem__)
                 except Exception as exc:
                     raise GivenUp(f"{name} cannot be loaded: {exc}") from exc
-                # a name that was bound to something else since is left alone
+                # a name that a later cell bound to another value keeps that value
                 current = {n: v for n, v in values.items() if self.state.groups.get(n) == group}
                 self.state.namespace.update(current)
                 self.state.absent -= set(current)
@@ -191,9 +193,9 @@ class SkippedCells:
             await self._make_again(group, late_run)
 
     async def _make_again(self, group: GroupRef, late_run: LateRun) -> None:
-        """Run the skipped cells again that made variables which could not be stored, and changed them."""
+        """Run the skipped cells that made, and changed, variables which could not be stored."""
         if not any(group in each.entry.groups for each in self.cells):
-            raise GivenUp(f"{group.names[0]} was not kept: {group.why}")
+            raise GivenUp(f"{group.names[0]} was not stored: {group.why}")
         chain, cells = set(group.names), list[Skipped]()
         for skipped in reversed(self.cells):
             touched = [

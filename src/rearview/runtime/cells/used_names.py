@@ -15,7 +15,7 @@ EVALUATING = frozenset(
 
 
 class DefinedNames(Protocol):
-    """What is needed of a function or class that a cell defines at its top level."""
+    """The names of a function or class that a cell defines at its top level."""
 
     @property
     def name(self) -> str:
@@ -68,8 +68,8 @@ def names_in_texts(node: ast.AST) -> set[str]:
 def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
     """Return the names outside of a statement or expression whose value it uses.
 
-    Variables of its own functions, lambdas and comprehensions are left out. `when_called` leaves out what
-    is looked up while a function or class is defined.
+    Variables of functions, lambdas and comprehensions inside it are left out. `when_called` also leaves out names
+    that are looked up while a function or class is defined.
 
     >>> sorted(names_used(ast.parse("y = [f(i) for i in x]").body[0]))
     ['f', 'x']
@@ -104,7 +104,7 @@ def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
 
 
 def _is_shell_line(node: ast.expr) -> bool:
-    """Return True for what IPython makes of `!command`: it uses variables that the command names."""
+    """Return True for the call that IPython makes from `!command`: it uses variables that the command names."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -130,7 +130,7 @@ class CellReads:
         self._reads: set[str] = set()
 
     def of(self, body: Iterable[ast.stmt]) -> set[str]:
-        """Return the names that statements may use as they were before, whichever branches are taken."""
+        """Return the names whose earlier values statements may use, on any branches."""
         bound: frozenset[str] = frozenset()
         for node in body:
             own = self._definitions.get(_name_of(node), [])
@@ -151,7 +151,7 @@ class CellReads:
         self._reads |= names - bound
 
     def _read_target(self, target: ast.expr, bound: frozenset[str]) -> None:
-        """Take in what is looked up to assign to a target: `x` in `x[0]`."""
+        """Note the names that are looked up to assign to a target: `x` in `x[0]`."""
         if isinstance(target, ast.Tuple | ast.List):
             for part in target.elts:
                 self._read_target(part, bound)
@@ -161,7 +161,7 @@ class CellReads:
             self._read(target, bound)
 
     def _walk(self, body: Iterable[ast.stmt], bound: frozenset[str]) -> frozenset[str]:
-        """Take in statements that run one after another; return what is certainly set after them."""
+        """Note statements that run one after another; return the names that are certainly set after them."""
         for node in body:
             if isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Try):
                 bound = self._branches(node, bound)

@@ -186,7 +186,7 @@ def serve(
 ) -> tuple[SpawnRequest, int]:
     """Serve requests until the socket is closed; returns in each child, with its request.
 
-    A child that has to serve requests itself gets the number of its own socket too, else -1.
+    A child that has to serve requests itself also gets the number of its socket; any other child gets -1.
     """
     requests = socket.socket(fileno=channel)
     try:
@@ -213,7 +213,7 @@ def serve(
 
 
 def _fork() -> int:
-    """Fork a child that leads a process session of its own by the time this returns."""
+    """Fork a child that leads a new process session when this function returns."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -254,7 +254,7 @@ def _start_fresh(environment: Mapping[str, str]) -> NoReturn:
 
 
 def _is_shadowed(folder: str, names: frozenset[str]) -> bool:
-    """Return True if a program in `folder` would import a module of its own instead."""
+    """Return True if a program in `folder` would import a module of its folder instead."""
     own = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208 - names alone
     read = {library for file, library in _CONFIGURATION.items() if file in own}
     return bool((own | read) & names)

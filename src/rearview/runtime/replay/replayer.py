@@ -270,7 +270,7 @@ class Replayer(Session):
         """Return the wanted iterations of a loop in this iteration of the main loop; None for all.
 
         Only the main loop and those directly inside it have ranges: the same lines of the program
-        may run elsewhere as well, under another loop or by recursion.
+        may also run in other places: under another loop or by recursion.
         """
         ranges = self.segment.ranges.get(entry.site.id)
         spans = self.segment.spans.get(entry.site.id)
@@ -436,8 +436,8 @@ class Replayer(Session):
     def writes_at(self, point: Point) -> bool:
         """Return True if this segment records values at a point.
 
-        Outside the main loop, the first segment records what comes before it, and the segment that
-        runs to the end records what comes after.
+        Outside the main loop, the first segment records the values before it, and the segment that
+        runs to the end records the values after it.
         """
         if self.segment.main and not (point.steps and self.in_main):
             return self.segment.tail if self.entered else self.segment.head

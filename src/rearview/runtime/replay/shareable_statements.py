@@ -124,7 +124,7 @@ class SetupScript:
         return (done, code, sorted(loops), drawn, session.compiler.autolog)
 
     def forget_rest(self, session: Session, done: int) -> None:
-        """Drop the loops of this version that stand after its first `done` statements."""
+        """Drop the loops of this version that come after its first `done` statements."""
         last = max((node.end_lineno or 0 for node in self.tree.body[:done]), default=0)
         for name, history in list(session.histories.items()):
             if history.site.path == self.relative and history.site.line > last:
@@ -180,7 +180,7 @@ def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:
             elif isinstance(part, _BEYOND_SEEDS):
                 return False
             elif isinstance(part, (ast.Name, ast.arg)):
-                # a name of a library that the script gives to something else
+                # a name of a library that the script binds to another object
                 bound = isinstance(part, ast.arg) or not isinstance(part.ctx, ast.Load)
                 name = part.arg if isinstance(part, ast.arg) else part.id
                 if bound and name in _SEEDED:

@@ -1,1 +1,1 @@
-"""What the program sees: randomness, clock, environment, files, output."""
+"""The program's view of the outside: random bytes, clock, environment, files, output."""

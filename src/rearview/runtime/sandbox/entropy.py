@@ -33,7 +33,7 @@ FIRST = 32
 """Bytes that are drawn before the program starts, to seed Python's own generator."""
 KEY_BYTES = 32
 """Length of a key. In a longer one, the last bytes of this number are the key of the generators' first states, so
-that they can be those of another run while `os.urandom` has bytes of its own."""
+that they can be those of another run while `os.urandom` has other bytes."""
 overwritten: list[int] = []
 """If not empty: how many bytes were drawn that no result depends on: for generators that were seeded at once with
 something else, and for names that libraries give to their own parts."""
@@ -43,7 +43,7 @@ OWN_NAMES = (
     *("joblib.", "loky.", "matplotlib.", "plotly.", "bokeh.", "altair.", "pandas.io.formats."),
     *("IPython.", "ipywidgets.", "comm.", "tqdm.", "sklearn."),
 )
-"""Libraries that draw names of their own parts: of a thread pool, of an element of a page."""
+"""Libraries that draw random names for their own parts, such as a thread pool or an element of a page."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 

@@ -1,4 +1,4 @@
-"""Patch open, os, pathlib and shutil, so that a replay uses the files of its own view."""
+"""Patch open, os, pathlib and shutil, so that a replay uses the files of its file view."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def replace_builtin(module: Any, name: str, make: Callable[[Any], Callable[..., 
     for home in (module, sys.modules.get(real.__module__ or ""), builtins):
         if getattr(home, name, None) is real:
             setattr(home, name, replacement)
-    # the class by which `Path.glob` of Python 3.13 looks at folders keeps functions of its own
+    # the class with which `Path.glob` of Python 3.13 reads folders keeps references to functions
     globber = getattr(sys.modules.get("glob"), "_StringGlobber", None)
     if getattr(globber, name, None) is real:
         setattr(globber, name, staticmethod(replacement))
@@ -80,7 +80,7 @@ def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
 
 
 def _looking(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
-    """Patch a function that looks at a file; folded folders are no links for it. `follow` is the real `os.stat`."""
+    """Patch a function that reads the status of a file; to it, folded folders are not links. `follow` is the real `os.stat`."""
     name = real.__name__
 
     def call(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +100,7 @@ def _entering(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any) -> None:
         path = view.real(path)
         if view.folded:
-            # else names without a folder would mean the user's files
+            # otherwise names without a folder would mean the user's files
             view.unfold(path, itself=True)
         real(path)
 

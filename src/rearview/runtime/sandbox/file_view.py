@@ -31,7 +31,7 @@ _MOST_LINKS = 40
 
 
 class PathUse(enum.Enum):
-    """What a path is used for."""
+    """The purpose for which a path is used."""
 
     READ = enum.auto()
     WRITE = enum.auto()
@@ -113,7 +113,7 @@ class FileView:
                 return path
             if plain.startswith(self.installed):
                 return path if full is text and plain is full else plain
-            # keep the path as it is if it stays inside: the folder before a ".." may be a link
+            # keep the path unchanged if it stays inside: the folder before a ".." may be a link
             stays = self.is_inside(full) and _stays(full[len(self.root) :])
             moved = self.scratch + (full if stays else plain)[len(self.root) :]
             self._unfold_for(moved, use)
@@ -131,7 +131,7 @@ class FileView:
         return self._outside(plain, use)
 
     def _make_own(self, plain: str, use: PathUse) -> None:
-        """Make what is to be written a file of the scratch tree, if it is in there."""
+        """Replace a link in the scratch tree by a file before the program writes to it."""
         if use not in {PathUse.WRITE, PathUse.CHANGE}:
             return
         if plain.startswith(self.scratch + os.sep):
@@ -364,7 +364,7 @@ def _full(path: Any) -> str:
     try:
         text = os.fsdecode(path)
     except TypeError:
-        return ""  # the system says what is wrong
+        return ""  # the system raises the error
     return os.path.normpath(text if text[:1] == os.sep else f"{_getcwd()}{os.sep}{text}")
 
 
@@ -383,7 +383,7 @@ def _replace_by_links(link: str) -> None:
 
 
 def _own(moved: str, *, copied: bool) -> None:
-    """Replace a link to a user's file in the scratch tree by a file of its own."""
+    """Replace a link to a user's file in the scratch tree by a copy."""
     mode = _mode(moved)
     if mode is None or not stat.S_ISLNK(mode) or os.path.isdir(moved):  # noqa: PTH112
         return

@@ -54,7 +54,7 @@ class PrintedLines:
         """Whether recording has stopped."""
 
     def install(self) -> None:
-        """Record what is written to standard output and error from now on."""
+        """Record the text written to standard output and error from now on."""
         watch_streams()
         _Streams.printing = self
         self._recording = True
@@ -64,7 +64,7 @@ class PrintedLines:
         self._recording = False
 
     def take(self, number: int, text: str) -> None:
-        """Record what was written to a stream, unless it is too much."""
+        """Record text that was written to a stream, unless it is too much."""
         if not self._recording:
             return
         parts = self._parts[number]
@@ -83,7 +83,7 @@ class PrintedLines:
         parts[:] = [unfinished[-LONGEST:]] if unfinished else []
         loops, indices = self._place()
         for line in lines:
-            shown = line.rpartition("\r")[2]  # drop what a progress bar has overwritten
+            shown = line.rpartition("\r")[2]  # drop overwritten states of a progress bar
             if shown:
                 self._rows.append((loops, indices, number, shown[:LONGEST]))
         self._used += len(lines)
@@ -174,10 +174,10 @@ def watch_streams() -> None:
 
 
 def unwatch_streams() -> None:
-    """Give standard output and error their own `write` back, and no longer refer to them.
+    """Restore the own `write` of standard output and error, and drop all references to them.
 
-    While the interpreter ends, finalizers may print, when this module is gone. Python writes the last of
-    that out when it deletes the streams, which needs that nothing refers to them.
+    While the interpreter ends, finalizers may print after this module is gone. Python flushes that text only
+    when it deletes the streams, and it can delete them only if nothing refers to them.
     """
     for number, name, write in ((1, "stdout", write_out), (2, "stderr", write_err)):
         stream = getattr(sys, name)

@@ -51,7 +51,7 @@ _own = _OwnWork()
 
 @contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
-    """Do not tell the listeners what this thread does meanwhile: it is Rearview's own work."""
+    """In the body, hide this thread's reads from the listeners: they are Rearview's own work."""
     before, _own.busy = _own.busy, True
     try:
         yield

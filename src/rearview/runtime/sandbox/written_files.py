@@ -9,7 +9,7 @@ alone.
 Before a checkpoint, files that Python still buffers are flushed (`UnflushedFiles`), also those that only a
 logger or a CSV writer refers to.
 
-A resumed run sets itself up once more. A program that looks for a checkpoint of its own, creates a
+A resumed run executes its set-up again. A program that looks for its own checkpoint, creates a
 folder or appends to a log must then find the same files as the first time. So `OverwrittenFiles` records the
 previous content of each file before its first write, and puts it back before the program starts again; the files
 that it had written come back with the checkpoint.
@@ -82,7 +82,7 @@ def open_for_writing() -> Iterator[tuple[int, str]]:
             if path[:1] == os.sep and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE:
                 yield int(name), path
         except OSError:
-            continue  # the descriptor of the listing itself, or a file closed meanwhile
+            continue  # the descriptor of the listing itself, or a file that another thread closed
 
 
 def _number(file: Any) -> int:
@@ -422,7 +422,7 @@ class OverwrittenFiles:
         return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
 
     def _home(self, name: str) -> Path:
-        """Return the path at which a file is kept meanwhile, on its own disk: it may be large."""
+        """Return the path at which a file is kept until the run ends, on the same disk because it may be large."""
         path = Path(name)
         return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
 
@@ -469,7 +469,7 @@ class OverwrittenFiles:
             append_line(self.folder / TRACES, {"format": TRACES_FORMAT, "read": relative})
 
     def take_away(self, *, data: bool, last_sign_of_life: float = float("inf")) -> set[str]:
-        """Restore the files to what the run found when it started.
+        """Restore the files to their state at the start of the run.
 
         A file that the program wrote before its first loop and read again, such as a downloaded data
         set, is removed only with `data`: creating it again may take long, and a run that continues

@@ -92,7 +92,7 @@ def _memcmp() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CopyHints:
-    """What the recorder expects of a state after it was copied."""
+    """The recorder's expectations of a state after it was copied."""
 
     recapture: bool = False
     """Whether nearly the same state will be captured again before training resumes."""
@@ -107,7 +107,7 @@ NO_HINTS = CopyHints()
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The buffers of one state, by what has to be done with them."""
+    """The buffers of one state, sorted by the action that they need."""
 
     unchanged: dict[str, ObjectRef]
     """Stored before: only the reference is saved."""
@@ -119,7 +119,7 @@ class Selection:
 
 @dataclass(slots=True)
 class _SavedBuffer:
-    """One buffer as it was last saved."""
+    """One buffer at its last save."""
 
     ref: ObjectRef
     sample: bytes
@@ -132,7 +132,7 @@ class _SavedBuffer:
 
 
 class Changes:
-    """The buffers of a run as they were last saved.
+    """The buffers of a run at their last saves.
 
     `select` and `copy` run on the training thread, `complete`, `parts` and `learn` on the writer
     thread.
@@ -251,7 +251,7 @@ class Changes:
         }
 
     def _plan_trial(self, staged: Staged, large: Mapping[str, CopyRange], seconds: float) -> None:
-        """Plan a second look at new buffers, after the time that a late copy would have taken."""
+        """Plan to check new buffers again, after the time that a late copy would have taken."""
         new = {
             key: copy_range.source for key, copy_range in large.items() if key not in self._history
         }
@@ -371,7 +371,7 @@ class Changes:
                 self._saved[key] = _SavedBuffer(ref, sample(view), hashed, changes=changes)
 
     def forget(self) -> None:
-        """Forget what was saved: the next save copies everything."""
+        """Forget earlier saves: the next save copies everything."""
         self._saved = {}
 
     def close(self) -> None:
@@ -399,7 +399,7 @@ class Changes:
     def _unchanged(
         self, key: str, saved: _SavedBuffer, view: memoryview, watch: PageWatch | None
     ) -> bool:
-        """Return True if a buffer holds what was saved; then it stays watched."""
+        """Return True if a buffer equals its last save; it then stays watched."""
         if not _may_hold(saved, view) or digest(view) != saved.hash:
             if watch is not None:
                 self._pages.forget(watch)
@@ -413,7 +413,7 @@ class Changes:
 
 
 def _may_hold(saved: _SavedBuffer, view: memoryview) -> bool:
-    """Return True if a buffer may hold what was saved, judged by samples."""
+    """Return True if a buffer may equal its last save, judged by samples."""
     if len(view) != saved.ref.nbytes or saved.hash is None:
         return False
     return sample(view) == saved.sample

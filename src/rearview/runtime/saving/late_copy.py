@@ -238,7 +238,7 @@ class WriteHistory:
         self._quiet: dict[str, bool] = {}
 
     def __contains__(self, key: str) -> bool:
-        """Return True if the buffer was looked at before."""
+        """Return True if the buffer was examined before."""
         return key in self._quiet
 
     def is_quiet(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""What recording costs in time and disk space, measured while training runs.
+"""Measure the costs of recording, in time and disk space, while training runs.
 
 `Overhead` is the clock of one run: it measures what training computes and how long it waits, asks
 the policy at each boundary whether to save, and stores the measurements for the next run of the
@@ -62,7 +62,7 @@ _MOST_IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What saving has cost: in total, or for one checkpoint. Seconds and bytes."""
+    """The cost of saving, in total or for one checkpoint: seconds and bytes."""
 
     saved: int = 0
     skipped: int = 0

@@ -288,7 +288,7 @@ class Policy:
         if isinstance(event, Iteration) and event.depth == 0:
             computed += event.seconds
         elif isinstance(event, Saved):
-            # the end of an inner loop has no iterations of its own: use the best measured site
+            # the end of an inner loop has no iterations: use the best measured site
             others = (other for key, other in self.sites.items() if key != RUNNING)
             best_measured = max((site, *others), key=lambda each: each.seen)
             event = Saved(event.blocking + best_measured.contention(event))

@@ -134,7 +134,7 @@ class Staged:
     trial: dict[str, int] = field(default_factory=dict)
     """Addresses of buffers not yet tried for late copying."""
     trial_delay: float = 0.0
-    """Seconds after which those buffers are looked at again."""
+    """Seconds after which those buffers are checked again."""
 
     def separate_tiny(self) -> None:
         """Give every tiny buffer its own view; done on the writer thread."""
@@ -159,7 +159,7 @@ class Lease:
     end: int
     view: memoryview
     spare: bool = False
-    """Whether it is memory of its own, outside of the mapping."""
+    """Whether it is separate memory, outside of the mapping."""
 
 
 class Staging:
@@ -289,7 +289,7 @@ class Staging:
                 )
                 break
             except (OSError, ValueError):
-                continue  # an address-space limit: try exactly what is needed
+                continue  # an address-space limit: try exactly the required size
         else:
             raise MemoryError(f"{need} bytes of staging memory are not available")
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK", "MADV_DONTDUMP"):

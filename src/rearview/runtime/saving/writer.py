@@ -148,7 +148,7 @@ class Writer:
         abandon_in_child(self)
 
     def prepare(self, nbytes: int, *, certain: bool = False) -> None:
-        """Make memory for `nbytes` of changes present, on a thread with the priority of training.
+        """Touch memory for `nbytes` of changes, on a thread with the priority of training.
 
         Unless the changes are `certain`, prepare at most a quarter of the memory that the machine
         has left. Checkpoints are skipped until the memory is ready.
@@ -169,7 +169,7 @@ class Writer:
     def submit(
         self, snapshot: Snapshot, *, wait: bool = False, hints: CopyHints = NO_HINTS
     ) -> bool:
-        """Copy the state as it is now; return True if it will be saved (else see `reason`).
+        """Copy the present state; return True if it will be saved (if not, `reason` says why).
 
         Tensors of accelerators are fetched while the computation continues. With `wait`, block
         until there is room instead of skipping the checkpoint.

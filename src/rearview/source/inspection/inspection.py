@@ -138,7 +138,7 @@ class Inspection:
 
     @property
     def main(self) -> LoopReport | None:
-        """The loop taken for the training loop; None if the program has none of its own."""
+        """The loop taken for the training loop; None if the program has no such loop."""
         return next((loop for loop in self.loops if loop.main), None)
 
     @property

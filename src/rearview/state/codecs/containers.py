@@ -197,7 +197,7 @@ class PlainDictKind(DictKind):
 
 
 class OrderedDictKind(DictKind):
-    """An OrderedDict, which keeps an order of its own in addition to the dict's."""
+    """An OrderedDict, which keeps its own order in addition to the dict's."""
 
     base = OrderedDict
 
@@ -366,7 +366,7 @@ class WeakSetKind(Kind):
         return steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the live elements of each."""
+        """Return the live elements of each container."""
         return [list(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:

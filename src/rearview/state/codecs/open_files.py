@@ -100,7 +100,7 @@ def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
 
 
 def transforms(file: Any) -> bool:
-    """Return True for a file that transforms what is written to it, such as gzip.
+    """Return True for a file that transforms the bytes written to it, such as gzip.
 
     A flush would change its output, and its internal buffer cannot be captured.
     """

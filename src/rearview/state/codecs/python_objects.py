@@ -232,7 +232,7 @@ class FunctionKind(Kind):
         ]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set defaults and attributes; the closure variables are anchors of their own."""
+        """Set defaults and attributes; the closure variables are separate anchors."""
         own = content[1]
         if own is None:
             return

@@ -64,7 +64,7 @@ class NumpyGeneratorKind(Kind):
         return [o.bit_generator for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Do nothing: the BitGenerator is an anchor of its own."""
+        """Do nothing: the BitGenerator is a separate anchor."""
 
 
 class RandomStateKind(Kind):

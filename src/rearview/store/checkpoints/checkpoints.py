@@ -41,7 +41,7 @@ from rearview.store.project import Project
 READERS = 2
 """Threads that load parts: while one waits for the disk, the other hashes."""
 OBJECT_FROM = 1 << 20
-"""Parts of at least this many bytes are objects of their own; smaller ones share a pack."""
+"""Parts of at least this many bytes are separate object files; smaller ones share a pack."""
 DIRECT_PACK = 64 << 20
 """Packs of at least this many bytes bypass the page cache."""
 

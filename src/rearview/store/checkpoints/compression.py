@@ -31,7 +31,7 @@ MARK = _HEAD.pack(*_KIND, 0)[:-8]
 LEVEL = 1
 """Fastest of the ordinary levels: training runs on the same processor."""
 WINDOW_BITS = 20
-"""Bits of the window, which bounds the memory of a reader, whatever the file says."""
+"""Bits of the window: it bounds the memory of a reader for any file."""
 INPUT_CHUNK = 1 << 20
 """Bytes compressed, or read from the file, at once."""
 OUTPUT_CHUNK = 128 << 10

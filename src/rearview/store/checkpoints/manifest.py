@@ -48,7 +48,7 @@ _PACK = re.compile(r"[^/\0]+/[^/\0]+")
 _LARGEST = 1 << 62
 
 Row = tuple[str, str, int, int | None, int]
-"""Key, oid, bytes, index of the pack in `packs` (None: an object of its own), offset."""
+"""Key, oid, bytes, index of the pack in `packs` (None: an object file), offset."""
 
 
 class PartTable(msgspec.Struct, omit_defaults=True):
@@ -57,7 +57,7 @@ class PartTable(msgspec.Struct, omit_defaults=True):
     packs: list[str]
     rows: list[Row]
     sums: dict[str, str] = {}
-    """XXH3-128 sums by oid, of objects of their own."""
+    """XXH3-128 sums of object files, by oid."""
 
 
 class ManifestBody(msgspec.Struct, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""Objects: bytes stored once, under the hash of their content, in files of their own.
+"""Objects: bytes stored once, each in a file named by the hash of its content.
 
 Objects that are put together, in a `Batch`, become durable together: all are written, then synced, then
 named. `HashAhead` hashes the next buffers while the current one is written.
@@ -110,7 +110,7 @@ class Objects:
         return buffer
 
     def read_into(self, ref: ObjectRef, buffer: Any) -> None:
-        """Fill `buffer`, which must have exactly the right size, and check what was read.
+        """Fill `buffer`, which must have exactly the right size, and check the bytes.
 
         The check uses `ref.sum`, if there is one: it detects damage like the oid, in a seventh of the
         time.
@@ -137,7 +137,7 @@ class Objects:
             os.close(fd)
 
     def has(self, oid: str) -> bool:
-        """Return True if `oid` is stored in a file of its own."""
+        """Return True if `oid` is stored as an object file."""
         return self.path(oid).exists()
 
     def touch(self, ref: ObjectRef) -> bool:

@@ -6,7 +6,7 @@ checkpoints costs g/2 on average and is hit with probability proportional to g, 
 replay grows with the sum of g². Removing the checkpoint between gaps a and b adds 2ab; the one that adds least
 per byte it frees goes first. That is exact for each single removal and needs no guess about the question.
 
-**Why no lock is needed**, although any number of processes may save meanwhile. In this order:
+**Why no lock is needed**, although any number of processes may save at the same time. In this order:
 
 1. Every file is listed with its modification time.
 2. Saves in flight are looked up (`earliest_start`); files they could have put are spared.
@@ -15,7 +15,7 @@ per byte it frees goes first. That is exact for each single removal and needs no
    since has marked it as in use (its time differs from step 1), it is renamed back; a later save finds it
    missing and writes it again. Only then is it removed.
 
-A run that outgrows the budget of its project starts this module as a process of its own, so that training
+A run that exceeds the budget of its project starts this module as a separate process, so that training
 shares neither interpreter nor memory with it. It prints the bytes that are left::
 
     python -P -m rearview.store.maintenance.gc ROOT BUDGET RUN
@@ -147,7 +147,7 @@ def expected_replay(times: Sequence[float], end: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """The result of a garbage collection: what it removed, or would remove."""
+    """The result of a garbage collection: the removed parts, or those that it would remove."""
 
     checkpoints: tuple[str, ...] = ()
     files: int = 0

@@ -18,7 +18,7 @@ from rearview.store.values import encodable
 
 
 class Duck:
-    """A DuckDB in memory that downloads nothing and reads only `store` and a folder of its own.
+    """A DuckDB in memory that downloads nothing and reads only `store` and its temporary folder.
 
     >>> Duck().execute("SELECT 40 + 2").fetchall()
     [(42,)]

@@ -307,7 +307,7 @@ def rows_of(
 ) -> RowPaths:
     """Return the rows of a table of these names, given the paths of each.
 
-    A point has a row if nothing is logged deeper inside it. Otherwise it keeps a row of its own only if one
+    A point has a row if nothing is logged deeper inside it. Otherwise it keeps its own row only if one
     of its names is logged deeper as well, because then its value cannot be repeated there. A
     name that is `virtual` at a path has no value there to keep.
     """

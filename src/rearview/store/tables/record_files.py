@@ -513,7 +513,7 @@ def recorded_names(folder: Path) -> set[str]:
 
 
 def has_long_lines(folder: Path) -> bool:
-    """Return True if a run has so many unsealed records that sealing them first is faster."""
+    """Return True if sealing a run's records first is faster, because it has many unsealed ones."""
     sizes = (file.stat().st_size for file in folder.glob("records-*.jsonl"))
     return sum(sizes) > _MANY_BYTES
 

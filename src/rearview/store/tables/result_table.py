@@ -194,7 +194,7 @@ class Table:
         return self._fetch("to_arrow_table").rename_columns(self.columns)
 
     def _decoded(self, cells: Iterable[Any], kind: str, load: Stored | None) -> list[Any]:
-        """Return the Python values of a column, whatever its null value is."""
+        """Return the Python values of a column with any null value."""
         held = (str, bytes, bytearray)
         return [self._value(c, kind, load) if isinstance(c, held) else None for c in cells]
 
@@ -226,7 +226,7 @@ class Table:
 
 
 class _LoadOnce:
-    """A stored value as a cache key: values of the same object and form are equal."""
+    """A stored value as a cache key: two values are equal if their object and form are equal."""
 
     def __init__(self, value: StoredValue) -> None:
         self._value = value

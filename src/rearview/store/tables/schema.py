@@ -41,7 +41,7 @@ _PIVOTED = (
 )
 TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
     "projects": (
-        "One row: the project that is asked.",
+        "One row: the project.",
         {
             "project": ("VARCHAR", "id of its store, kept when the folder is moved or copied"),
             "name": ("VARCHAR", "name of its folder"),
@@ -125,7 +125,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         },
     ),
     "records": (
-        "One row per logged value, those of replays beside the run's own. Nothing is left out.",
+        "One row per logged value, of the run and of its replays. Nothing is left out.",
         {
             "run": ("VARCHAR", "`runs.run`"),
             "path": ("VARCHAR", "loops of its point"),
@@ -148,7 +148,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
                 ),
             ),
             "replay": ("VARCHAR", "`replays.replay`; null if recorded"),
-            "attempt": ("INTEGER", "how often the run had been resumed before"),
+            "attempt": ("INTEGER", "how often the run was resumed before"),
             "process": ("VARCHAR", "start time and number of the process; orders processes"),
             "seq": ("BIGINT", "order within the process"),
             "time": ("DOUBLE", "seconds since 1970"),
@@ -172,7 +172,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "seq": ("BIGINT", "order within the run"),
             "point": ("VARCHAR", "where it was taken: `epoch=3`"),
             "edge": ("VARCHAR", "start or end of that iteration"),
-            "complete": ("BOOLEAN", "whether a replay can start from it as it is"),
+            "complete": ("BOOLEAN", "whether a replay can start from it"),
             "missing": ("VARCHAR[]", "why it is partial"),
             "bytes": ("BIGINT", "logical size"),
             "time": ("DOUBLE", "seconds since 1970"),
@@ -188,8 +188,8 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "ended": ("DOUBLE", "seconds since 1970; null while it runs"),
             "proved": ("BOOLEAN", "whether it was found equal to the run"),
             "verdict": ("VARCHAR", "exact, unproved, incomplete, not exact or redone"),
-            "why": ("VARCHAR", "what it compared, or what was wrong"),
-            "redoes": ("VARCHAR", "the first try that it replaces, if there was one"),
+            "why": ("VARCHAR", "the values that it compared, or the first difference"),
+            "redoes": ("VARCHAR", "the first replay that it replaces, if there was one"),
             "names": ("VARCHAR[]", "the requested names"),
         },
     ),
@@ -245,7 +245,7 @@ PAPER = {
 """Symbol of table 1 of FlorDB's paper -> where to find it here, and a note."""
 
 PIVOTS = {
-    "setup_pivot": "One row per run: what was logged outside all loops.",
+    "setup_pivot": "One row per run: values that were logged outside all loops.",
     "outer_pivot": "One row per iteration of the outermost loops.",
     "inner_pivot": "One row per iteration of the loops inside those.",
     "pivot_N": "The same for loops N deep, for any N: `pivot_3`.",
@@ -306,7 +306,7 @@ erDiagram
 
 
 _TYPED = """\
-Numbers, texts, truth values and bytes have columns of their own type. A list or dictionary is JSON text, and a \
+Columns of numbers, texts, truth values and bytes have these types. A list or dictionary is JSON text, and a \
 whole number beyond 64 bits its digits. A name that was logged with values of several types (`1`, then \
 `"abc"`) has a column of JSON text: `1`, `"abc"` with its quotes, so that no value is taken for another; what \
 JSON cannot say has a marker, `{"$float": "nan"}`.

@@ -1,6 +1,6 @@
-"""Seal finished record files: convert JSON lines to Parquet, with a summary of what the file holds.
+"""Seal finished record files: convert JSON lines to Parquet, with a summary of the file's content.
 
-Readers do this, never the training process. A sealed file holds exactly what the lines held; the lines are
+Readers do this, never the training process. A sealed file has exactly the content of the lines; the lines are
 removed only after the Parquet file was read back and compared.
 
 The summary (`Summary`) is in the metadata of the Parquet file. It ends in `"check":"…"`: the XXH3 hash of the

@@ -112,7 +112,7 @@ def known_columns(sources: Sources) -> str:
 
 
 def _labelled(names: Iterable[str], taken: set[str], suffix: str) -> Iterator[tuple[str, str]]:
-    """Yield each name with a column name that is not taken yet, whatever the case of letters."""
+    """Yield each name with a column name that is still free, ignoring the case of letters."""
     for name in names:
         label = name
         while label.lower() in taken:
@@ -293,7 +293,7 @@ class Tables:
     def sql(self, query: str, *, unproved: bool = False, values: bool = False) -> Table:
         """Return the answer to one SQL question over the tables of docs/schema.md.
 
-        With `values`, a text that describes a stored array or image comes back as that.
+        With `values`, a text that describes a stored array or image is returned as that array or image.
         The pivoted views hold values of replays that were not exact only if `unproved` asks for
         them; the table `records` holds all.
         Nothing can be written, and no file outside the store can be read. `EXPLAIN` of a question

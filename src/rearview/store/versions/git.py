@@ -108,7 +108,7 @@ class GitDatabase:
     def tree(self, base: str | None, changes: Mapping[bytes, Entry | None]) -> str:
         """Return the tree `base` (None: empty) with entries added, replaced or, if None, removed.
 
-        It uses an index of its own, so the user's index is neither read nor locked.
+        It uses a separate index, so the user's index is neither read nor locked.
         """
         make_folder(self._scratch)
         with tempfile.TemporaryDirectory(dir=self._scratch, prefix="index-") as folder:
@@ -209,7 +209,7 @@ class GitDatabase:
         """Yield (tracked?, path below the work tree) of all files that are not ignored.
 
         The user's index says what is tracked; a database of Rearview tracks nothing. A folder that is a
-        repository of its own (a submodule, a nested clone) is listed with a trailing `/`.
+        separate repository (a submodule, a nested clone) is listed with a trailing `/`.
         """
         env = {"GIT_INDEX_FILE": str(self._scratch / "none")} if self.own else {}
         out = self._git("ls-files", "-z", "-t", "-c", "-o", "--exclude-standard", env=env)
