@@ -16,9 +16,7 @@ CROWDED: dict[str, str] = {}
 SHARED_STEMS: dict[str, str] = {}
 """Stems of modules in more than two rooms, with the reason. It only shrinks."""
 
-SATELLITES = {
-    "_history.script_inspection": "inspects a script before the facade is loaded, which takes longer",
-}
+SATELLITES: dict[str, str] = {}
 """Small modules with one importer, in the same room, with the reason. It only shrinks."""
 
 SHARED_CLASSES = {
