@@ -72,6 +72,15 @@ ALL = tuple(each for module in MODULES for each in imports_of(module))
 OWN = tuple(each for each in ALL if each.own)
 
 
+def named_modules(module: str) -> Iterator[str]:
+    """Yield the modules of the package that a module names in a string: to load or look up at run time."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text("utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = node.value.removeprefix("rearview.")
+            if node.value.startswith("rearview.") and named in MODULES:
+                yield named
+
+
 def room_edges() -> dict[str, dict[str, int]]:
     """Return how many imports lead from each room to each other room."""
     edges: dict[str, dict[str, int]] = {}

@@ -6,8 +6,9 @@ import pytest
 
 from plainly import recorded, write
 from rearview._history import history
-from rearview.model import ReplayReport
-from rearview.store.runs import Runs
+from rearview.backfill.coverage import is_superseded
+from rearview.model import ReplayReport, ReplayStart
+from rearview.store.runs import Replay, Runs
 
 SCRIPT = """
 w = 1.0
@@ -215,3 +216,35 @@ def test_values_of_a_callback_in_a_loop_entered_twice_are_filled_once(tmp_path):
     report = past.backfill(["asked"])
     assert (report.written, report.proved) == (6, True), report.proof
     assert past.plan(["asked"]).nothing
+
+
+def ended(name, started, **start):
+    return Replay(
+        name, "run", started, started + 1, True, ReplayStart(names=("w",), **start), ReplayReport(finished=True, states=1)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "superseded"),
+    [
+        ({"covered": (0, 4)}, {"covered": (0, 4)}, True),
+        ({"covered": (0, 4)}, {"covered": (0, 3)}, False),
+        ({"only": (1, 3)}, {"covered": (0, 4)}, True),
+        ({"covered": (0, 4), "head": True}, {"covered": (0, 4)}, False),
+        ({"covered": (0, 4), "version": "a"}, {"covered": (0, 4), "version": "b"}, False),
+        (
+            {"covered": (0, 4), "version": "a", "same": {"w": "x"}},
+            {"covered": (0, 4), "version": "b", "same": {"w": "x"}},
+            True,
+        ),
+        ({"covered": (0, 4), "same": {"w": "x"}}, {"covered": (0, 4), "same": {"w": "y"}}, False),
+        (
+            {"covered": (0, 4)},
+            {"covered": (0, 4), "inner": {"step": {1: (0, 3)}}},
+            False,
+        ),
+    ],
+)
+def test_a_replay_is_superseded_by_one_that_covers_it_and_logs_the_same(earlier, later, superseded):
+    replays = [ended("a", 1.0, **earlier), ended("b", 2.0, **later)]
+    assert is_superseded(replays[0], replays) is superseded

@@ -92,3 +92,5 @@ def test_the_loop_of_a_step_is_named_only_if_it_trains():
     assert look(text).point == ("k",)
     text = f"for k in r:\n    for p in params:\n        show(p)\n    for x in data:\n        {STEP}"
     assert look(text).point == ("k", "x")
+    text = f"def batch(x):\n    {STEP}\nfor k in r:\n    for x in data:\n        batch(x)"
+    assert look(text).point == ("k", "x")

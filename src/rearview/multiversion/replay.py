@@ -106,6 +106,8 @@ class VersionReport:
     cells: tuple[CellReport, ...]
     problem: str = ""
     """Why the version could not be replayed, or why it ended early."""
+    ended_by: int = 0
+    """Number of the cell that the problem is about; 0: it is about none."""
 
     @property
     def same(self) -> OutputMatch:
@@ -346,7 +348,7 @@ def _version_report(
     tree: ExecutionTree, version: StudyVersion, result: ReplayResult, tolerance: Tolerance
 ) -> VersionReport:
     cells: list[CellReport] = []
-    problem = ""
+    problem, ended_by = "", 0
     nodes = tree.paths[version.name]
     stopped: CellResult | None = None
     for i, node in enumerate(nodes):
@@ -376,12 +378,14 @@ def _version_report(
         if not cell_result.goes_on:
             stopped = cell_result
             if cell_result.ended != "exit":
-                problem = f"Cell {i + 1} ({cell.title}) ended the branch: {_reason(cell_result)}."
-                if verdict.same is OutputMatch.SAME:
-                    problem = ""  # the author's cell failed in the same way
+                if verdict.same is not OutputMatch.SAME:  # the author's cell did not fail like this
+                    ended_by = i + 1
+                    problem = (
+                        f"Cell {ended_by} ({cell.title}) ended the branch: {_reason(cell_result)}."
+                    )
     if version.printed is not None and not problem:
         cells = _with_printed(version, nodes, result, cells, tolerance)
-    return VersionReport(version.name, version.program, tuple(cells), problem)
+    return VersionReport(version.name, version.program, tuple(cells), problem, ended_by)
 
 
 def _reason(result: CellResult) -> str:

@@ -137,9 +137,7 @@ def report_lines(report: StudyReport) -> list[str]:
         if version.problem:
             lines.append(f"    {version.problem}")
         for cell in version.cells:
-            if cell.verdict.same is OutputMatch.DIFFERENT and not version.problem.startswith(
-                f"Cell {cell.number} "
-            ):
+            if cell.verdict.same is OutputMatch.DIFFERENT and cell.number != version.ended_by:
                 lines.append(f"    cell {cell.number} ({cell.title}): {cell.verdict.why}")
                 lines.extend(f"        {line}" for line in cell.verdict.diff.splitlines()[2:12])
         for why, numbers in _not_comparable(version).items():

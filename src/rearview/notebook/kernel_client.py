@@ -225,6 +225,8 @@ class Executed:
     """Number of the cell that failed, from 1 on; 0 if none did."""
     why: str = ""
     """The error in one line."""
+    raised: str = ""
+    """Type of the exception that a cell raised; empty if it failed otherwise."""
     trace: str = ""
     """The traceback that the kernel sent."""
     content: Any = field(default=None, repr=False)
@@ -271,6 +273,7 @@ def execute(
             client.execute()
         except CellExecutionError as exc:
             executed.why = _first_line(f"{exc.ename}: {exc.evalue}")
+            executed.raised = exc.ename
             executed.trace = "\n".join(_error_of(content, client.position).get("traceback", ()))
         except CellTimeoutError:
             executed.code = TIMED_OUT

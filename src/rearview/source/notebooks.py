@@ -58,7 +58,7 @@ class CodeCell:
     @property
     def readable(self) -> bool:
         """Whether the cell is Python, magics and shell lines included."""
-        return not self.text.startswith(_BROKEN)
+        return not is_unreadable(self.text)
 
     def tree(self) -> ast.Module:
         """Return the cell's program, its lines counted from 1."""
@@ -191,10 +191,19 @@ def _body_magic(source: str) -> str:
     return match.group(1) if match is not None and match.group(1) in PYTHON_BODIES else ""
 
 
+def is_unreadable(text: str) -> bool:
+    r"""Return True if `python_of` made a text from a cell that is not Python.
+
+    >>> is_unreadable(python_of("for x in")), is_unreadable(python_of("#! note\nx = 1"))
+    (True, False)
+    """
+    return all(line.startswith(_BROKEN) for line in text.split("\n"))
+
+
 def source_of(text: str) -> str:
     """Return a cell's source, given its text as `python_of` made it or a probe changed it."""
     lines = text.split("\n")
-    if all(line.startswith(_BROKEN) for line in lines):
+    if is_unreadable(text):
         return "\n".join(line.removeprefix(_BROKEN) for line in lines)
     if lines[0].startswith(f"{_KEPT_LINE}%%"):
         lines[0] = lines[0].removeprefix(_KEPT_LINE)

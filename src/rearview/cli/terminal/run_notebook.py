@@ -88,12 +88,12 @@ def run_notebook(
         where = (
             f"cell {executed.cell} of {target} failed" if executed.cell else f"{target} was not run"
         )
-        output.said(f"{where}: {executed.why}{_hint(executed.why)}")
+        output.said(f"{where}: {executed.why}{_hint(executed.raised)}")
     return executed.code
 
 
-def _hint(why: str) -> str:
-    if why.startswith("StdinNotImplementedError"):
+def _hint(raised: str) -> str:
+    if raised == "StdinNotImplementedError":
         return " No user can answer input() here; read the value with rearview.arg instead."
     return ""
 

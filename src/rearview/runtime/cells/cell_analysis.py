@@ -16,7 +16,7 @@ from rearview.runtime.cells.used_names import (
     names_used,
 )
 from rearview.source.cells import code_hash
-from rearview.source.notebooks import python_of
+from rearview.source.notebooks import is_unreadable, python_of
 
 HARMLESS_MAGICS = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "precision")
 """Line magics that only set something up: they can run again at any time."""
@@ -174,7 +174,7 @@ def analyse(source: str) -> CellAnalysis:
     refused = ""
     if magics & PROFILERS:
         refused = "it is profiled"
-    elif any(line.startswith("#! ") for line in text.split("\n")):
+    elif is_unreadable(text):
         refused = "it is not Python"
     refused = refused or _uncommon_magic(tree)
     top = list(tree.body)

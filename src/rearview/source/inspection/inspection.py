@@ -9,7 +9,7 @@ from enum import Enum
 
 from rearview.source.estimated_effects import Changeset, LibraryFacts, augment, effects, explain
 from rearview.source.inspection.checkpoint_obstacles import Obstacle, obstacles_in
-from rearview.source.inspection.main_loop import TRAINS, Calls, LoopSpot, choose_main_loop
+from rearview.source.inspection.main_loop import Calls, LoopSpot, choose_main_loop
 from rearview.source.instrument import COMPILERS
 from rearview.source.library_loops import LibraryCall, library_calls
 from rearview.source.log_calls import TRACKERS, Aliases, calls_in
@@ -203,12 +203,12 @@ def inspect(
         sure=main_loop.sure,
         notebooks=notebooks or {},
     )
-    inner = _inner_loop(inspection, loops)
-    if inner is not None and _weight(inner[1])[0]:
+    inner = _inner_loop(inspection, loops, calls)
+    if inner is not None and calls.training(inner[0].id.path, inner[1]):
         inspection = replace(inspection, step=inner[0].point)
     inspection = replace(inspection, obstacles=tuple(_relevant(inspection, loops)))
     answer, reasons = _answer(inspection, calls, trees)
-    places = tuple(_places(inspection, loops, trees))
+    places = tuple(_places(inspection, loops, inner, trees))
     return replace(inspection, answer=answer, reasons=reasons, places=places)
 
 
@@ -494,6 +494,7 @@ def _logger(call: ast.Call, aliases: Aliases) -> str:
 def _places(
     inspection: Inspection,
     loops: Sequence[tuple[LoopReport, Loop]],
+    inner: tuple[LoopReport, Loop] | None,
     trees: Mapping[str, ast.Module],
 ) -> Iterator[ProbePlace]:
     """Yield where a probe could go: in the inner loop, in the outer loop, after both; or in a hook."""
@@ -507,7 +508,6 @@ def _places(
             )
         return
     node = next(loop for report, loop in loops if report.id == main.id)
-    inner = _inner_loop(inspection, loops)
     if inner is not None and call is None:
         report, deepest = inner
         yield _place(
@@ -532,7 +532,7 @@ def _places(
 
 
 def _inner_loop(
-    inspection: Inspection, loops: Sequence[tuple[LoopReport, Loop]]
+    inspection: Inspection, loops: Sequence[tuple[LoopReport, Loop]], calls: Calls
 ) -> tuple[LoopReport, Loop] | None:
     """Return the loop inside the main loop that trains most; None if no loop is inside."""
     main = inspection.main
@@ -541,7 +541,11 @@ def _inner_loop(
         for report, loop in loops
         if main is not None and _inside(report, main) and not report.left_alone
     ]
-    return max(inner, key=lambda item: _weight(item[1]), default=None)
+    return max(
+        inner,
+        key=lambda item: (calls.training(item[0].id.path, item[1]), len(list(ast.walk(item[1])))),
+        default=None,
+    )
 
 
 def _hook_places(call: LibraryCall, trees: Mapping[str, ast.Module]) -> Iterator[ProbePlace]:
@@ -560,11 +564,6 @@ def _hook_places(call: LibraryCall, trees: Mapping[str, ast.Module]) -> Iterator
             "runs the iterations asked for again, from the nearest checkpoint",
             _bound_in(_without_leaving(node.body))[:MOST_READS],
         )
-
-
-def _weight(loop: Loop) -> tuple[int, int]:
-    called = {called_name(part) for part in ast.walk(loop)}
-    return sum(TRAINS.get(name, 0) for name in called), len(list(ast.walk(loop)))
 
 
 def _place(report: LoopReport, loop: Loop, where: str, cost: str) -> ProbePlace:

@@ -58,6 +58,8 @@ class Calls:
         """By name: functions that are no methods."""
         self._methods: dict[str, set[Function]] = {}
         self._direct: dict[tuple[Function, bool], frozenset[Function]] = {}
+        self._below: dict[tuple[int, bool], frozenset[Function]] = {}
+        """By id of a node of the trees, which the caller keeps."""
         self._weights: dict[Function, int] = {}
         self.called_alone: frozenset[Function] = frozenset()
         """Functions that the script reaches without any loop of the program around them."""
@@ -124,6 +126,9 @@ class Calls:
 
     def below(self, path: str, node: ast.AST, *, sure: bool = True) -> frozenset[Function]:
         """Return the functions that a node may call, directly or through others."""
+        key = (id(node), sure)
+        if key in self._below:
+            return self._below[key]
         reached: set[Function] = set()
         remaining = set(self.direct(path, node, sure=sure))
         while remaining:
@@ -131,7 +136,8 @@ class Calls:
             if function not in reached:
                 reached.add(function)
                 remaining |= self.of_function(function, sure=sure) - reached
-        return frozenset(reached)
+        self._below[key] = frozenset(reached)
+        return self._below[key]
 
     def of_function(self, function: Function, *, sure: bool) -> frozenset[Function]:
         """Return the functions that a function may call directly."""
