@@ -68,6 +68,16 @@ def test_scripts_in_cells_are_measured_like_notebooks(tmp_path, words):
     assert tree.tree.cells[1].seconds == pytest.approx(kept[1].seconds)
 
 
+def test_cells_without_statements_do_not_hide_what_the_others_cost(tmp_path):
+    parts = ('"""A gallery\'s title."""\n', "import os\n", "# words only\n", "x = 1\n", "x += 1\n")
+    (tmp_path / "train.py").write_text("# %%\n".join(parts))
+    run(tmp_path, "run", "-q", "train.py")
+    assert [node.measured for node in build_tree(opened(tmp_path).study).nodes] == [True] * 5
+    alone = open_programs([str(tmp_path / "train.py")])
+    known = build_tree(alone.study, alone.measurements)
+    assert [node.measured for node in known.nodes] == [True] * 5
+
+
 def test_states_with_equal_lineage_and_other_values_are_not_shared_and_a_reason_is_given(tmp_path):
     cells = ("import os", "seen = [len(os.urandom(2)) + hash('x')]", "print('done')")
     write(tmp_path / "study.ipynb", *cells)

@@ -137,7 +137,7 @@ def _learn_from_runs(project: Project, measurements: Measurements) -> None:
         chain = ""
         for number, cell in enumerate(read_cells(runs.folder(run)), 1):
             if cell.cell != number:
-                break  # a cell without statements, or a resumed run: later cells have another chain
+                break  # a resumed run: the chain of later cells is another
             chain = chain_of(chain, cell.code)
             if not any(event[0] in {"unseen", "more"} for event in cell.events):
                 size = max(LEAST_STATE, cell.size - cell.before)

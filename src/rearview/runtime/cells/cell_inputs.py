@@ -312,15 +312,22 @@ class ScriptCells:
         self._lineage: Lineage | None = Lineage(folder, session.root)
         self._clock: list[int] = session.declared.get(clock.ROOT, [0])
         self._chance: list[Any] = session.declared.get(entropy.ROOT, [])
-        self._cell = 0
+        self._cell = self._last = 0
         self._clock_at, self._drawn = 0, list(self._chance)
 
     def enter(self, number: int) -> None:
         """End the cell before, and begin cell `number`: the script has reached it."""
         self.end()
+        for passed in range(self._last + 1, number):
+            # only comments, or the docstring of the script: no statement says that it begins
+            self._begin(passed)
+            self.end()
+        self._begin(number)
+
+    def _begin(self, number: int) -> None:
         if self._lineage is None or not 0 < number <= len(self._texts):
             return
-        self._cell = number
+        self._cell = self._last = number
         self._clock_at, self._drawn = self._clock[0], list(self._chance)
         try:
             self._lineage.begin(self._texts[number - 1], _script_variables())
