@@ -375,3 +375,14 @@ def test_a_notebook_goes_on_after_a_cell_that_failed_for_its_author_too(tmp_path
     assert [cell.verdict.same for cell in version.cells[:4]] == ["same"] * 3 + ["different"]
     assert "TypeError" in version.problem
     assert version.cells[4].ended == "not run"
+
+
+def test_programs_that_log_are_replayed_as_under_plain_python(tmp_path):
+    text = (
+        "import rearview\n\nfor epoch in range(2):\n    rearview.log('loss', epoch)\n"
+        "    print(epoch, rearview.arg('lr', 0.5))\n"
+    )
+    files = scripts(tmp_path, a=text, b=f"{text}\nprint('b')\n")
+    report = replay(files)
+    assert [texts(report, name) for name in "ab"] == ["0 0.5\n1 0.5\n", "0 0.5\n1 0.5\nb\n"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py"]

@@ -53,7 +53,7 @@ if not ended:  # the engine was killed
             pass
         shutil.rmtree(folder, ignore_errors=True)
 """
-MARK = "REARVIEW_REPLAY"
+MARK = "_REARVIEW_CELLS"
 """Environment variable of all processes that the cells of a replay start."""
 SOURCE = Path(__file__).parent.parent.parent
 HELLO = 60.0

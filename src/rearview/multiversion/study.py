@@ -107,6 +107,16 @@ class Study:
         return Study(tuple(by_name[name] for name in dict.fromkeys(names)))
 
 
+def imports(study: Study, module: str) -> bool:
+    """Return True if a program of a study, or a module that is packed with it, imports a module."""
+    if any(module in imported_modules(c.text) for v in study.versions for c in v.cells):
+        return True
+    places = {
+        ref.place for v in study.versions for name, ref in v.files.items() if name.endswith(".py")
+    }
+    return any(module in imported_modules(p.read_text("utf-8", "replace")) for p in places if p)
+
+
 def digest_of(file: Path) -> str:
     """Return the sha256 of a file's content."""
     with file.open("rb") as stream:
