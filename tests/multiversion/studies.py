@@ -45,6 +45,7 @@ def replay(
     study=None,
     tell=lambda _: None,
     python=sys.executable,
+    home=None,
     **options,
 ):
     study = study or from_files(files)
@@ -60,6 +61,7 @@ def replay(
         environment=os.environ,
         python=python,
         store=store,
+        home=home,
         tell=tell,
     )
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import struct
@@ -24,6 +25,7 @@ from rearview.multiversion.package_metadata import (
     from_crate,
     requirements,
 )
+from rearview.multiversion.replay import ReplayOptions, plan_study
 from rearview.multiversion.study import from_files
 
 
@@ -320,3 +322,168 @@ def test_nothing_runs_before_the_user_agreed(tmp_path):
 def test_the_manifest_of_today_is_read_by_its_own_schema(package):
     data = zipfile.ZipFile(package).read("manifest.json")
     assert msgspec.json.decode(data, type=Manifest).format == 1
+
+
+def with_program(package, text, **facts):
+    """The package with another text as the program of its first version."""
+    data = text if isinstance(text, bytes) else text.encode()
+    digest = hashlib.sha256(data).hexdigest()
+
+    def change(manifest, contents):
+        contents[f"objects/{digest}"] = data
+        version = manifest["versions"][0]
+        version.update(
+            {"source": digest, "program": "a.py", "notebook": False, "cells": []} | facts
+        )
+
+    return rewritten(package, change)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1\0\n",
+        "# coding: nosuch\nx = 1\n",
+        b"x = '\xff'\n",
+        "x = " + "-" * 200_000 + "1\n",
+        "x = a" + ".b" * 100_000 + "\n",
+        "x = " + "(" * 5000 + ")" * 5000 + "\n",
+        "x = " + "9" * 100_000 + "\n",
+        "x = = 1\n",
+    ],
+    ids=["nul", "encoding", "bytes", "minus", "attributes", "brackets", "number", "syntax"],
+)
+def test_programs_that_cannot_be_parsed_are_refused(package, tmp_path, text):
+    with pytest.raises(RearviewError):
+        opened(with_program(package, text), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "cost", [{"seconds": 1e308}, {"seconds": -5.0}, {"size": 10**30}, {"size": -1}]
+)
+def test_absurd_costs_are_bounded_so_that_a_plan_can_be_made(package, tmp_path, cost):
+    def change(manifest, _):
+        for version in manifest["versions"]:
+            for cell in version["cells"]:
+                cell.update(cost)
+
+    study, _ = opened(rewritten(package, change), tmp_path)
+    plan = plan_study(study, ReplayOptions(), Measurements())
+    assert 0 <= plan.order.bound <= plan.order.seconds < 1e12
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "PYTHONPATH", "PATH", "HOME", "BASH_ENV", "PYTHONSTARTUP"]
+)
+def test_variables_that_describe_the_machine_are_not_taken_over(package, tmp_path, name):
+    def change(manifest, _):
+        manifest["versions"][0]["environment"] = {name: "/evil", "LR": "1"}
+
+    study, _ = opened(rewritten(package, change), tmp_path)
+    assert study.versions[0].environment == {"LR": "1"}
+
+
+@pytest.mark.parametrize("cwd", ["data.csv", "data.csv/below"])
+def test_a_working_folder_below_a_file_is_refused(package, tmp_path, cwd):
+    with pytest.raises(StoreError, match="lies below another file"):
+        opened(rewritten(package, lambda m, _: m["versions"][0].update(cwd=cwd)), tmp_path)
+
+
+@pytest.mark.parametrize("zip64", [False, True])
+def test_a_long_table_of_contents_is_refused_before_it_is_read(package, tmp_path, zip64):
+    """It is only stated in the end record: reading it would take memory that nobody agreed to."""
+    data = bytearray(package.read_bytes())
+    end = data.rindex(b"PK\5\6")
+    if zip64:
+        record = struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, 9**8, 9**8, 1 << 40, 0)
+        locator = struct.pack("<IIQI", 0x07064B50, 0, end, 1)
+        struct.pack_into("<I", data, end + 12, 0xFFFFFFFF)
+        data[end:end] = record + locator
+    else:
+        struct.pack_into("<I", data, end + 12, 1 << 30)
+    package.write_bytes(bytes(data))
+    with pytest.raises(StoreError, match="table of contents"):
+        opened(package, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind", [stat.S_IFIFO, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFSOCK, stat.S_IFDIR]
+)
+def test_entries_that_are_no_regular_files_are_refused(package, tmp_path, kind):
+    info = zipfile.ZipInfo("objects/" + "a" * 64)
+    info.external_attr = (kind | 0o777) << 16
+    with pytest.raises(StoreError, match="link or a device"):
+        opened(rewritten(package, lambda *_: None, entries=[(info, b"")]), tmp_path)
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e"
+
+
+def test_names_and_texts_of_a_package_cannot_control_the_terminal_or_the_page(package, tmp_path):
+    evil = f"</title><script>alert(1)</script>{ESCAPES}"
+
+    def change(manifest, contents):
+        manifest["title"] = evil
+        manifest["environment"]["python"] = f"3.1{ESCAPES}"
+        manifest["environment"]["system"] = ESCAPES
+        version = manifest["versions"][0]
+        version.update(name=f"v{evil}", argv=[ESCAPES])
+        book = json.loads(contents[f"objects/{version['source']}"])
+        # another program as a kernel: it is never started
+        book["metadata"]["kernelspec"] = {"name": "evil", "display_name": "x", "language": "python"}
+        book["cells"][1]["source"] = [f"print('{evil}')"]
+        book["cells"][1]["outputs"] = [
+            {"output_type": "display_data", "metadata": {},
+             "data": {"text/html": "<img src=x onerror=alert(1)>", "text/plain": evil,
+                      "image/png": '"><script>', "image/svg+xml": "<svg onload='alert(1)'/>"}}
+        ]  # fmt: skip
+        data = json.dumps(book).encode()
+        version.update(source=hashlib.sha256(data).hexdigest(), cells=[])
+        contents[f"objects/{version['source']}"] = data
+
+    hostile = rewritten(package, change)
+    page = tmp_path / "page.html"
+    for words in (["--dry-run"], ["--yes", "--html", str(page)]):
+        done = subprocess.run(
+            [sys.executable, "-m", "rearview", "replay", str(hostile), "--offline", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            env={**os.environ, "HOME": str(tmp_path)},
+        )
+        text = (done.stdout + done.stderr).decode()
+        assert "owned" in text
+        assert not set("\x1b\x07\u202e") & set(text)
+    text = page.read_text("utf-8")
+    assert "<script" not in text
+    assert "<img src=x" not in text
+    assert not re.search(r"<[^>]* on\w+=", text)
+    assert not set("\x1b\x07") & set(text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["--index-url=http://x", "git+https://x/y", "./local", "file:///x", "x[extra]", "x\n-r y", "é"],
+)
+def test_requirements_cannot_be_options_addresses_or_paths(name):
+    with pytest.raises(ReplayError):
+        requirements(PackageEnvironment("3.12", "", {name: "1"}))
+    with pytest.raises(ReplayError):
+        requirements(PackageEnvironment("3.12", "", {"numpy": f"1 {name}"}))
+
+
+def test_data_folders_give_only_files_with_the_hash_that_is_named(package, tmp_path):
+    secret = tmp_path / "data" / "secret.txt"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+
+    def change(manifest, _):
+        ref = {"sha256": "0" * 64, "size": 6, "embedded": False}
+        manifest["versions"][0]["files"] = {"secret.txt": ref}
+
+    study, _ = opened_with_data(rewritten(package, change), tmp_path)
+    assert study.versions[0].files["secret.txt"].place is None
+
+
+def opened_with_data(file, tmp_path):
+    return open_package(file).extract(tmp_path / "contents", data=[tmp_path / "data"])

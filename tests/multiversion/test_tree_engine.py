@@ -272,35 +272,45 @@ def test_input_is_refused_with_the_question(tmp_path):
     assert "input('Who?') was called" in version.problem
 
 
-def test_no_process_stays_when_the_replay_is_killed(tmp_path):
+def test_no_process_and_no_folder_stays_when_the_replay_is_killed(tmp_path):
     mark = tmp_path.parent / "pid"
+    short = tmp_path.parent / "t"
+    short.mkdir()
     (file,) = scripts(
         tmp_path,
-        a=f"import os\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\nwhile True:\n    pass\n",
+        # one process of the cell is in a session of its own
+        a="import os\nimport subprocess\nimport sys\n\n"
+        "code = 'import time\\nwhile True: time.sleep(1)'\n"
+        "child = subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+        f"open({str(mark)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}} ')\nwhile True:\n    pass\n",
     )
     code = (
+        f"import tempfile; tempfile.tempdir = {str(short)!r}\n"
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         f"from studies import replay\nfrom pathlib import Path\nreplay([Path({str(file)!r})])"
     )
     engine = subprocess.Popen([sys.executable, "-c", code])
     try:
-        while not (mark.exists() and mark.read_text()):
+        while not (mark.exists() and mark.read_text().endswith(" ")):
             assert engine.poll() is None
             time.sleep(0.02)
     finally:
         engine.send_signal(signal.SIGKILL)
         engine.wait()
-    pid = int(mark.read_text())
+    pids = mark.read_text().split()
     for _ in range(1000):
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                break
-        except (ProcessLookupError, FileNotFoundError):
+        if not any(map(runs, pids)) and not list(short.iterdir()):
             break
         time.sleep(0.02)
     else:
-        pytest.fail("the cell still runs")
+        pytest.fail(f"{[*filter(runs, pids)]} {list(short.iterdir())} are still there")
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
 
 
 def test_the_cell_process_loads_nothing_of_rearview_but_itself():

@@ -82,3 +82,22 @@ def test_a_difference_comes_with_a_diff():
     verdict = compare([stream("a\nb\n")], [stream("a\nc\n")])
     assert "-b" in verdict.diff
     assert "+c" in verdict.diff
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/" * 300_000, "".join(f"{i % 17}\n" for i in range(60_000)), "\ud800"],
+    ids=["slashes", "lines", "surrogate"],
+)
+def test_outputs_of_any_shape_are_compared_without_end(text):
+    a = [{"output_type": "stream", "name": "stdout", "text": text}]
+    b = [{"output_type": "stream", "name": "stdout", "text": f"{text}x\n"}]
+    assert compare(a, b).same is OutputMatch.DIFFERENT
+
+
+@pytest.mark.parametrize(
+    "data", [[1], "x", {"image/png": [1]}, {"image/png": "JSFQUy1BZG9iZQ=="}, {"image/png": None}]
+)
+def test_outputs_that_no_notebook_has_are_judged_without_an_error(data):
+    a, b = ([{"output_type": "display_data", "data": d}] for d in (data, {"image/png": "AAAA"}))
+    assert compare(a, b).same is not OutputMatch.SAME

@@ -329,15 +329,27 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
         return sys.executable
     import hashlib
 
-    from rearview.multiversion.package_metadata import differences, fresh_environment, requirements
+    from rearview.multiversion.package_metadata import (
+        NOTEBOOK_TOOLS,
+        TOOLS,
+        differences,
+        fresh_environment,
+        own_requirements,
+        requirements,
+    )
+    from rearview.multiversion.study import imports
 
     environment = reader.manifest.environment
     if offline:
         for text in differences(environment):
             output.said(f"warning: {text}")
         return sys.executable
-    notebook = any(version.notebook for version in study.versions)
-    key = hashlib.sha256(repr([environment.python, requirements(environment), notebook]).encode())
+    tools = [*TOOLS]
+    if any(version.notebook for version in study.versions):
+        tools += NOTEBOOK_TOOLS
+    if imports(study, "rearview"):
+        tools += own_requirements()
+    key = hashlib.sha256(repr([environment.python, requirements(environment), tools]).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "rearview" / "environments" / key.hexdigest()[:24]
     if not (folder / "complete").exists():
@@ -346,7 +358,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
         folder.parent.mkdir(parents=True, exist_ok=True)
         with waiting(f"Making an environment in {folder}", quiet=quiet):
             log = folder.with_suffix(".log")
-            python = fresh_environment(folder, environment, notebook=notebook, log=log)
+            python = fresh_environment(folder, environment, tools=tools, log=log)
         (folder / "complete").touch()
         return python
     return str(folder / "bin" / "python")

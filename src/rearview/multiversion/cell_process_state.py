@@ -232,10 +232,10 @@ def open_files() -> list[tuple[int, str, int, int]]:
 
 def reopen(files: list[tuple[int, str, int, int]]) -> None:
     """Open files again by name, because a forked child shares file positions with its parent."""
-    now = dict(_open_descriptors())
+    still_open = {fd for fd, _ in _open_descriptors()}
     for fd, path, flags, position in files:
-        if now.get(fd) != path:
-            continue  # it was closed meanwhile
+        if fd not in still_open:
+            continue
         fresh = os.open(path, flags & ~(os.O_CREAT | os.O_TRUNC | os.O_EXCL))
         os.lseek(fresh, position, os.SEEK_SET)
         os.dup2(fresh, fd, inheritable=False)

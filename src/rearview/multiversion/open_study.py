@@ -102,7 +102,9 @@ def open_programs(words: Sequence[str]) -> OpenedStudy:
     first = study.versions[0].program
     base = next(f for f in (root, *root.glob("*/"), *root.parents) if (f / first).is_file())
     programs = {v.name: (base / v.program).read_bytes() for v in study.versions}
-    return _opened(Project.find(root) or Project.create(root), study, programs, title)
+    project = Project.find(root) or Project.create(root)
+    home = base if project.root.is_relative_to(base) else project.root
+    return replace(_opened(project, study, programs, title), home=home)
 
 
 def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from rearview.source.cells import imported_modules
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.!_-]{0,60}")
-TOOLS = ("ipython", "matplotlib-inline", "cloudpickle")
-"""Distributions that cell processes need in addition to those of the study."""
+TOOLS, NOTEBOOK_TOOLS = ("cloudpickle",), ("ipython", "matplotlib-inline")
+"""Distributions that all cell processes need in addition to those of the study, and those that notebooks need."""
 
 
 class PackageEnvironment(msgspec.Struct, frozen=True):
@@ -140,10 +140,19 @@ def requirements(environment: PackageEnvironment) -> list[str]:
     return lines
 
 
+def own_requirements() -> list[str]:
+    """Return what Rearview itself needs, for programs that import it: it is not installed there."""
+    try:
+        lines = metadata.requires("rearview") or ()
+    except metadata.PackageNotFoundError:
+        return []
+    return [line for line in lines if "extra ==" not in line]
+
+
 def fresh_environment(
-    folder: Path, environment: PackageEnvironment, *, notebook: bool, log: Path
+    folder: Path, environment: PackageEnvironment, *, tools: Sequence[str], log: Path
 ) -> str:
-    """Create a virtual environment with the packages of a study; return its interpreter.
+    """Create a virtual environment with the packages of a study and some tools; return its interpreter.
 
     Only wheels are installed, because building a source distribution would run its code.
     """
@@ -153,7 +162,6 @@ def fresh_environment(
         platform.python_version_tuple()[:2]
     ):
         interpreter = shutil.which(f"python{short}") or sys.executable
-    tools = [tool for tool in TOOLS if notebook or tool == "cloudpickle"]
     commands = [
         [interpreter, "-I", "-m", "venv", str(folder)],
         [

@@ -21,13 +21,13 @@ from typing import Any, Self
 
 from rearview.errors import ReplayError
 from rearview.multiversion.study import StudyVersion
-from rearview.multiversion.work_folder import INPUTS, PROJECT
+from rearview.multiversion.work_folder import INPUTS, LINKS, PROJECT
 
 _BOOT = (
     "import sys; p = sys.argv[1]; sys.path.insert(0, p); "
     "from rearview.multiversion.cell_process import main; sys.path.remove(p); main()"
 )
-_REAPER = """
+_REAPER = f"""
 import os, shutil, signal, sys
 ended = sys.stdin.buffer.read()
 group, mark, *folders = sys.argv[1:]
@@ -37,16 +37,23 @@ except ProcessLookupError:
     pass  # all of them have ended
 for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
     try:  # those that cells started in a session of their own
-        with open(f"/proc/{pid}/environ", "rb") as file:
+        with open("/proc/" + pid + "/environ", "rb") as file:
             if os.fsencode(mark) in file.read().split(bytes(1)):
                 os.kill(int(pid), signal.SIGKILL)
     except OSError:
         pass
 if not ended:  # the engine was killed
     for folder in folders:
+        try:
+            with open(os.path.join(folder, "{LINKS}")) as file:
+                for link in file.read().splitlines():
+                    os.unlink(link)
+                    os.rmdir(os.path.dirname(link))
+        except OSError:
+            pass
         shutil.rmtree(folder, ignore_errors=True)
 """
-MARK = "REARVIEW_REPLAY"
+MARK = "_REARVIEW_CELLS"
 """Environment variable of all processes that the cells of a replay start."""
 SOURCE = Path(__file__).parent.parent.parent
 HELLO = 60.0

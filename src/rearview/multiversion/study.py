@@ -8,14 +8,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rearview.errors import SourceError, UsageError
 from rearview.model.cell_lineage import CellLineage
-from rearview.source.cells import UNPARSED, code_hash, cut
+from rearview.source.cells import UNPARSED, code_hash, cut, imported_modules
 
 SKIPPED_FOLDERS = frozenset(
     {".git", ".rearview", ".venv", "venv", "__pycache__", "node_modules", ".ipynb_checkpoints"}
@@ -105,6 +105,16 @@ class Study:
                 slug="no-version",
             )
         return Study(tuple(by_name[name] for name in dict.fromkeys(names)))
+
+
+def imports(study: Study, module: str) -> bool:
+    """Return True if a program of a study, or a module that is packed with it, imports a module."""
+    if any(module in imported_modules(c.text) for v in study.versions for c in v.cells):
+        return True
+    places = {
+        ref.place for v in study.versions for name, ref in v.files.items() if name.endswith(".py")
+    }
+    return any(module in imported_modules(p.read_text("utf-8", "replace")) for p in places if p)
 
 
 def digest_of(file: Path) -> str:
@@ -204,30 +214,75 @@ def program_cells(data: bytes, path: str) -> tuple[StudyCell, ...]:
 
 
 def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
-    """Return the study of scripts and notebooks that lie in one folder, each a version."""
+    """Return the study of scripts and notebooks, each a version.
+
+    Its files are those of the folder of the programs, and what programs name outside it by a relative path
+    (`../data`). Notebooks run in their own folder. Scripts run in the folder of all programs, or in the
+    current folder above it if that is where the files are that they name.
+    """
     paths = [Path(file).absolute() for file in files]
     for path in paths:
         if not path.is_file():
             raise UsageError(f"There is no file {path}.", slug="no-file")
-    root = Path(os.path.commonpath([path.parent for path in paths]))
-    others = project_files(root)
-    names = _short_names([path.relative_to(root).as_posix() for path in paths])
+    base = Path(os.path.commonpath([path.parent for path in paths]))
+    cells = {path: program_cells(path.read_bytes(), path.name) for path in paths}
+    texts = {
+        path: {text for cell in cells[path] for text in _relative_paths(cell.text)}
+        for path in paths
+    }
+    scripts = [path for path in paths if path.suffix != ".ipynb"]
+    start = _script_folder(base, {text for path in scripts for text in texts[path]})
+    named: set[Path] = set()
+    for path in paths:
+        folder = start if path in scripts else path.parent
+        modules = {name for cell in cells[path] for name in imported_modules(cell.text)}
+        for text in texts[path]:
+            place = Path(os.path.normpath(folder / text))
+            # of a folder above, which may be searched for modules, only these are taken
+            inside = [place / name for module in modules for name in (module, f"{module}.py")]
+            named.update(inside if base.is_relative_to(place) else [place])
+    named = {place for place in named if place.exists() and not place.is_relative_to(base)}
+    root = Path(os.path.commonpath([base, start, *named]))
+    others = project_files(root, [base, *sorted(named)])
+    names = _short_names([path.relative_to(base).as_posix() for path in paths])
     versions = []
     for path, name in zip(paths, names, strict=True):
         program = path.relative_to(root).as_posix()
-        cells = program_cells(path.read_bytes(), program)
+        folder = start if path in scripts else path.parent
         versions.append(
             StudyVersion(
                 name,
                 program,
-                cells,
+                cells[path],
                 notebook=program.endswith(".ipynb"),
-                cwd=program.rpartition("/")[0] if program.endswith(".ipynb") else "",
+                cwd="" if folder == root else folder.relative_to(root).as_posix(),
                 argv=tuple(argv),
                 files=others,
             )
         )
     return Study(tuple(versions))
+
+
+def _relative_paths(text: str) -> Iterator[str]:
+    """Yield the texts in a cell that may be relative paths."""
+    try:
+        tree = ast.parse(text)
+    except UNPARSED:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            value = node.value
+            if 0 < len(value) < 400 and value.isprintable() and not value.startswith(("/", "~")):
+                yield value
+
+
+def _script_folder(base: Path, texts: set[str]) -> Path:
+    """Return the folder in which scripts run: the current one if they name more files from there."""
+    here = Path.cwd()
+    if not base.is_relative_to(here):
+        return base
+    found = {folder: sum((folder / text).is_file() for text in texts) for folder in (base, here)}
+    return here if found[here] > found[base] else base
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
@@ -236,28 +291,41 @@ def _short_names(paths: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(short) else list(paths)
 
 
-def project_files(root: Path) -> dict[str, FileRef]:
-    """Return the files below a folder, without version control, environments and caches.
+def project_files(root: Path, places: Sequence[Path]) -> dict[str, FileRef]:
+    """Return the files at and below some places, without version control, environments and caches.
 
-    The hash is left empty: files on disk are the same for all versions.
+    They are named relative to `root`. Links to folders are followed once. The hash is left empty: files on
+    disk are the same for all versions.
     """
     refs: dict[str, FileRef] = {}
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if name not in SKIPPED_FOLDERS and not (Path(folder) / name / "pyvenv.cfg").exists()
-        )
-        for name in sorted(names):
-            file = Path(folder) / name
-            if len(refs) >= MOST_FILES:
-                raise UsageError(
-                    f"{root} has more than {MOST_FILES} files. Put the versions into a separate "
-                    "folder, with the files that they read.",
-                    slug="too-many-files",
-                )
-            if file.is_file():
-                refs[file.relative_to(root).as_posix()] = FileRef("", file.stat().st_size, file)
+    visited: set[tuple[int, int]] = set()
+
+    def add(file: Path) -> None:
+        if len(refs) >= MOST_FILES:
+            raise UsageError(
+                f"{root} has more than {MOST_FILES} files. Put the versions into a folder of "
+                "their own, with the files that they read.",
+                slug="too-many-files",
+            )
+        if file.is_file():
+            refs[file.relative_to(root).as_posix()] = FileRef("", file.stat().st_size, file)
+
+    for place in places:
+        if place.is_file():
+            add(place)
+        for folder, folders, names in os.walk(place, followlinks=True):
+            about = Path(folder).stat()
+            if (about.st_dev, about.st_ino) in visited:  # a link to a folder above it
+                folders.clear()
+                continue
+            visited.add((about.st_dev, about.st_ino))
+            folders[:] = sorted(
+                name
+                for name in folders
+                if name not in SKIPPED_FOLDERS and not (Path(folder) / name / "pyvenv.cfg").exists()
+            )
+            for name in sorted(names):
+                add(Path(folder) / name)
     return refs
 
 

@@ -55,6 +55,8 @@ _VARYING = (
         "a path",
     ),
 )
+_CELL_FILE = re.compile(r"<ipython-input-\d+-\w+>|\b\d+\.py(?=, line \d)")
+"""The name that a kernel gives to the file of a cell, which a syntax error shows."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -174,7 +176,8 @@ def _compared(kind: str, a: Any, b: Any, tolerance: Tolerance) -> OutputVerdict:
             return OutputVerdict(
                 OutputMatch.DIFFERENT, text, _diff(_as_text([(kind, a)]), _as_text([(kind, b)]))
             )
-        return _texts(_text(a.get("evalue", "")), _text(b.get("evalue", "")), tolerance)
+        old, new = (_CELL_FILE.sub("cell", _text(item.get("evalue", ""))) for item in (a, b))
+        return _texts(old, new, tolerance)
     if kind == "data":
         return _data(a, b, tolerance)
     verdict = _texts(_shown(a), _shown(b), tolerance)

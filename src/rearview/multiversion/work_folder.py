@@ -16,6 +16,8 @@ from rearview.multiversion.study import FileRef, Study, StudyVersion
 
 INPUTS = "inputs"
 """Folder in the scratch folder with the replay's copies of files."""
+LINKS = "links"
+"""File in the scratch folder that names links outside it, to be removed if the replay is killed."""
 PROJECT, TEMPORARY = "project", "tmp"
 """Parts of a work folder."""
 LONGEST_TEMPORARY = 70
@@ -155,6 +157,8 @@ class WorkFolders:
             return
         former.parent.mkdir(mode=0o700)
         self._former.append(former)
+        with (self.scratch / LINKS).open("a", encoding="utf-8") as file:
+            file.write(f"{former}\n")
         former.symlink_to(self.work)
 
     def close(self) -> None:
