@@ -15,9 +15,12 @@ from rearview.backfill import shared_setup
 from rearview.execute import fork_server_client
 from rearview.plan import divide_work
 
-pytestmark = pytest.mark.skipif(
-    not fork_server_client.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
-)
+pytestmark = [
+    pytest.mark.usefixtures("warm_start"),
+    pytest.mark.skipif(
+        not fork_server_client.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
+    ),
+]
 
 READ = """
 def read(name):
