@@ -14,6 +14,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints-cpu.txt
 # one more than two cores: tests often wait for processes that they started
 WORKERS ?= 3
+# plugins of libraries that no test uses would be imported by every worker
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/sites \
+  -p no:hydra_pytest -p no:anyio -p no:platformdirs
 GROUP := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["test"])
 export PYTHONUTF8 := 1
 
@@ -67,13 +70,17 @@ test: test-env
 	@if [ -x tests/servers/install ]; then
 	  tests/servers/install "$$PWD/$(BIN)/python" || echo "Some servers are not there; the tests say which." >&2
 	fi
-	$(MAKE) --no-print-directory lint
 	$(call compile)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/sites
+	# beside the tests: mypy uses one core
+	$(MAKE) --no-print-directory lint >$(VENV)/lint.txt 2>&1 & lint=$$!
+	status=0
+	$(PYTEST) || status=$$?
+	wait $$lint || { cat $(VENV)/lint.txt; status=1; }
+	exit $$status
 
 quick: test-env
 	$(call compile)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not server" --ignore=tests/sites
+	$(PYTEST) -m "not slow and not server"
 
 # Batch systems with their real daemons: heavy, so apart.
 test-sites: test-env

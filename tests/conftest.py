@@ -4,9 +4,12 @@ import ast
 import gc
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from warm_start import warm_starts
 
 # Which stores were made here is remembered in a folder of the tests' own, not in the user's.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rearview-state-")
@@ -39,10 +42,45 @@ _SLOW_IMPORTS = {
 }
 """A test module that imports one of these starts processes, or loads a library that takes seconds."""
 _SLOW_FOLDERS = ("journeys", "sites", "frameworks", "contracts")
+_SHARING = {
+    "a server": ("contracts/test_remotes", "remote/test_servers", "runtime/test_kills"),
+    "a Ray cluster": ("execute/test_ray", "contracts/test_executors"),
+    "a process that has imported torch": ("journeys/test_corpus", "journeys/test_libraries"),
+    "a browser": ("web/",),
+    "torch and a framework": ("frameworks/", "bridges/", "state/"),
+}
+"""Modules whose tests share what takes seconds to start or to import: one worker gets them together."""
+_SECONDS = {
+    "journeys/test_corpus": 6,
+    "frameworks/test_loggers": 10,
+    "journeys/test_damage": 12,
+    "journeys/test_guides": 8,
+    "notebook/": 4,
+    "multiversion/test_package": 0.3,
+    "multiversion/": 2,
+    "journeys/test_small_programs": 0.6,
+    "journeys/": 1.5,
+    "runtime/capture/test_captured_loggers": 8,
+    "runtime/test_kills": 8,
+    "runtime/test_as_iterated": 0.02,
+    "backfill/": 1,
+    "store/": 0.2,
+}
+"""Processor seconds of one test, about, where they are more than half a second: the first that fits."""
+
+
+@pytest.fixture(scope="module")
+def warm_start():
+    """Recorded programs are forked from a process that has imported Rearview."""
+    with warm_starts():
+        yield
 
 
 def pytest_collection_modifyitems(items):
-    """Mark slow tests and those that need a server, so that `make quick` can leave them out."""
+    """Mark slow tests and those that need a server, and let each worker start with long ones.
+
+    `make quick` leaves out what is marked.
+    """
     slow = {}
     for item in items:
         path = item.path
@@ -52,6 +90,50 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         if "server" in item.fixturenames or "ray" in path.name:
             item.add_marker(pytest.mark.server)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = _dealt(items, workers, slow)
+
+
+def _dealt(items, workers, slow):
+    """Return the tests in the order in which workers are to run them.
+
+    pytest-xdist gives each worker an equal number of tests that follow each other, and later gives those
+    at the end of one worker's tests to workers that have none left. So each part begins with long tests, and
+    ends with short ones, by which the workers end at the same time. Tests of a module stay together, as
+    they share fixtures.
+    """
+    groups = {}
+    for item in items:
+        groups.setdefault(_group(item.path), []).append(item)
+    long = {name: group for name, group in groups.items() if any(slow[item.path] for item in group)}
+    short = [item for name, group in groups.items() if name not in long for item in group]
+    parts = [[] for _ in range(workers)]
+    seconds = [0.0] * workers
+    by_seconds = {name: sum(_seconds(item.path) for item in group) for name, group in long.items()}
+    for name in sorted(long, key=lambda name: (-by_seconds[name], name)):
+        least = seconds.index(min(seconds))
+        parts[least] += long[name]
+        seconds[least] += by_seconds[name]
+    for number, part in enumerate(parts):
+        missing = len(items) * (number + 1) // workers - len(items) * number // workers - len(part)
+        part.extend(short[: max(0, missing)])
+        del short[: max(0, missing)]
+    return [item for part in [*parts, short] for item in part]
+
+
+def _name(path):
+    return path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+
+
+def _group(path):
+    """Return what the tests of a module share, else the module."""
+    name = _name(path)
+    return next((what for what, begin in _SHARING.items() if name.startswith(begin)), name)
+
+
+def _seconds(path):
+    return next((n for begin, n in _SECONDS.items() if _name(path).startswith(begin)), 0.3)
 
 
 def _is_slow(path):

@@ -1,6 +1,7 @@
 """Which module of the package imports which, read from the source: for the tests of layers and the picture."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +69,16 @@ def _names(node: ast.AST, module: str) -> Iterator[str]:
             yield f"{base}.{alias.name}" if inner in MODULES else base
 
 
-ALL = tuple(each for module in MODULES for each in imports_of(module))
-OWN = tuple(each for each in ALL if each.own)
+@functools.cache
+def all_imports() -> tuple[Import, ...]:
+    """Return every import of every module."""
+    return tuple(each for module in MODULES for each in imports_of(module))
+
+
+@functools.cache
+def own_imports() -> tuple[Import, ...]:
+    """Return the imports of modules of this package."""
+    return tuple(each for each in all_imports() if each.own)
 
 
 def named_modules(module: str) -> Iterator[str]:
@@ -84,7 +93,7 @@ def named_modules(module: str) -> Iterator[str]:
 def room_edges() -> dict[str, dict[str, int]]:
     """Return how many imports lead from each room to each other room."""
     edges: dict[str, dict[str, int]] = {}
-    for each in OWN:
+    for each in own_imports():
         room = room_of(each.importer)
         target = PUBLIC if each.imported == PUBLIC else room_of(each.imported)
         if room != target:
@@ -96,7 +105,7 @@ def room_edges() -> dict[str, dict[str, int]]:
 def cycles() -> list[frozenset[str]]:
     """Return each set of modules that import one another, imports in functions included."""
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
-    for each in OWN:
+    for each in own_imports():
         if each.imported in graph and each.imported != each.importer:
             graph[each.importer].add(each.imported)
     reach = {module: _reached(graph, module) for module in graph}

@@ -3,7 +3,7 @@
 import ast
 from collections import Counter, defaultdict
 
-from imports import MODULES, OWN, SRC, room_of
+from imports import MODULES, SRC, own_imports, room_of
 
 MOST_FILES = 16
 DEEPEST = 3
@@ -49,7 +49,7 @@ def test_no_folder_is_deep():
 
 def test_a_small_module_is_not_a_satellite_of_one_other():
     importers = defaultdict(set)
-    for each in OWN:
+    for each in own_imports():
         if each.imported in MODULES and each.imported != each.importer:
             importers[each.imported].add(each.importer)
     satellites = {

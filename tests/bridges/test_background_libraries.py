@@ -1,25 +1,21 @@
 """Background writers of the libraries people use, read back by the libraries' own readers."""
 
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rearview
 from plainly import recorded, write
 from rearview._history import history
 from rearview.bridges.wandb_files import log_records
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import mlflow
-
 
 def events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0})
     found.Reload()
     return found
@@ -93,6 +89,8 @@ def test_figures_are_closed_here_as_the_writer_closes_them_there(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own libraries
 def test_mlflow_continues_the_active_run_in_the_background(tmp_path):
+    import mlflow
+
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     try:
         with mlflow.start_run() as run:

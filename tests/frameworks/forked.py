@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import random
 import signal
@@ -21,12 +23,17 @@ def run(train: Callable[..., Any], folder: Path, **given: Any) -> int:
     folder.mkdir(exist_ok=True)
     script = folder / "train.py"
     script.touch()
+    imported, report = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: none compute
         pid = os.fork()
     if pid:
+        os.close(report)
+        with os.fdopen(imported) as names:
+            _import(names.read().split())
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     code = 1
+    loaded = set(sys.modules)
     try:
         os.chdir(folder)
         os.environ["REARVIEW_ROOT"] = str(folder)
@@ -34,6 +41,7 @@ def run(train: Callable[..., Any], folder: Path, **given: Any) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             train(folder, **given)
+        os.write(report, " ".join(sys.modules.keys() - loaded).encode())
         code = 0
     except SystemExit as exc:
         code = int(exc.code or 0)
@@ -42,6 +50,15 @@ def run(train: Callable[..., Any], folder: Path, **given: Any) -> int:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _import(names: list[str]) -> None:
+    """Import what a child had to import, so that the next one has it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in sorted(names):
+            with contextlib.suppress(Exception):  # not every name can be imported by itself
+                importlib.import_module(name)
 
 
 def kill(number: int = signal.SIGKILL) -> None:

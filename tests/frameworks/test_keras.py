@@ -5,23 +5,26 @@ import pickle
 import signal
 from itertools import count
 
+import numpy as np
 import pytest
 from forked import KILLED, PAUSED, kill, run, run_with_random_kills, same
 
-pytest.importorskip("torch", reason="LOUD: torch is not installed")
-os.environ.setdefault("KERAS_BACKEND", "torch")
-keras = pytest.importorskip("keras", reason="LOUD: keras is not installed")
-
-import numpy as np  # noqa: E402
-
-from rearview.checkpointer.keras_callback import KerasCheckpointerCallback  # noqa: E402
-from rearview.frameworks.keras import RearviewCallback  # noqa: E402
-
 BATCHES, EPOCHS = 4, 3
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keras():
+    pytest.importorskip("torch", reason="LOUD: torch is not installed")
+    pytest.importorskip("keras", reason="LOUD: keras is not installed")
 
 
 def train(folder, *, until=None, how=signal.SIGKILL, callback=True):
+    import keras
     import torch
+
+    from rearview.checkpointer.keras_callback import KerasCheckpointerCallback
+    from rearview.frameworks.keras import RearviewCallback
 
     torch.set_num_threads(1)
     keras.utils.set_random_seed(7)

@@ -9,26 +9,31 @@ from itertools import count
 import pytest
 from forked import KILLED, PAUSED, kill, run, run_with_random_kills, same
 
-torch = pytest.importorskip("torch", reason="LOUD: torch is not installed")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-transformers = pytest.importorskip("transformers", reason="LOUD: transformers is not installed")
-pytest.importorskip("accelerate", reason="LOUD: accelerate is not installed")
-
-from rearview.frameworks.transformers import RearviewCallback  # noqa: E402
-
 STEPS, EPOCHS = 4, 3
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4 * STEPS
-
-    def __getitem__(self, i):
-        ids = torch.tensor([i, random.randrange(20), *torch.randint(0, 20, (3,)).tolist()])
-        return {"input_ids": ids, "labels": torch.tensor(i % 2)}
+@pytest.fixture(scope="module", autouse=True)
+def _transformers():
+    pytest.importorskip("torch", reason="LOUD: torch is not installed")
+    pytest.importorskip("transformers", reason="LOUD: transformers is not installed")
+    pytest.importorskip("accelerate", reason="LOUD: accelerate is not installed")
 
 
 def train(folder, *, until=None, how=signal.SIGKILL, callback=True, accumulate=1):
+    import torch
+    import transformers
+
+    from rearview.frameworks.transformers import RearviewCallback
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4 * STEPS
+
+        def __getitem__(self, i):
+            ids = torch.tensor([i, random.randrange(20), *torch.randint(0, 20, (3,)).tolist()])
+            return {"input_ids": ids, "labels": torch.tensor(i % 2)}
+
     torch.set_num_threads(1)
     transformers.set_seed(7)
     steps = count()

@@ -5,6 +5,8 @@ import pytest
 from plainly import plain, recorded, write
 from rearview._history import history
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SCRIPT = """
 import random, time
 import numpy as np

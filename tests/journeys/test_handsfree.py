@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SRC = Path(__file__).parent.parent.parent / "src"
 
 SCRIPT = """\

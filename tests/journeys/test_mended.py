@@ -15,6 +15,8 @@ from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SCRIPT = """\
 import random
 import rearview

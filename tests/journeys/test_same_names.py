@@ -17,6 +17,8 @@ from plainly import recorded, write
 from rearview._history import history
 from rearview.durable_files import add_check
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 PROBE = "# probe"
 
 HEAD = """

@@ -15,9 +15,10 @@ from rearview.backfill import shared_setup
 from rearview.execute import local
 from rearview.plan import divide_work
 
-pytestmark = pytest.mark.skipif(
-    not local.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
-)
+pytestmark = [
+    pytest.mark.usefixtures("warm_start"),
+    pytest.mark.skipif(not local.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"),
+]
 
 READ = """
 def read(name):

@@ -18,9 +18,10 @@ from rearview.backfill import obstacles
 from rearview.execute import local
 from rearview.model.messages import LAUNCHER
 
-pytestmark = pytest.mark.skipif(
-    not local.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
-)
+pytestmark = [
+    pytest.mark.usefixtures("warm_start"),
+    pytest.mark.skipif(not local.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"),
+]
 
 VERSIONS = 3
 SCRIPT = """

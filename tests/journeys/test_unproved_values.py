@@ -15,6 +15,8 @@ from plainly import recorded, write
 from rearview._history import history
 from rearview.store.checkpoints.checkpoints import Checkpoints
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SCRIPT = """\
 import os
 import time

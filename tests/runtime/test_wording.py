@@ -23,7 +23,8 @@ def internal_names():
     found = set()
     for room in ROOMS:
         for file in (root / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
+            text = file.read_text()
+            for node in ast.walk(ast.parse(text)) if OWN.search(text) else ():
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found |= {node.value} if OWN.fullmatch(node.value) else set()
     return sorted(found)
