@@ -260,7 +260,7 @@ class Undo:
         copied_values = {k: v for k, v in values.items() if k not in references}
         touched = {id(group) for group in self._touched}
         groups: dict[str, Group] = {}
-        for names in sharing_groups(copied_values):
+        for names in sharing_groups(copied_values, closures=True):
             old_group = self._groups.get(names[0])
             if old_group is not None and old_group.names == names:
                 if id(old_group) not in touched or self._is_unchanged(old_group):

@@ -368,12 +368,15 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def sharing_groups(
-    variables: Mapping[str, Any], walked: dict[str, dict[int, Any]] | None = None
+    variables: Mapping[str, Any],
+    walked: dict[str, dict[int, Any]] | None = None,
+    *,
+    closures: bool = False,
 ) -> list[tuple[str, ...]]:
     """Return the variables in groups: variables that share a mutable object are in one group.
 
     `walked` has the objects of variables that are as they were in an earlier call, by name, and gets those
-    of the others.
+    of the others. With `closures`, objects in closures of functions count.
     """
     owner: dict[int, str] = {}
     parent = {name: name for name in variables}
@@ -387,7 +390,7 @@ def sharing_groups(
     for name, value in variables.items():
         mine = walked.get(name) if walked is not None else None
         if mine is None:
-            mine = _objects_of(value, MOST_OBJECTS - count)
+            mine = _objects_of(value, MOST_OBJECTS - count, closures=closures)
         count += len(mine)
         if count > MOST_OBJECTS:
             return [tuple(sorted(variables))]
@@ -404,7 +407,7 @@ def sharing_groups(
     return [tuple(sorted(names)) for names in groups.values()]
 
 
-def _objects_of(value: Any, most: int) -> dict[int, Any]:
+def _objects_of(value: Any, most: int, *, closures: bool) -> dict[int, Any]:
     """Return the objects that a variable reaches by address, without those that never change.
 
     Blocks of memory that arrays and tensors share count too, with a minus. More than `most` are not looked for.
@@ -415,7 +418,7 @@ def _objects_of(value: Any, most: int) -> dict[int, Any]:
     dtype_type: Any = getattr(sys.modules.get("numpy"), "dtype", _Never)
     while todo and len(mine) <= most:
         obj = todo.pop()
-        if id(obj) in mine or (isinstance(obj, never) and not _has_closure(obj)):
+        if id(obj) in mine or (isinstance(obj, never) and not (closures and _has_closure(obj))):
             continue
         if isinstance(obj, types.FunctionType):
             mine[id(obj)] = obj
