@@ -209,3 +209,50 @@ def test_an_array_and_a_tensor_on_the_same_memory_are_refused_together(shell, ca
     run(shell, "t += 1")
     shell.run_cell("%rv undo")
     assert "a, t cannot be restored" in capsys.readouterr().err
+
+
+HELD = """
+import functools
+rate, seen = 1, []
+def scale(x): return rate * x
+def recorder(into):
+    calls = 0
+    def record(x):
+        nonlocal calls
+        calls += 1
+        into.append(scale(x))
+        return calls
+    def again():
+        nonlocal calls
+        calls += 10
+        return again
+    return record, again
+def maker():
+    class Model:
+        def value(self): return scale(1)
+    return Model()
+table = {"scale": scale, "list": [lambda x: rate * x], "part": functools.partial(scale, 1)}
+(record, again), held = recorder(seen), maker()
+hooks = {"record": record}
+"""
+
+
+def test_functions_in_restored_variables_are_those_of_the_notebook_and_see_its_variables(shell):
+    run(shell, HELD)
+    run(shell, "table['new'] = 1\nheld.new = 1\nhooks['record'](2)\nagain()")
+    run(shell, "%rv undo")
+    space = shell.user_ns
+    assert sorted(table := space["table"]) == ["list", "part", "scale"]
+    assert not hasattr(space["held"], "new")
+    assert space["seen"] == []
+    run(shell, "rate = 5")
+    assert table["scale"] is space["scale"]
+    assert [table["scale"](1), table["list"][0](1), table["part"](), space["held"].value()] == [
+        5
+    ] * 4
+    # what a function keeps in its closure is as before, and is the same as what variables hold
+    assert space["hooks"]["record"] is space["record"]
+    assert space["record"](2) == 1
+    assert space["again"]() is space["again"]
+    assert space["record"](3) == 12
+    assert space["seen"] == [10, 15]

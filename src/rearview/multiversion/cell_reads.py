@@ -53,6 +53,7 @@ class Reads:
                 *(sys.prefix, sys.base_prefix, "/usr", "/lib", "/proc", "/sys", "/dev", "/etc"),
                 *site.getsitepackages(),
                 site.getusersitepackages(),
+                *(path for path in sys.path if path.endswith(("site-packages", "dist-packages"))),
             )
         )
         sys.addaudithook(self._hook)

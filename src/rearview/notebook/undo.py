@@ -9,6 +9,7 @@ copied.
 from __future__ import annotations
 
 import importlib
+import io
 import pickle
 import sys
 import types
@@ -18,12 +19,14 @@ from time import perf_counter
 from typing import Any
 
 from rearview.errors import UsageError
+from rearview.state.code_lookup import importable
 from rearview.state.codecs.rng import read_random_state, write_random_state
 from rearview.state.memory_blocks import GcPaused
 from rearview.state.variable_groups import (
     BY_REFERENCE,
     Serialized,
     attributes_of,
+    is_reference,
     reachable,
     serialize,
     sharing_groups,
@@ -55,10 +58,95 @@ _ATOMS = (int, float, complex, str, bytes, bool, type(None))
 _DESCRIPTORS = (classmethod, staticmethod, property)
 
 
+class LiveObjects:
+    """Functions, classes and namespaces that a copy refers to: the copy is loaded in the process that made it.
+
+    A function that was copied with the variables it reads would go on to see their old values.
+    """
+
+    def __init__(self) -> None:
+        self._objects: dict[str, Any] = {}
+
+    def name(self, obj: Any) -> str | None:
+        """Return the name under which an object is kept; None if it is to be copied."""
+        if isinstance(obj, type) or (type(obj) is types.FunctionType and not _has_state(obj)):
+            return self._keep(obj)
+        if isinstance(obj, _Kept):
+            return self._keep(obj.value)
+        return None
+
+    def _keep(self, obj: Any) -> str:
+        name = str(id(obj))  # it stays unique, as the object is kept
+        self._objects[name] = obj
+        return name
+
+    @staticmethod
+    def rebuild(obj: Any) -> Any:
+        """Return how to rebuild a function that keeps something in itself, or its variable; None for other objects."""
+        if type(obj) is types.CellType:
+            try:
+                content: tuple[Any, ...] = (obj.cell_contents,)
+            except ValueError:  # it has no value yet
+                content = ()
+            return types.CellType, (), content, None, None, _fill_cell
+        if type(obj) is not types.FunctionType:
+            return None
+        state = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
+        names = (obj.__name__, obj.__qualname__, obj.__module__, obj.__doc__)
+        made = (_Kept(obj.__code__), _Kept(obj.__globals__), obj.__closure__, names)
+        return _function, made, state, None, None, _fill_function
+
+    def load(self, data: bytes, buffers: Iterable[Any]) -> Any:
+        """Return the content of a copy."""
+        unpickler = _Loader(io.BytesIO(data), buffers=buffers)
+        unpickler.objects = self._objects
+        return unpickler.load()
+
+
+class _Kept:
+    """Stands in a copy for an object that is not copied."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Loader(pickle.Unpickler):
+    objects: Mapping[str, Any]
+
+    def persistent_load(self, pid: str) -> Any:
+        return self.objects[pid]
+
+
+def _has_state(function: types.FunctionType) -> bool:
+    """Return True if a function keeps something in itself that may change, and is not found by its name."""
+    if function.__module__ != "__main__" and importable(function):
+        return False
+    kept = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    constant = all(isinstance(value, (*_ATOMS, *BY_REFERENCE)) for value in kept)
+    return bool(function.__closure__) or bool(vars(function)) or not constant
+
+
+def _function(code: Any, space: dict[str, Any], closure: Any, names: tuple[Any, ...]) -> Any:
+    function = types.FunctionType(code, space, names[0], None, closure)
+    _, function.__qualname__, function.__module__, function.__doc__ = names
+    return function
+
+
+def _fill_function(function: Any, state: tuple[Any, ...]) -> None:
+    function.__defaults__, function.__kwdefaults__, attributes = state
+    vars(function).update(attributes)
+
+
+def _fill_cell(cell: types.CellType, content: tuple[Any, ...]) -> None:
+    for value in content:
+        cell.cell_contents = value
+
+
 class DefinitionCopy:
     """The state of a function or class of the notebook at one time: attributes and defaults."""
 
     def __init__(self, value: Any) -> None:
+        self._live = LiveObjects()
         self._kept: dict[str, Any] = {}
         """Attributes that cannot change or cannot be copied, as they are."""
         self._copied: dict[str, Serialized] = {}
@@ -67,7 +155,11 @@ class DefinitionCopy:
         for name, attribute in attributes_of(value).items():
             if isinstance(attribute, types.FunctionType):
                 self._functions[name] = DefinitionCopy(attribute)
-            copied = None if isinstance(attribute, _NOT_COPIED) else _serialized_or_none(attribute)
+            copied = (
+                None
+                if isinstance(attribute, _NOT_COPIED)
+                else _serialized_or_none(attribute, self._live)
+            )
             if copied is None:
                 self._kept[name] = attribute
             else:
@@ -85,10 +177,10 @@ class DefinitionCopy:
                 setattr(value, name, kept)
                 changed = True
         for name, copied in self._copied.items():
-            current = _serialized_or_none(now[name]) if name in now else None
+            current = _serialized_or_none(now[name], self._live) if name in now else None
             if current is None or current.digest != copied.digest:
                 buffers = [bytearray(buffer.raw()) for buffer in copied.buffers]
-                setattr(value, name, pickle.loads(copied.data, buffers=buffers)[""])
+                setattr(value, name, self._live.load(copied.data, buffers)[""])
                 changed = True
         for name, function in self._functions.items():
             changed |= function.restore(attributes_of(value)[name])
@@ -98,9 +190,9 @@ class DefinitionCopy:
 _NOT_COPIED = (*_ATOMS, *BY_REFERENCE, *_DESCRIPTORS)
 
 
-def _serialized_or_none(value: Any) -> Serialized | None:
+def _serialized_or_none(value: Any, live: LiveObjects) -> Serialized | None:
     try:
-        copied = serialize({"": value})
+        copied = serialize({"": value}, by_name=live.name, rebuild=live.rebuild)
     except Exception:
         return None
     # the memory of arrays will change
@@ -136,6 +228,7 @@ class Undo:
         self._groups: dict[str, Group] = {}
         self._touched: list[Group] = []
         self._started = 0.0
+        self._live = LiveObjects()
         self._keep(0, "", 0.0)
 
     def variables(self) -> dict[str, Any]:
@@ -163,11 +256,11 @@ class Undo:
 
     def _keep(self, cell: int, source: str, seconds: float) -> Moment:
         values = self.variables()
-        references = {k: v for k, v in values.items() if isinstance(v, BY_REFERENCE)}
+        references = {k: v for k, v in values.items() if is_reference(v)}
         copied_values = {k: v for k, v in values.items() if k not in references}
         touched = {id(group) for group in self._touched}
         groups: dict[str, Group] = {}
-        for names in sharing_groups(copied_values):
+        for names in sharing_groups(copied_values, closures=True):
             old_group = self._groups.get(names[0])
             if old_group is not None and old_group.names == names:
                 if id(old_group) not in touched or self._is_unchanged(old_group):
@@ -195,7 +288,8 @@ class Undo:
             return False
 
     def _serialized(self, names: tuple[str, ...]) -> Serialized:
-        return serialize({name: self.namespace[name] for name in names})
+        content = {name: self.namespace[name] for name in names}
+        return serialize(content, by_name=self._live.name, rebuild=self._live.rebuild)
 
     def _copy(self, group: Group) -> None:
         try:
@@ -224,7 +318,7 @@ class Undo:
         restored: dict[str, Any] = {}
         lacking: dict[str, str] = {}
         for group in todo.values():
-            restored |= _load(group, moment)
+            restored |= _load(group, moment, self._live)
         for group in todo.values():
             # the copy becomes the variable; the next cell that reaches it makes a new copy
             group.data, group.buffers, group.digest = None, [], ""
@@ -266,12 +360,12 @@ class Undo:
         )
 
 
-def _load(group: Group, moment: Moment) -> dict[str, Any]:
+def _load(group: Group, moment: Moment, live: LiveObjects) -> dict[str, Any]:
     """Return the variables of a copy."""
     assert group.data is not None
     try:
         with GcPaused():
-            variables: dict[str, Any] = pickle.loads(group.data, buffers=group.buffers)
+            variables: dict[str, Any] = live.load(group.data, group.buffers)
     except Exception as exc:
         raise UsageError(
             f"{', '.join(group.names)} cannot be restored to cell {moment.cell}: "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rearview.state.code_lookup import importable
 from rearview.state.memory_blocks import GcPaused, bytes_of
 
 MOST_OBJECTS = 500_000
@@ -80,12 +81,14 @@ def serialize(
     *,
     by_name: Callable[[Any], str | None] = lambda _: None,
     refuse: Callable[[Any], str] = lambda _: "",
+    rebuild: Callable[[Any], Any] = lambda _: None,
     owned: bool = False,
 ) -> Serialized:
     """Return variables as bytes; raise if something in them cannot be copied.
 
     Views of one array stay views of one array. `by_name` returns the name that is stored instead of an object,
-    or None to copy the object; `refuse` returns why an object cannot be copied, or an empty text. With `owned`, texts, types of
+    or None to copy the object; `refuse` returns why an object cannot be copied, or an empty text; `rebuild` returns how to
+    rebuild an object, as `__reduce_ex__` does, or None. With `owned`, texts, types of
     array elements and slices are told apart by their value alone, and equal content has equal digests, also if it was loaded; arrays and tensors own
     their memory when they are loaded, as the originals do, and a tensor with a graph is refused; otherwise they
     use the memory of the copy, and a tensor is copied without the graph that computed it, with a note.
@@ -118,7 +121,7 @@ def serialize(
             reason = refuse(obj)
             if reason:
                 raise TypeError(reason)
-            steady = _as_loaded(obj) if owned else None
+            steady = rebuild(obj) or (_as_loaded(obj) if owned else None)
             if steady is not None:
                 return steady
             kept = _view_of(obj) or _tensor_parts(obj, memory, notes, owned=owned)
@@ -337,6 +340,17 @@ def codes_of(value: Any) -> Iterator[types.CodeType]:
             todo += [each for each in code.co_consts if isinstance(each, types.CodeType)]
 
 
+def is_reference(value: Any) -> bool:
+    """Return True if a variable is a module, a class, or a function that has no variables of its own."""
+    return isinstance(value, BY_REFERENCE) and not _has_closure(value)
+
+
+def _has_closure(value: Any) -> bool:
+    if not isinstance(value, types.FunctionType) or not value.__closure__:
+        return False
+    return value.__module__ == "__main__" or not importable(value)
+
+
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return the state of a function or class by name: attributes, and the defaults of a function.
 
@@ -354,12 +368,15 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def sharing_groups(
-    variables: Mapping[str, Any], walked: dict[str, dict[int, Any]] | None = None
+    variables: Mapping[str, Any],
+    walked: dict[str, dict[int, Any]] | None = None,
+    *,
+    closures: bool = False,
 ) -> list[tuple[str, ...]]:
     """Return the variables in groups: variables that share a mutable object are in one group.
 
     `walked` has, by name, the objects of variables that have not changed since an earlier call, and gets the
-    objects of the others.
+    objects of the others. With `closures`, objects in closures of functions count.
     """
     owner: dict[int, str] = {}
     parent = {name: name for name in variables}
@@ -373,7 +390,7 @@ def sharing_groups(
     for name, value in variables.items():
         mine = walked.get(name) if walked is not None else None
         if mine is None:
-            mine = _objects_of(value, MOST_OBJECTS - count)
+            mine = _objects_of(value, MOST_OBJECTS - count, closures=closures)
         count += len(mine)
         if count > MOST_OBJECTS:
             return [tuple(sorted(variables))]
@@ -390,7 +407,7 @@ def sharing_groups(
     return [tuple(sorted(names)) for names in groups.values()]
 
 
-def _objects_of(value: Any, most: int) -> dict[int, Any]:
+def _objects_of(value: Any, most: int, *, closures: bool) -> dict[int, Any]:
     """Return the objects that a variable reaches by address, without those that never change.
 
     Blocks of memory that arrays and tensors share count too, with a minus. More than `most` are not looked for.
@@ -401,7 +418,11 @@ def _objects_of(value: Any, most: int) -> dict[int, Any]:
     dtype_type: Any = getattr(sys.modules.get("numpy"), "dtype", _Never)
     while todo and len(mine) <= most:
         obj = todo.pop()
-        if id(obj) in mine or isinstance(obj, never):
+        if id(obj) in mine or (isinstance(obj, never) and not (closures and _has_closure(obj))):
+            continue
+        if isinstance(obj, types.FunctionType):
+            mine[id(obj)] = obj
+            todo += [*(obj.__closure__ or ()), obj.__defaults__, obj.__kwdefaults__, vars(obj)]
             continue
         if isinstance(obj, dtype_type) and obj.names is None:
             continue

@@ -93,6 +93,8 @@ _CACHED = ("torchinductor_", "pymp-", f"ray{os.sep}", "joblib_", "matplotlib-", 
 def library_prefixes() -> tuple[str, ...]:
     """Return the folders of Python and its packages, and the system's."""
     folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
+    # packages of another environment that this one builds on
+    folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
     return (*(f"{folder.rstrip(os.sep)}{os.sep}" for folder in folders), *_SYSTEM)
 
 
