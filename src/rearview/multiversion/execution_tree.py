@@ -362,12 +362,10 @@ def _events(
     for cell in version.cells:
         chain = chain_of(chain, cell.code)
         facts = measurements.get(chain)
-        if facts is not None:
-            reads.append(_CellReads(facts.reads, facts.complete))
-        elif cell.reads is not None:
+        if cell.reads is not None and (cell.lineage is not None or facts is None):
             reads.append(_CellReads(cell.reads, complete=cell.lineage is not None))
         else:
-            reads.append(None)
+            reads.append(_CellReads(facts.reads, facts.complete) if facts is not None else None)
     working = [_works(cell, modules) for cell in version.cells]
     for name in differing.files:
         content = _content(version, name)

@@ -144,7 +144,7 @@ def _learn_from_runs(project: Project, measurements: Measurements) -> None:
             if not any(event[0] in {"unseen", "more"} for event in cell.events):
                 size = max(LEAST_STATE, cell.size - cell.before)
                 reads = _reads(cell.events, str(project.root))
-                measurements.learn(chain, CellFacts(cell.seconds, size, reads))
+                measurements.learn(chain, CellFacts(cell.seconds, size, reads, complete=True))
 
 
 def from_runs(project: Project, runs: Sequence[Run]) -> Study:
