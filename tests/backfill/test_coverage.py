@@ -8,6 +8,8 @@ from plainly import recorded, write
 from rearview._history import history
 from rearview.store.runs import Runs
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SCRIPT = """
 w = 1.0
 for epoch in range(4):

@@ -22,6 +22,8 @@ from rearview.store.project import Project
 from rearview.store.trust import is_trusted
 from rearview.store.versions.versions import Versions
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 READING = (
     ("runs",),
     ("runs", "--json"),
