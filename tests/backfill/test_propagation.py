@@ -5,8 +5,6 @@ import pytest
 from plainly import recorded, write
 from rearview._history import history
 
-pytestmark = pytest.mark.usefixtures("warm_start")
-
 FIRST = """
 import rearview
 

@@ -11,8 +11,6 @@ import pytest
 
 from rearview.cli import main
 
-pytestmark = pytest.mark.usefixtures("warm_start")
-
 SCRIPT = """\
 import numpy as np
 rng = np.random.default_rng(0)

@@ -22,8 +22,6 @@ from rearview.store.project import Project
 from rearview.store.trust import is_trusted
 from rearview.store.versions.versions import Versions
 
-pytestmark = pytest.mark.usefixtures("warm_start")
-
 READING = (
     ("runs",),
     ("runs", "--json"),

@@ -7,8 +7,6 @@ import pytest
 from plainly import recorded, write
 from rearview._history import history
 
-pytestmark = pytest.mark.usefixtures("warm_start")
-
 PLAIN = """
 import random
 weight = random.random()

@@ -5,8 +5,6 @@ import pytest
 from rearview.store.tables.tables import Tables
 from recorded import Recorded, at
 
-pytestmark = pytest.mark.usefixtures("warm_start")
-
 
 @pytest.fixture
 def made(tmp_path):

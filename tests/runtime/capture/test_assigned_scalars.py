@@ -9,8 +9,6 @@ from plainly import plain, recorded, write
 from rearview._history import history
 from rearview.runtime.capture.assigned_scalars import COLUMNS, number
 
-pytestmark = pytest.mark.usefixtures("warm_start")
-
 TEXT = """
 import time
 import numpy as np

@@ -7,8 +7,6 @@ import pytest
 from plainly import plain, recorded, write
 from rearview._history import history
 
-pytestmark = pytest.mark.usefixtures("warm_start")
-
 LOOP = "\n    for epoch in range(2):\n        loss = 1 / (epoch + 1)\n"
 PROGRAMS = {
     "argparse": (
