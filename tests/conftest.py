@@ -25,6 +25,8 @@ settings.load_profile("patient")
 # such a child: on their way out they wait for threads that only the parent has, or crash.
 os.register_at_fork(after_in_child=gc.freeze)
 
+LIBRARIES = ("torch", "torch._dynamo")
+"""What takes several seconds to import, and what many libraries import first."""
 _SLOW_IMPORTS = {
     *("plainly", "recorded", "oracle", "kills", "forked", "subprocess", "multiprocessing", "rays"),
     *("notebooks", "faults"),
@@ -73,6 +75,14 @@ _SECONDS = {
 def warm_start():
     """Recorded programs are forked from a process that has imported Rearview."""
     with warm_starts():
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_torch():
+    """Recorded programs are forked from a process that has imported torch, too."""
+    pytest.importorskip("torch", reason="LOUD: torch is not installed")
+    with warm_starts(*LIBRARIES):
         yield
 
 

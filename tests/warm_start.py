@@ -50,12 +50,13 @@ class WarmProcesses:
     def __init__(self):
         self.lock = threading.Lock()
         self.servers = {}
+        self.libraries = ()
 
     def fork(self, request, streams):
         """Return the process number of a command; None if there are too many warm processes."""
         environment = request["environment"] | {"PYTHONPATH": SOURCE}
         words = request["command"][3:]
-        modules = () if not words else RUN if words[0] == "run" else ASK
+        modules = self.libraries if not words else RUN if words[0] == "run" else ASK
         fixed = sorted(pair for pair in environment.items() if pair[0].startswith(FIXED))
         with self.lock:
             key = (modules, *fixed)
@@ -103,8 +104,11 @@ atexit.register(PROCESSES.close)
 
 
 @contextlib.contextmanager
-def warm_starts():
-    """Let `subprocess` fork recorded programs that are started in this context."""
+def warm_starts(*libraries):
+    """Let `subprocess` fork recorded programs that are started in this context.
+
+    Programs that are started directly, not by a command, find these libraries imported.
+    """
     usual = subprocess.Popen._execute_child
     names = inspect.signature(usual)
 
@@ -123,10 +127,12 @@ def warm_starts():
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = "0"
     subprocess.Popen._execute_child = execute_child
+    PROCESSES.libraries = libraries
     try:
         yield PROCESSES
     finally:
         subprocess.Popen._execute_child = usual
+        PROCESSES.libraries = ()
         del os.environ["PYTHONHASHSEED"]
         if before is not None:
             os.environ["PYTHONHASHSEED"] = before

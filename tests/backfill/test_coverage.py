@@ -10,6 +10,8 @@ from rearview.backfill.coverage import is_superseded
 from rearview.model import ReplayReport, ReplayStart
 from rearview.store.runs import Replay, Runs
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SCRIPT = """
 w = 1.0
 for epoch in range(4):

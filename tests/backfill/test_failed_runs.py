@@ -9,6 +9,8 @@ from rearview._history import history
 from rearview.cli.main import main
 from rearview.model import Verdict
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SCRIPT = """
 import os, random, signal, sys, time
 random.seed(1)

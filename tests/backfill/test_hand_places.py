@@ -8,6 +8,8 @@ from plainly import recorded, write
 from rearview._history import history
 from rearview.errors import StoreError, UsageError
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 OLDEST = """
 import rearview
 

@@ -12,6 +12,8 @@ from rearview._history import history
 from rearview.model.run import CAPTURED
 from rearview.store.records import read
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 TEXT = """
 import os, pathlib
 here = pathlib.Path(__file__).resolve().parent

@@ -6,6 +6,8 @@ from plainly import recorded, write
 from rearview._history import history
 from rearview.errors import SourceError
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 OLD = """
 total = 0
 for epoch in range(3):

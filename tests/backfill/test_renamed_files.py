@@ -6,6 +6,8 @@ from plainly import recorded, write
 from rearview._history import history
 from rearview.source.moved_files import renames
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SCRIPT = """
 import rearview
 from util import double

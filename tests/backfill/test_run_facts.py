@@ -13,6 +13,8 @@ from rearview.backfill.run_facts import deep_loops, inner_loops
 from rearview.model import LoopTotals, MainLoop, RunEnd
 from rearview.model.run import read_record
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SHORT = """
 import os, time, rearview
 total = 0

@@ -13,6 +13,8 @@ from rearview.backfill.run_facts import replay_start
 from rearview.execute.backfill_status import SILENT, StatusFile, folder_of
 from rearview.store.runs import Runs
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SCRIPT = """
 w = 1.0
 for epoch in range(4):

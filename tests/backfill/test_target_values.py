@@ -5,6 +5,8 @@ import pytest
 from plainly import recorded, write
 from rearview._history import history
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 BODY = """
         total += 1
         time.sleep(0.003)

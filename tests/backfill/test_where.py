@@ -5,6 +5,8 @@ import pytest
 from plainly import recorded, write
 from rearview._history import history
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 SCRIPT = """
 import time
 import rearview

@@ -8,6 +8,8 @@ from plainly import recorded, write
 from rearview._history import history
 from rearview.store.tables import schema
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 FIRST = """\
 import argparse
 import time

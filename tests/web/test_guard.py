@@ -12,6 +12,8 @@ from rearview.web.guard import POLICY
 from rearview.web.live import MOST_LISTENERS
 from rearview.web.replays import BackfillRequest, command_of
 
+pytestmark = pytest.mark.slow  # the pages show recorded runs
+
 
 def ask(served, path, *, method="GET", token=None, body=None, **headers):
     """Send one request exactly as written; return status, headers and text."""

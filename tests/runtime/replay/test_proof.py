@@ -1,8 +1,12 @@
 """A replay is called exact only where what it executed was compared with what was recorded."""
 
+import pytest
+
 from plainly import recorded, write
 from rearview._history import history
 from rearview.store.checkpoints.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.usefixtures("warm_start")
 
 SCRIPT = """\
 import time
