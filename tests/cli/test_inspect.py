@@ -121,7 +121,7 @@ def test_a_notebook_is_read_cell_by_cell(tmp_path):
     [
         ("work", None, "is a folder"),
         ("run.sh", "python train.py\n", "rearview run train.py"),
-        ("a.ipynb", "not json", "is no notebook"),
+        ("a.ipynb", "not json", "is not a notebook"),
     ],
 )
 def test_what_is_no_script_is_refused_with_advice(tmp_path, name, text, advice):

@@ -22,7 +22,7 @@ def test_backfills_under_way_are_shown_with_their_workers(command, past):
 def test_a_note_says_that_no_backfill_is_under_way(command, past):
     code, out, err = command("workers")
     assert (code, out) == (1, "")
-    assert "No backfill is under way" in err
+    assert "No backfill is running" in err
 
 
 def test_a_number_sets_the_workers_from_now_on(command, past):

@@ -1,5 +1,6 @@
 """Segments run in order, lost ones again, doubtful ones from the start."""
 
+import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -261,18 +262,24 @@ def test_progress_never_goes_backwards(data):
     }
     machine = Machine({name: list(each) for name, each in codes.items()})
     replays, events = Scripted({name: list(each) for name, each in verdicts.items()}), []
+    # drawn before the pool runs: how often it asks may depend on more than the draws
+    steps = itertools.cycle(
+        data.draw(st.lists(st.sampled_from([0.0, 0.3, 2.0, 20.0]), min_size=1, max_size=30))
+    )
+    scripts = itertools.cycle(data.draw(st.lists(fractions, min_size=1, max_size=8)))
+    segments = [segment(name, data.draw(st.floats(0.1, 9.0))) for name in names]
     now = [0.0]
 
     def clock():
-        now[0] += data.draw(st.sampled_from([0.0, 0.3, 2.0, 20.0]))
+        now[0] += next(steps)
         return now[0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rearview.execute.run_plan.time.monotonic", clock)
-        patch.setattr(Pool, "_records_of", lambda *_: Tail(sorted(data.draw(fractions))))
+        patch.setattr(Pool, "_records_of", lambda *_: Tail(sorted(next(scripts))))
         granted = Granted(Path("nowhere"), replays)
         pool = Pool(replays, machine, granted, events.append)
-        pool.run([segment(name, data.draw(st.floats(0.1, 9.0))) for name in names], {"r": RUN})
+        pool.run(segments, {"r": RUN})
     told = [event.done for event in events]
     assert told == sorted(told)
     assert told[-1] == pytest.approx(1.0)

@@ -114,7 +114,7 @@ def test_they_are_described_drawn_and_saved(tmp_path):
         (media.Text("x", "rtf"), "rtf"),
         (media.DataTable(["a"], [[1, 2]]), "row 0"),
         (media.ConfusionMatrix([[1, 2]], ["a"]), "as many"),
-        (media.Image(b"no"), "no PNG"),
+        (media.Image(b"no"), "not a PNG"),
         (media.Histogram([1], [1]), "2 edges"),
     ],
 )

@@ -98,7 +98,7 @@ class LiveObjects:
 
     def load(self, data: bytes, buffers: Iterable[Any]) -> Any:
         """Return the content of a copy."""
-        unpickler = _Loader(io.BytesIO(data), buffers=buffers)
+        unpickler = _CopyLoader(io.BytesIO(data), buffers=buffers)
         unpickler.objects = self._objects
         return unpickler.load()
 
@@ -110,7 +110,7 @@ class _Kept:
         self.value = value
 
 
-class _Loader(pickle.Unpickler):
+class _CopyLoader(pickle.Unpickler):
     objects: Mapping[str, Any]
 
     def persistent_load(self, pid: str) -> Any:
