@@ -74,8 +74,8 @@ def backfill(folder, *words):
     before = len(history(folder).show().replays)
     _, seconds = command(folder, "backfill", "asked", "--yes", "--quiet", *words)
     replays = history(folder).show().replays[before:]
-    assert all(one.proved for one in replays)  # and the command's exit code said so too
-    return [one.facts["report"] for one in replays], seconds
+    assert all(replay.proved for replay in replays)  # and the command's exit code said so too
+    return [replay.report for replay in replays], seconds
 
 
 def keep(folder, other):

@@ -31,7 +31,7 @@ def main():
             second, _ = backfill(folder, "--workers", "1")
             assert not second
             fills.append(took)
-            restores.append(sum(one["restoring"] for one in replays))
+            restores.append(sum(report.restoring for report in replays))
             bounds.append(took / (setups[-1] + restores[-1]))
             forget(folder, kept)
         each = (plain(folder, str(TIMED)) - median(setups)) / TIMED
