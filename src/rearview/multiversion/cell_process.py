@@ -124,7 +124,7 @@ class CellProcess:
         self.folder = self.reads.folder = os.path.realpath(message["folder"])
         self.reads.inputs, self.reads.home = message["inputs"], message["home"]
         self.reads.watch()
-        tempfile.tempdir = None  # it is found anew, in the environment of this process
+        tempfile.tempdir = None  # looked up again, in the environment of this process
         os.chdir(os.path.join(self.folder, cwd))
         self.program = os.path.join(self.folder, program)
         sys.path[0:1] = [os.path.dirname(self.program)]
