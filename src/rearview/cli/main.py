@@ -43,7 +43,10 @@ PIPE = 141
 
 # name -> (module, what it does); the module is loaded when the command is used
 COMMANDS = {
-    "inspect": ("source", "Show whether Rearview will work on a script or notebook, without running it."),
+    "inspect": (
+        "source",
+        "Show whether Rearview will work on a script or notebook, without running it.",
+    ),
     "run": ("run", "Record a run of a script or notebook, which needs no changes."),
     "runs": ("runs", "List the runs of this project."),
     "ls": ("runs", "List the runs of this project, oldest first."),
