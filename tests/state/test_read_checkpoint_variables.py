@@ -5,6 +5,8 @@ import io
 import os
 import pickle
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -134,6 +136,26 @@ def test_an_object_that_only_the_program_can_make_is_named_with_the_reason(state
     given = [name for name in variables.roots if variables.reason(name) is None]
     assert {"main.net", "main.big", "main.thing"} <= set(given)
     assert not any(isinstance(variables.value(name), NotGiven) for name in given)
+
+
+def test_a_class_that_was_not_captured_and_its_objects_are_named_with_the_reason(program):
+    def step_with_class(names, i):
+        class Local:
+            def __init__(self):
+                self.i = i
+
+        names["cls"], names["instance"] = Local, Local()
+        names["process"] = subprocess.Popen([sys.executable, "-c", ""])
+        names["process"].wait()
+
+    made = program(setup, step_with_class)
+    made.run(0, 1)
+    captured, buffers = made.capture()
+    variables = Variables(captured.skeleton, made.anchors.signature, buffers.__getitem__)
+    assert "inside a function" in variables.reason("main.cls")
+    assert "outside this process" in variables.reason("main.process")
+    assert variables.value("main.instance")["i"] == 0
+    assert variables.value("main.numbers") == made.names["numbers"]
 
 
 class Evil:

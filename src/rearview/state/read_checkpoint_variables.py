@@ -22,6 +22,7 @@ from rearview.state.object_walk import bare
 from rearview.state.skeleton_reader import (
     ArrayBody,
     BlockNode,
+    LostNode,
     ObjectNode,
     OutsideKey,
     Ref,
@@ -259,6 +260,8 @@ class Variables:
 
     def _class(self, held: Any) -> Any:
         """Return a torch constant by name, or a NotGiven with the name of the class or function."""
+        if issubclass(held, LostNode):
+            return NotGiven(held.reason)
         label = getattr(held, "label", "")
         if label.startswith("class "):
             number = int(label[len("class ") :])
@@ -326,8 +329,6 @@ class Variables:
             return self._object(self._named(node.args[0]), _attributes(node.state), key)
         if label == "build cell":
             return self._value(node.state[0]) if node.state else NotGiven("an unbound variable")
-        if label == "build lost":
-            return NotGiven(str(node.args[0]) if node.args else "it was not kept")
         if label == "build view":
             shown, how = self._value(node.args[0]), node.args[1]
             return shown if how == READ_ONLY else list(getattr(shown, how)())

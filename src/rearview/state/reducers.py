@@ -20,7 +20,6 @@ from rearview.state import code_lookup
 from rearview.state.codecs import arrays, data_loaders, generators, tensors
 from rearview.state.codecs.base import (
     BUILDERS,
-    LOST_CLASS,
     REF,
     Capturing,
     Lost,
@@ -284,7 +283,7 @@ def _class(obj: Any, capturing: Capturing) -> Any:
     name = code_lookup.name_in_module(obj, obj.__module__)
     if name is not None:
         return BUILDERS["named"], (obj.__module__, name)
-    return mark_lost(obj, capturing, LOST_CLASS)
+    return mark_lost(obj, capturing, "the class was made inside a function after the loop began")
 
 
 def _builtin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from rearview.model.restored_environment import SET_IN_REPLAYS, is_restored
 from rearview.state.capture import split
-from rearview.state.codecs.base import LOST_CLASS, NAMES, prelude
+from rearview.state.codecs.base import NAMES, prelude
 from rearview.state.codecs.containers import SAME
 from rearview.state.exclusions import class_named
 from rearview.state.ids_in_values import set_content
@@ -160,18 +160,25 @@ class NamedNode(ObjectNode):
 
 
 class LostNode(ObjectNode):
-    """Marker of an object that was not captured; a class, if the object was a class."""
+    """An object that was not captured, as a class: it may have been one, with instances in the stream."""
+
+    reason: ClassVar[str] = ""
+
+
+class LostMarkerNode(ObjectNode):
+    """Creates the `LostNode` class of an object that was not captured."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
-        """Return a class if a class was lost: pickle can create instances of classes only."""
-        reason = str(args[0]) if args else ""
-        if reason.endswith(LOST_CLASS):
-            return node_class(f"lost {reason}")
-        return super().__new__(cls, *args)
+        """Return the class for the reason, always the same one."""
+        reason = str(args[0]) if args else "it was not kept"
+        label = f"lost {reason}"
+        if label not in _CLASSES:
+            _CLASSES[label] = type("Node", (LostNode,), {"label": label, "reason": reason})
+        return _CLASSES[label]
 
 
 _SPECIAL: dict[str, type[ObjectNode]] = {
-    "build lost": LostNode,
+    "build lost": LostMarkerNode,
     **{f"build {name}": FillNode for name in NAMES if name.startswith("fill")},
     "build named": NamedNode,
 }

@@ -269,10 +269,6 @@ NAMES = (
 )
 
 
-LOST_CLASS = "the class was made inside a function after the loop began"
-"""Reason of a lost class; the reader of a skeleton recognises such a class by this ending."""
-
-
 class Builder:
     """Represents a builder in a pickle stream: pickle requires a callable there."""
 
