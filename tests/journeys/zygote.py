@@ -83,7 +83,9 @@ if __name__ == "__main__":
     import torch._dynamo
     import torch.utils.data  # noqa: F401
 
+    import rearview.runtime.replay.start_replay
     import rearview.runtime.run_program as launcher
+    import rearview.runtime.start_recording  # noqa: F401
 
     # no child searches the libraries' objects for garbage, which takes longer than most programs
     gc.freeze()
