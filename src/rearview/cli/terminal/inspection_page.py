@@ -222,7 +222,7 @@ def plain_inspection(inspection: Inspection) -> dict[str, Any]:
                 "why_not": loop.left_alone or None,
                 "changes": list(loop.changes.names),
                 "inferred": dict(loop.changes.inferred),
-                "inside_only": list(loop.changes.scoped),
+                "inside_only": list(loop.changes.inside_only),
                 "unsure_lines": [
                     inspection.cell_and_line(loop.id.path, change.line)[2]
                     for change in loop.changes.unsure

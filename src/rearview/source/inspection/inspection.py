@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from rearview.source.estimated_effects import Changeset, LibraryFacts, augment, effects, explain
+from rearview.source.inspection.changed_variables import (
+    ChangedVariables,
+    add_library_changes,
+    changed_variables,
+    explain_changes,
+    library_updates,
+)
 from rearview.source.inspection.checkpoint_obstacles import Obstacle, obstacles_in
 from rearview.source.inspection.main_loop import Calls, LoopSpot, choose_main_loop
 from rearview.source.instrument import COMPILERS
@@ -19,7 +25,6 @@ from rearview.source.loops import (
     Chains,
     Loop,
     LoopId,
-    called_name,
     chains,
     loop_ids,
     walk_loops,
@@ -45,7 +50,7 @@ class LoopReport:
     """Loop names from the outermost inwards: the beginning of the points of its records."""
     main: bool
     """This is the loop that Rearview takes for the training loop."""
-    changes: Changeset
+    changes: ChangedVariables
     sentences: tuple[str, ...]
     """The variables that it changes, in words."""
     left_alone: str
@@ -327,16 +332,16 @@ def _loops(
     for path, tree in sorted(trees.items()):
         ids = loop_ids(tree, path)
         notebook = notebooks.get(path)
-        changed = effects(tree, path)
-        facts = library_facts(tree)
+        changed = changed_variables(tree, path)
+        facts = library_updates(tree)
         visible = _VisibleNames(tree)
         unwatched = dict(_left_alone(tree))
         for node, function, chain in walk_loops(tree):
             loop_id = ids[node.lineno]
             outer = min(stacks.get((path, function), ((),)), key=len)
-            own = changed.get(loop_id, Changeset(()))
+            own = changed.get(loop_id, ChangedVariables(()))
             above = node.lineno - notebook.cell_at(node.lineno)[1] if notebook is not None else 0
-            changes = augment(own, facts, visible=visible.at(node))
+            changes = add_library_changes(own, facts, visible=visible.at(node))
             report = LoopReport(
                 loop_id,
                 node.lineno,
@@ -345,7 +350,7 @@ def _loops(
                 (*outer, *chain),
                 main=False,
                 changes=changes,
-                sentences=explain(changes, lines_above=above),
+                sentences=explain_changes(changes, lines_above=above),
                 left_alone=unwatched.get(node.lineno, ""),
             )
             loops.append((report, node))
@@ -411,59 +416,6 @@ class _VisibleNames:
                 if isinstance(part, ast.Name | ast.arg)
             )
         return self._names[id(function)]
-
-
-def library_facts(tree: ast.Module) -> LibraryFacts:
-    r"""Return which optimizer updates which model, and which scheduler sets which optimizer's rates.
-
-    Both are read from how they are made: an optimizer from `model.parameters()`, by
-    `model.configure_optimizers()`, or by a function such as `create_optimizer(model)`; a scheduler
-    from an optimizer as its first argument.
-
-    >>> text = "opt = SGD(net.parameters())\nsched = StepLR(opt, 3)"
-    >>> library_facts(ast.parse(text))
-    LibraryFacts(models={'opt': ('net',)}, optimizers={'sched': ('opt',)})
-    """
-    models: dict[str, tuple[str, ...]] = {}
-    optimizers: dict[str, tuple[str, ...]] = {}
-    constructed = [
-        (ast.unparse(node.targets[0]), node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and len(node.targets) == 1
-        and isinstance(node.targets[0], ast.Name | ast.Attribute)
-        and isinstance(node.value, ast.Call)
-    ]
-    for name, call in constructed:
-        owners = [owner for owner in _models_of(call) if owner != name]
-        if owners:
-            models[name] = tuple(dict.fromkeys((*models.get(name, ()), *owners)))
-    for name, call in constructed:
-        first = ast.unparse(call.args[0]) if call.args else ""
-        first = next((ast.unparse(k.value) for k in call.keywords if k.arg == "optimizer"), first)
-        if first in models and name not in models:
-            optimizers[name] = (first,)
-    return LibraryFacts(models, optimizers)
-
-
-def _models_of(call: ast.Call) -> Iterator[str]:
-    """Yield the models that an optimizer updates, if the call makes one."""
-    made_by = called_name(call)
-    if made_by == "configure_optimizers" and isinstance(call.func, ast.Attribute):
-        yield ast.unparse(call.func.value)
-        return
-    if isinstance(call.func, ast.Call) or made_by[:1].isupper():  # `getattr(optim, name)(…)`
-        for part in ast.walk(call):
-            if (
-                isinstance(part, ast.Call)
-                and isinstance(part.func, ast.Attribute)
-                and part.func.attr in {"parameters", "named_parameters"}
-            ):
-                yield ast.unparse(part.func.value)
-    first = call.args[0] if call.args else None
-    if made_by.lower().endswith("optimizer") and isinstance(first, ast.Name | ast.Attribute):
-        if "optim" not in ast.unparse(first).lower():
-            yield ast.unparse(first)
 
 
 def _logs(path: str, tree: ast.Module) -> Iterator[LogReport]:
