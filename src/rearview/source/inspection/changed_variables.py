@@ -33,7 +33,7 @@ READ_ONLY_CALLS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class StatementChange:
+class RuleMatch:
     """One statement that a rule applies to."""
 
     rule: int
@@ -50,9 +50,9 @@ class ChangedVariables:
     """Changed variables that code outside the loop may read, in the order of the text."""
     inside_only: tuple[str, ...] = ()
     """Changed variables that are first bound in the loop and not read after the loop."""
-    effects: tuple[StatementChange, ...] = ()
+    effects: tuple[RuleMatch, ...] = ()
     """The statements that change variables."""
-    unsure: tuple[StatementChange, ...] = ()
+    unsure: tuple[RuleMatch, ...] = ()
     """Statements that rules 0 and 5 apply to: their changes cannot be estimated."""
     inferred: Mapping[str, str] = field(default_factory=dict)
     """Variable that no statement changes -> how a library changes it."""
@@ -96,8 +96,8 @@ def variables_changed_by(
     """
     code = set(code)
     changed: dict[str, None] = {}
-    effects: list[StatementChange] = []
-    unsure: list[StatementChange] = []
+    effects: list[RuleMatch] = []
+    unsure: list[RuleMatch] = []
     for stmt in _statements(loop.body):
         effect = _effect(stmt, changed, code)
         if effect is None:
@@ -125,7 +125,7 @@ def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
     return statements
 
 
-def _effect(stmt: ast.stmt, changed: Mapping[str, None], code: set[str]) -> StatementChange | None:
+def _effect(stmt: ast.stmt, changed: Mapping[str, None], code: set[str]) -> RuleMatch | None:
     """Return what a statement changes by the first rule that applies, or None if no rule applies.
 
     `changed` are the variables that earlier statements of the loop changed.
@@ -135,23 +135,23 @@ def _effect(stmt: ast.stmt, changed: Mapping[str, None], code: set[str]) -> Stat
         names = tuple(name for target in targets for name in _assigned(target))
         value = stmt.value
         if isinstance(stmt, ast.Assign) and any(name in changed for name in names):
-            return StatementChange(0, stmt.lineno, names)
+            return RuleMatch(0, stmt.lineno, names)
         if isinstance(value, ast.Call) and not isinstance(stmt, ast.AugAssign):
             owner = _owner(value, code)
             if owner is not None:
-                return StatementChange(1, stmt.lineno, (owner, *names))
-            return StatementChange(2, stmt.lineno, names)
-        return StatementChange(3, stmt.lineno, names) if value is not None else None
+                return RuleMatch(1, stmt.lineno, (owner, *names))
+            return RuleMatch(2, stmt.lineno, names)
+        return RuleMatch(3, stmt.lineno, names) if value is not None else None
     if isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call):
         call = stmt.value
         if log_call(call) is not None:
             return None
         owner = _owner(call, code)
         if owner is not None:
-            return StatementChange(4, stmt.lineno, (owner,))
+            return RuleMatch(4, stmt.lineno, (owner,))
         func = call.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-        return None if called in READ_ONLY_CALLS else StatementChange(5, stmt.lineno, ())
+        return None if called in READ_ONLY_CALLS else RuleMatch(5, stmt.lineno, ())
     return None
 
 
