@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from rearview.runtime.loops import LoopHistory, untouched
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
-from rearview.source.cells import ENTER, cell_starts, cut, has_markers, mark_cells
+from rearview.source.cells import ENTER, cell_starts, has_markers, mark_cells, split_into_cells
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
 from rearview.source.isolate_probes import PROBE_HOOK, TRACK, WITHOUT_RANDOM, Places, isolate_probes
 from rearview.source.library_loops import LOOPS, loops_of
@@ -249,7 +249,9 @@ class Compiler:
         if self.session.cells_in_points or has_markers(importlib.util.decode_source(data)):
             offer_value(ENTER, self.session.enter_cell)
             mark_cells(tree, self._cell_starts(relative, data))
-            self.session.cut_into([cell.text for cell in cut(importlib.util.decode_source(data))])
+            self.session.cut_into(
+                [cell.text for cell in split_into_cells(importlib.util.decode_source(data))]
+            )
 
     def _cell_starts(self, relative: str, data: bytes) -> dict[int, int]:
         kept = self.recorded / relative if self.recorded is not None else None
