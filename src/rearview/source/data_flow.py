@@ -1,7 +1,7 @@
-"""Which names statements read, bind and may change, and which statement set a name last.
+"""Find the names that statements read, bind and may change, and the statement that bound a name last.
 
-Propagation uses this to move a statement to another text. Probes use `scopes`, which analyses names in
-another way: docs/decisions/two-matchings.md says why there are two.
+Propagation uses this module to carry a statement to another version. Probes use `scopes`, which resolves names
+differently: docs/decisions/two-matchings.md says why both modules exist.
 """
 
 import ast
@@ -20,33 +20,41 @@ BUILTINS = frozenset(dir(builtins)) | {
     "xrange",
     "raw_input",
 }
-# calls that read their arguments and do not change them
-_SINKS = re.compile(
+_READ_ONLY_CALLS = re.compile(
     r"^(print|log\w*|info|debug|warn\w*|error|add_(scalar|image|histogram|text|figure)s?|write|record\w*"
     r"|set_(description|postfix)\w*|flush|report\w*|format|len|str|int|float|min|max|sum|round|abs|range"
     r"|enumerate|zip|item|mean|isinstance|getattr|hasattr|join|time|perf_counter|sorted|list|dict|tuple)$"
 )
+"""Names of functions and methods that change neither their arguments nor the object they are called on."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
+_JUMPS = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 
 
 @dataclass(frozen=True, slots=True)
 class Uses:
     """How a piece of code uses names."""
 
-    reads: frozenset[str]  # read before the code itself binds them
-    writes: frozenset[str]  # bound
-    changes: frozenset[str]  # objects that may be changed in place
-    members: frozenset[tuple[str, str]]  # attributes read of a name
-    attributes: frozenset[str]  # every attribute that is read: `b` and `c` of `a.b.c`
-    leaves: bool  # control may leave the block
-    sets: frozenset[str] = frozenset()  # dotted names that are assigned, such as `self.rate`
-    gets: frozenset[str] = frozenset()  # dotted names that are read
+    reads: frozenset[str]
+    """Names whose value comes from outside: the code reads each before binding it."""
+    writes: frozenset[str]
+    """Names that the code binds."""
+    changes: frozenset[str]
+    """Names of objects that the code may change in place."""
+    members: frozenset[tuple[str, str]]
+    """(name, attribute) of each attribute that is read directly from a name."""
+    attributes: frozenset[str]
+    """Every attribute that is read: `b` and `c` of `a.b.c`."""
+    leaves: bool
+    """The code contains a `return`, `break`, `continue` or `raise`, outside functions that it defines."""
+    sets: frozenset[str] = frozenset()
+    """Dotted names that are assigned, such as `self.rate`."""
+    gets: frozenset[str] = frozenset()
+    """Dotted names that are read."""
 
 
 def uses(trees: Iterable[ast.AST]) -> Uses:
-    r"""Return what statements, taken in order, do with names.
+    r"""Return how a sequence of statements uses names.
 
     >>> used = uses(ast.parse("x = f(y)\nprint(x.a, [z for z in w])").body)
     >>> sorted(used.reads), sorted(used.writes)
@@ -68,6 +76,8 @@ def uses(trees: Iterable[ast.AST]) -> Uses:
 
 
 class _UseReader:
+    """Collects the uses of names in the syntax trees that it visits, in the order of evaluation."""
+
     def __init__(self) -> None:
         self.reads: set[str] = set()
         self.writes: set[str] = set()
@@ -78,6 +88,7 @@ class _UseReader:
         self.gets: set[str] = set()
         self.leaves = False
         self.hidden: list[set[str]] = []
+        """Variables of the comprehensions around the current node."""
 
     def read(self, name: str) -> None:
         if name not in self.writes and not any(name in names for names in self.hidden):
@@ -90,7 +101,7 @@ class _UseReader:
             elif not any(tree.id in names for names in self.hidden):
                 self.writes.add(tree.id)
             return
-        if isinstance(tree, _LEAVES):
+        if isinstance(tree, _JUMPS):
             self.leaves = True
         if isinstance(tree, ast.Assign):
             self.all([tree.value, *tree.targets])
@@ -150,7 +161,7 @@ class _UseReader:
     def call(self, tree: ast.Call) -> None:
         called = tree.func
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-        if not _SINKS.match(name):
+        if not _READ_ONLY_CALLS.match(name):
             if isinstance(called, ast.Attribute) and (root := root_name(called)):
                 self.changes.add(root)
             for each in (*tree.args, *(keyword.value for keyword in tree.keywords)):
@@ -198,7 +209,7 @@ def parameters(args: ast.arguments) -> set[str]:
 
 
 def root_name(tree: ast.AST) -> str:
-    """Return the name at the bottom of `a.b[c].d`, or an empty text."""
+    """Return the variable that a chain of attributes and items starts from: `a` for `a.b[c].d`; else ""."""
     while isinstance(tree, (ast.Attribute, ast.Subscript, ast.Starred)):
         tree = tree.value
     return tree.id if isinstance(tree, ast.Name) else ""
@@ -220,19 +231,19 @@ def dotted(tree: ast.AST) -> str:
     return ".".join([getattr(tree, "id", ""), *reversed(parts)])
 
 
-def rebinds(used: Uses, other: Uses) -> bool:
-    """Return True if `other` certainly assigns something that `used` reads.
+def rebinds(reader: Uses, writer: Uses) -> bool:
+    """Return True if code with the uses `writer` certainly assigns something that code with `reader` reads.
 
-    An assigned attribute counts if `used` reads that attribute or the whole object. An object that is only
-    passed to a call, or whose method is called, does not count.
+    An assigned attribute counts if `reader` reads that attribute or the whole object. An object that the
+    writer only passes to a call, or on which it calls a method, does not count.
     """
-    if other.writes & used.reads:
+    if writer.writes & reader.reads:
         return True
-    for target in other.sets:
+    for target in writer.sets:
         root = target.partition(".")[0]
-        if root not in used.reads:
+        if root not in reader.reads:
             continue
-        of_root = [each for each in used.gets if each.partition(".")[0] == root]
+        of_root = [each for each in reader.gets if each.partition(".")[0] == root]
         if not of_root or any(
             f"{each}.".startswith(f"{target}.") or f"{target}.".startswith(f"{each}.")
             for each in of_root
@@ -254,7 +265,7 @@ def conflict(first_uses: Uses, second_uses: Uses) -> bool:
 
 
 def header(node: StatementNode) -> list[ast.AST]:
-    """Return the parts of a compound statement that are not its blocks."""
+    """Return the expressions in the head of a compound statement, such as the test of an `if`."""
     tree = node.tree
     if isinstance(tree, (ast.For, ast.AsyncFor)):
         return [tree.iter, tree.target]
@@ -268,7 +279,7 @@ def header(node: StatementNode) -> list[ast.AST]:
 
 
 def binds(node: StatementNode) -> frozenset[str]:
-    """Return the names that a statement itself binds, not those bound in its blocks."""
+    """Return the names that a statement itself binds, without the names that its blocks bind."""
     if node.bound is None:
         node.bound = _binds(node)
     return node.bound
@@ -288,9 +299,10 @@ def _binds(node: StatementNode) -> frozenset[str]:
 
 
 def earlier(block: StatementNode, index: int) -> Iterator[StatementNode]:
-    """Yield the nodes that may have run before a place of a scope, nearest first.
+    """Yield the nodes that may have run before the statement at `index` of `block`, nearest first.
 
-    Other branches of an `if` or `match` around the place are left out; the scope itself is last.
+    All are nodes of one function, class or module, whose own node is the last. Branches of an `if` or `match`
+    that exclude the branch of the statement are left out.
     """
     while True:
         for child in reversed(block.children[:index]):
@@ -302,8 +314,8 @@ def earlier(block: StatementNode, index: int) -> Iterator[StatementNode]:
                 yield owner
             return
         if not isinstance(owner.tree, (ast.If, ast.Match)):
-            for other in reversed(owner.children[: block.index]):
-                yield from _backwards(other)
+            for sibling in reversed(owner.children[: block.index]):
+                yield from _backwards(sibling)
         yield owner
         index = owner.index
         assert owner.parent is not None
@@ -311,6 +323,7 @@ def earlier(block: StatementNode, index: int) -> Iterator[StatementNode]:
 
 
 def _backwards(node: StatementNode) -> Iterator[StatementNode]:
+    """Yield the nodes below a node, last first, and then the node; do not enter functions and classes."""
     if not (node.is_scope and not node.is_block):
         for child in reversed(node.children):
             yield from _backwards(child)
@@ -318,7 +331,7 @@ def _backwards(node: StatementNode) -> Iterator[StatementNode]:
 
 
 def visible(block: StatementNode, index: int) -> set[str]:
-    """Return the names that can hold a value at a place, builtins not counted."""
+    """Return the names that may have a value before the statement at `index` of `block`, without builtins."""
     names: set[str] = set()
     own = block.scope().tree if block.parent is not None else None
     for node in earlier(block, index):
@@ -328,7 +341,7 @@ def visible(block: StatementNode, index: int) -> set[str]:
         else:
             names |= binds(node)
             if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)) and not node.is_block:
-                names |= bound_in(node)  # by an earlier iteration of the loop
+                names |= bound_in(node)  # an earlier iteration of the loop may have bound these
     scope = block.scope() if block.parent is not None else block
     while scope.parent is not None:
         scope = scope.scope()
@@ -340,7 +353,7 @@ def visible(block: StatementNode, index: int) -> set[str]:
 
 
 def bound_in(scope: StatementNode) -> set[str]:
-    """Return every name bound below a node, scopes inside it left out."""
+    """Return every name that statements below a node bind, functions and classes not entered."""
     names: set[str] = set()
     stack = list(scope.children)
     while stack:
@@ -354,7 +367,10 @@ def bound_in(scope: StatementNode) -> set[str]:
 
 
 def definition(block: StatementNode, index: int, name: str) -> StatementNode | None:
-    """Return the nearest statement before a place that binds a name, or the function whose parameter it is."""
+    """Return the node that binds `name` last before the statement at `index` of `block`.
+
+    If `name` is a parameter, return its function. Return None if nothing in the scope binds the name earlier.
+    """
     inside = block.scope().tree
     for node in earlier(block, index):
         tree = node.tree
