@@ -91,7 +91,7 @@ def check(
 ) -> tuple[Probes, tuple[ProbeRefusal, ...]]:
     """Return the probes of an edit and every reason to refuse it; nothing is raised."""
     names = names or FileNames()
-    new = names.as_then(new, old)
+    new = names.with_old_names(new, old)
     kept = [path for path in old if path.endswith(".py") and (used is None or path in used)]
     edited = [path for path in kept if path in new and new[path] != old[path]]
     refusals = [
