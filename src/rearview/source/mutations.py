@@ -252,7 +252,7 @@ class Levels:
     def _raise_level(self, target: ast.expr, level: Level, scope: Scope) -> None:
         """Raise the level of each variable in an assignment target to at least `level`."""
         if isinstance(target, ast.Name):
-            owner = scope.home(target.id) or scope
+            owner = scope.owner_of(target.id) or scope
             key = (id(owner), target.id)
             self._levels[key] = max(level, self._levels.get(key, Level.FRESH))
         elif isinstance(target, ast.Tuple | ast.List):
@@ -294,7 +294,7 @@ class Levels:
         return Level.FRESH
 
     def _name(self, name: str, scope: Scope) -> Level:
-        owner = scope.home(name)
+        owner = scope.owner_of(name)
         if owner is None:
             return Level.CODE
         level = self._levels.get((id(owner), name))
@@ -319,7 +319,7 @@ class Levels:
         if isinstance(node.func, ast.Attribute):
             levels.append(self.of(node.func.value, scope))
         elif isinstance(node.func, ast.Name):
-            owner = scope.home(node.func.id)
+            owner = scope.owner_of(node.func.id)
             is_recorded = owner is not None and node.func.id not in owner.added_bound
             if is_recorded and not called[:1].isupper() and not levels:
                 return Level.LIVE  # a function of the project may return an object of the run

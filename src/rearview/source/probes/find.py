@@ -346,7 +346,7 @@ class _ProbeCollector:
         named_values: Sequence[NamedValue] = (),
     ) -> Judge:
         homes = [
-            (scope.home(each.target.id) or scope, each.target.id)
+            (scope.owner_of(each.target.id) or scope, each.target.id)
             for each in named_values
             if (scope := scopes.of[id(each.stmt)])
         ]

@@ -93,7 +93,7 @@ class Judge(ast.NodeVisitor):
         scope = self.scopes.of[id(stmt)]
         for part in holder:
             for name, node in bound_by(part):
-                home = scope.home(name) or scope
+                home = scope.owner_of(name) or scope
                 if home.is_class:
                     continue  # judged where the class is
                 line = home.recorded_use(name) or self.relied.get((id(home), name))
@@ -197,7 +197,7 @@ class Judge(ast.NodeVisitor):
         self._store(node.target)
         target = node.target
         if isinstance(target, ast.Name):
-            home = self._scope.home(target.id)
+            home = self._scope.owner_of(target.id)
             used = home is not None and home.recorded_use(target.id) is not None
             if not used and self.levels.of(target, self._scope) is Level.LIVE:
                 self._refuse(
