@@ -15,7 +15,7 @@ from rearview.source.inspection.changed_variables import (
     library_updates,
 )
 from rearview.source.inspection.checkpoint_obstacles import Obstacle, obstacles_in
-from rearview.source.inspection.main_loop import Calls, LoopSpot, choose_main_loop
+from rearview.source.inspection.main_loop import Calls, LoopCandidate, choose_main_loop
 from rearview.source.instrument import COMPILERS
 from rearview.source.library_loops import LibraryCall, library_calls
 from rearview.source.log_calls import TRACKERS, Aliases, calls_in
@@ -183,13 +183,13 @@ def inspect(
         else:
             trees[path] = tree
     loops = _loops(trees, chains(trees), notebooks or {})
-    spots = [
-        LoopSpot(report.id, node, len(report.point), not report.left_alone)
+    candidates = [
+        LoopCandidate(report.id, node, len(report.point), not report.left_alone)
         for report, node in loops
     ]
     calls = Calls(trees)
     library = library_calls(trees, calls.origins)
-    main_loop = choose_main_loop(script, spots, trees, library, calls)
+    main_loop = choose_main_loop(script, candidates, trees, library, calls)
     main = main_loop.loop
     loops = [
         (replace(report, main=main is not None and report.id == main.id), node)
@@ -262,7 +262,7 @@ def _answer(
     for obstacle in inspection.obstacles:
         if obstacle.starts and main is not None:
             own = (main.id.path, main.id.function.rpartition(".")[2])
-            started = calls.named(obstacle.path, obstacle.starts)
+            started = calls.functions_named(obstacle.path, obstacle.starts)
             inside = own in started or any(
                 own in calls.below(function[0], body)
                 for function in started
