@@ -125,7 +125,7 @@ def test_an_object_that_can_be_saved_is_not_reported(text):
 )
 def test_loops_that_are_not_watched_say_why(text, why):
     (loop,) = look(text).loops
-    assert why in loop.left_alone
+    assert why in loop.why_unwatched
     assert look(text).main is None
 
 
