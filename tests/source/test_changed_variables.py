@@ -36,7 +36,7 @@ def of(body, **known):
     ],
 )
 def test_each_rule_fires_on_its_pattern(line, rule, names):
-    (change,) = of(line, code={"torch"}, before={n.split(".")[0] for n in names}).effects
+    (change,) = of(line, code={"torch"}, before={n.split(".")[0] for n in names}).matches
     assert (change.rule, change.names) == (rule, names)
 
 

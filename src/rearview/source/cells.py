@@ -15,7 +15,7 @@ from rearview.errors import SourceError
 ENTER = "__rearview_cell__"
 """Name of the function that is called before the first statement of a cell."""
 UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""Errors that Python raises for a text that it cannot parse, a text nested too deeply included."""
+"""Exceptions of `ast.parse`, also for a text that is nested too deeply."""
 MARKER = re.compile(r"^#\s?%%(?:\s|\[|$)")
 """First line of a cell in a script that divides itself into cells by `# %%`."""
 
@@ -151,15 +151,15 @@ def code_hash(text: str) -> str:
         body = ast.parse(text)
     except UNPARSED:
         body = None
-    plain = ""
+    normalized = ""
     if body is not None:
         with contextlib.suppress(RecursionError):  # if nested too deeply, hash the text as written
-            plain = ast.dump(body, annotate_fields=False)
-    if not plain:
-        # the cell has magics, shell lines or a top-level `await`: hash its lines, comments left out
+            normalized = ast.dump(body, annotate_fields=False)
+    if not normalized:
+        # the cell has magics or shell lines: hash its lines, without comments
         lines = (line.rstrip() for line in text.splitlines())
-        plain = "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
-    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        normalized = "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
+    return hashlib.sha256(normalized.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def imported_modules(text: str) -> set[str]:
@@ -182,7 +182,7 @@ def imported_modules(text: str) -> set[str]:
 
 
 def only_defines(text: str) -> bool:
-    r"""Return True if a cell only imports, defines functions and classes, or assigns constants.
+    r"""Return True if a cell only imports, defines functions, or assigns constants.
 
     >>> only_defines("import sys\nLR = 0.1\ndef f(): return sys.argv")
     True
@@ -252,7 +252,7 @@ def _is_constant(node: ast.expr) -> bool:
 
 
 def cell_starts(recorded: str, text: str) -> dict[int, int]:
-    r"""Return the number of each cell of a script, by the line in `text` of the cell's first statement.
+    r"""Return {line of a cell's first statement in `text`: number of the cell} for the cells of a script.
 
     The `recorded` text decides where cells begin. `text` is the recorded script, perhaps with statements
     added; an added statement belongs to the cell around it.

@@ -109,8 +109,8 @@ def instrument(
 class _Rewriter(ast.NodeTransformer):
     """Rewrites the loops of one module.
 
-    The lists `loose`, `generator` and `depth` have one item for the module and for each function or class around
-    the current node.
+    The lists `loose`, `generator` and `depth` have one item for the module and one for each function or class
+    around the current node.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class _Rewriter(ast.NodeTransformer):
         is_plain = not any(_name(decorator) == "coroutine" for decorator in node.decorator_list)
         self.generator.append(isinstance(node, ast.FunctionDef) and yields and is_plain)
         self.depth.append(0)
-        # torch.compile and torch.jit trace `forward`, which contains no training loop: it is not rewritten
+        # `forward` is not rewritten: torch.compile and torch.jit trace it, and no training loop is inside
         traced = node.name == "forward" and not _logs_or_prints(node.body)
         if not traced and not any(map(_compiles, node.decorator_list)):
             self.generic_visit(node)
@@ -155,7 +155,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _id(self, node: Loop) -> str:
         recorded_id = self.ids.get(node.lineno)
-        if recorded_id is None:  # a loop that a probe adds
+        if recorded_id is None:  # a probe adds the loop
             return f"{self.path}:{self.function}:+{node.lineno}:{loop_name(node, self.function)}"
         return recorded_id
 
@@ -276,7 +276,7 @@ def _in_parts(node: ast.For, site: LoopSite) -> ast.For:
     """Return two nested loops: over the parts of a range, and over the numbers of each part.
 
     A `break` of the user ends both loops. The `break` that is added for the outer loop has the position of the
-    user's `break`, so that the runtime does not tell one from the other.
+    user's `break`, so that the runtime takes it for the user's.
     """
     where = node.iter
     parts = _at(where, _call(PARTS, site.id, node.iter))

@@ -66,7 +66,7 @@ that the probe uses, and returns a context manager for the statements of the pro
 """
 WITHOUT_RANDOM = "calm"
 """Attribute of `PROBE_HOOK`: a function for probes that draw no random numbers. It returns a context manager
-that does not save the random state, which costs a hundredth.
+that does not save the random state, at a hundredth of the cost.
 """
 TRACK = "track"
 """Attribute of `PROBE_HOOK`: the function that is called instead of methods of trackers."""
@@ -147,7 +147,8 @@ def _wrap_probes_in(block: list[ast.stmt], places: Places, tracker_calls: _Track
 def _wrap_body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     pauses = (ast.Yield, ast.YieldFrom, ast.Await)
     if any(isinstance(sub, pauses) for sub in ast.walk(node)):
-        return  # recorded code runs while a generator is suspended inside its `with`
+        # recorded code may run while a generator is suspended; the end of a `with` would undo its random draws
+        return
     first = 1 if ast.get_docstring(node, clean=False) is not None else 0
     if len(node.body) > first:
         node.body[first:] = [_wrapped(node.body[first:], {})]

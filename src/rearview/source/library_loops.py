@@ -66,7 +66,7 @@ LOOPS: Mapping[str, Names] = {
 
 
 def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
-    r"""Return the ids of the loops of a library's module that are watched, by line.
+    r"""Return {first line of a loop: id of the loop} for the watched loops in a module of a library.
 
     >>> text = "class Engine:\n  def _internal_run_legacy(self):\n    while True: pass"
     >>> loops_of("ignite.engine.engine", ast.parse(text))
@@ -377,7 +377,7 @@ def _library_call(
     if own_class is not None and any(
         isinstance(part, FUNCTIONS) and part.name == func.attr for part in own_class.body
     ):
-        return  # the program's own method
+        return  # the method is defined in the program, not in the library
     for library in LIBRARIES:
         if func.attr in library.methods and _belongs(library, maker, func.value, packages, origins):
             yield _call_of(library, path, node, text or func.attr)

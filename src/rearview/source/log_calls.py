@@ -125,9 +125,9 @@ def log_call(node: ast.AST, aliases: Aliases | None = None) -> LogCall | None:
 
 
 def _call_of_log(node: ast.Call, first: ast.expr | None, *, of_tracker: bool) -> LogCall | None:
-    """Return the log call that a call of a function named `log` is, or None if it computes a logarithm.
+    """Return what a call of a function named `log` logs, or None if it computes a logarithm.
 
-    With `of_tracker`, the function is known to be a tracker's; else it is one if its first argument has names.
+    With `of_tracker`, the function is known to log; else it is taken to log if its first argument has names.
     """
     names = (*_names_in(first), *_dict_names(first))
     if not names and not of_tracker:

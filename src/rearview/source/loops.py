@@ -197,7 +197,7 @@ def names_of(loop_paths: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ..
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileCalls:
-    """The functions and calls of one file, and the names through which code outside the text may call a function."""
+    """The functions and calls of one file, and the names that it reads as values: any code may call such a value."""
 
     path: str
     functions: frozenset[str]
@@ -256,7 +256,7 @@ def calls_of_file(tree: ast.Module, path: str) -> FileCalls:
 
 @functools.lru_cache(maxsize=8)
 def paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> Chains:
-    r"""Return, for each (file path, function), the loop paths on which it may be called.
+    r"""Return, for each (file path, function), the loop paths on which the function may be called.
 
     Functions are left out as by `chains`, and also if they have more than `limit` loop paths. A loop path
     with more than `DEEPEST` loops is shortened to its outermost loops.

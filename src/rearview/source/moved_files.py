@@ -295,13 +295,13 @@ _Scores = dict[tuple[str, str], float]
 def _scores(old: Files, new: Files) -> _Scores:
     """Return a score for each pair of an older and a newer file with similar texts."""
     scores: _Scores = {}
-    few = max(len(old), len(new)) <= _MOST_COMPARED
-    new_lines = {path: _lines(text) for path, text in new.items()} if few else {}
+    compare_texts = max(len(old), len(new)) <= _MOST_COMPARED
+    new_lines = {path: _lines(text) for path, text in new.items()} if compare_texts else {}
     for old_path, old_text in old.items():
-        old_lines = _lines(old_text) if few else Counter()
+        old_lines = _lines(old_text) if compare_texts else Counter()
         for new_path, new_text in new.items():
             equal = old_text == new_text
-            if not equal and not (few and _are_similar(old_lines, new_lines[new_path])):
+            if not equal and not (compare_texts and _are_similar(old_lines, new_lines[new_path])):
                 continue
             # a probe only adds lines, so the score is the fraction of the older text that remains
             score = 1.0 if equal else _fraction_remaining(old_lines, new_lines[new_path])
@@ -368,14 +368,14 @@ def _lines(text: str) -> Counter[str]:
 
 def _are_similar(first: Counter[str], second: Counter[str]) -> bool:
     """Return True if at least half of the characters of two texts are in lines that both texts have."""
-    whole = _size(first.items()) + _size(second.items())
-    return 2 * _size((first & second).items()) >= _LEAST_SHARED * whole
+    total = _size(first.items()) + _size(second.items())
+    return 2 * _size((first & second).items()) >= _LEAST_SHARED * total
 
 
 def _fraction_remaining(old: Counter[str], new: Counter[str]) -> float:
     """Return the fraction of the older text's characters that are in lines of the newer text."""
-    whole = _size(old.items())
-    return _size((old & new).items()) / whole if whole else 1.0
+    total = _size(old.items())
+    return _size((old & new).items()) / total if total else 1.0
 
 
 def _size(lines: Iterable[tuple[str, int]]) -> int:

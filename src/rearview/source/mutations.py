@@ -85,8 +85,8 @@ ALONE: dict[str, tuple[str, str]] = dict.fromkeys(
     "add to cpu cuda half double float bfloat16 type compile fill put resize".split(),
     ("called for its effect, it changes the live object", COPY),
 )
-"""Methods that change a set or a module, but of other objects return a new tensor. A probe may not call one if it
-does not use the result, or if the object is known to be a module.
+"""Methods that change a set or a module, but return a new tensor when called on a tensor. A probe may not call one
+without using the result, or on an object that is known to be a module.
 """
 
 CONTAINER = frozenset(_GROUPS[0][0].split())

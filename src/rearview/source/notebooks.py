@@ -343,7 +343,7 @@ def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def name_cells(message: str, texts: Mapping[str, str]) -> str:
-    r"""Return a message with each line of a notebook's program text replaced by the cell and the line in the cell.
+    r"""Return a message with positions in program texts, such as `a.ipynb.py:3`, given as cell and line in the cell.
 
     >>> name_cells("at a.ipynb.py:3 it", {"a.ipynb.py": "# %% In [1]\nx = 1\ny = 2\n"})
     'at a.ipynb cell 1, line 2 it'

@@ -62,7 +62,7 @@ class Scope:
         return None
 
     def recorded_use(self, name: str) -> int | None:
-        """Return a line where recorded code reads or binds the variable `name` of this scope, or None."""
+        """Return a line where recorded code uses the variable `name` of this scope, or None if no line does."""
         for table in (self.recorded_read, self.recorded_bound):
             if name in table:
                 return table[name]
@@ -75,7 +75,7 @@ class Scope:
         return None
 
     def use_of_outer_variable(self, name: str) -> int | None:
-        """Return a line where recorded code in this scope uses the variable `name` of the scopes around, or None."""
+        """Return a line where recorded code in this scope uses an outer variable, or None if no line does."""
         is_local = name in self.parameters or (
             name in self.recorded_bound and name not in self.outer
         )

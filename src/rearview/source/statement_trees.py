@@ -69,7 +69,7 @@ class StatementNode:
     leads: bool = True
     """No other statement is before this one on its line."""
     bound: frozenset[str] | None = None
-    """Names that the statement itself binds; None until `data_flow.binds` has found them."""
+    """Names that the statement itself binds; None until `data_flow.binds` has computed this set."""
     is_block: bool = False
     """The node is a block, not a statement."""
     is_scope: bool = False
@@ -348,7 +348,7 @@ def value_of(node: StatementNode) -> tuple[str, ...]:
 
 
 def lead(node: StatementNode) -> tuple[str, ...]:
-    """Return the words of the target that a statement assigns, or of the dotted name that it calls, or ()."""
+    """Return the words of the target that a statement assigns or of the function that it calls, () if of neither."""
     words = node.words
     if node.kind in {"Assign", "AugAssign"}:
         for at, word in enumerate(words[:12]):

@@ -50,10 +50,10 @@ class ChangedVariables:
     """Changed variables that code outside the loop may read, in the order of the text."""
     inside_only: tuple[str, ...] = ()
     """Changed variables that are first bound in the loop and not read after the loop."""
-    effects: tuple[RuleMatch, ...] = ()
-    """The statements that change variables."""
+    matches: tuple[RuleMatch, ...] = ()
+    """The statements that rules apply to."""
     unsure: tuple[RuleMatch, ...] = ()
-    """Statements that rules 0 and 5 apply to: their changes cannot be estimated."""
+    """The statements that rules 0 and 5 apply to: their changes cannot be estimated."""
     inferred: Mapping[str, str] = field(default_factory=dict)
     """Variable that no statement changes -> how a library changes it."""
 
@@ -78,9 +78,8 @@ def variables_changed_by(
 ) -> ChangedVariables:
     r"""Return the variables that a loop changes, by rules 0 to 5.
 
-    `before` are the names bound before the loop, `after` the names read after the loop: they tell the
-    variables that live only inside the loop from the others. `code` are the names of modules, whose members
-    are functions and not methods.
+    `before` are the names bound before the loop, `after` the names read after the loop; a variable in neither
+    lives only inside the loop. `code` are the names of modules, whose members are functions and not methods.
 
     >>> loop = ast.parse('''for batch in data:
     ...     preds = net(batch.X)
@@ -96,23 +95,23 @@ def variables_changed_by(
     """
     code = set(code)
     changed: dict[str, None] = {}
-    effects: list[RuleMatch] = []
+    matches: list[RuleMatch] = []
     unsure: list[RuleMatch] = []
     for stmt in _statements(loop.body):
-        effect = _effect(stmt, changed, code)
-        if effect is None:
+        match = _match_rule(stmt, changed, code)
+        if match is None:
             continue
-        effects.append(effect)
-        if effect.rule in {0, 5}:
-            unsure.append(effect)
-        changed.update(dict.fromkeys(effect.names))
+        matches.append(match)
+        if match.rule in {0, 5}:
+            unsure.append(match)
+        changed.update(dict.fromkeys(match.names))
     before, after = set(before), set(after)
     first_bound = {name for stmt in loop.body for name, _ in bound_by(stmt)} - before
     if not isinstance(loop, ast.While):
         first_bound |= {name for name, _ in bound_by(loop.target)}
     inside_only = [name for name in changed if name.split(".")[0] in first_bound - after]
     names = [name for name in changed if name not in set(inside_only)]
-    return ChangedVariables(tuple(names), tuple(inside_only), tuple(effects), tuple(unsure))
+    return ChangedVariables(tuple(names), tuple(inside_only), tuple(matches), tuple(unsure))
 
 
 def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -125,7 +124,7 @@ def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
     return statements
 
 
-def _effect(stmt: ast.stmt, changed: Mapping[str, None], code: set[str]) -> RuleMatch | None:
+def _match_rule(stmt: ast.stmt, changed: Mapping[str, None], code: set[str]) -> RuleMatch | None:
     """Return what a statement changes by the first rule that applies, or None if no rule applies.
 
     `changed` are the variables that earlier statements of the loop changed.
@@ -188,7 +187,7 @@ def _owner(call: ast.Call, code: set[str]) -> str | None:
 def add_library_changes(
     changes: ChangedVariables, updates: LibraryUpdates, *, visible: Container[str] | None = None
 ) -> ChangedVariables:
-    """Return `changes` with the objects added that a library changes without the text showing it.
+    """Return `changes`, with the objects added that a library changes although the text does not show it.
 
     An optimizer updates its models; a scheduler sets the rates of its optimizers. If `visible` is given, only
     objects with a name in it are added.
@@ -245,7 +244,7 @@ def library_updates(tree: ast.Module) -> LibraryUpdates:
 
 
 def _models_of(call: ast.Call) -> Iterator[str]:
-    """Yield the models whose parameters are updated by the optimizer that a call makes, if it makes one."""
+    """Yield the models that an optimizer updates, if a call makes an optimizer."""
     made_by = called_name(call)
     if made_by == "configure_optimizers" and isinstance(call.func, ast.Attribute):
         yield ast.unparse(call.func.value)
@@ -336,8 +335,8 @@ def _around(scope: ast.AST, loop: Loop) -> tuple[set[str], set[str]]:
             heads = [
                 child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)
             ]
-            whole = not blocks(node) or isinstance(node, ast.ClassDef)
-            for part in [node] if whole else heads:
+            has_no_blocks = not blocks(node) or isinstance(node, ast.ClassDef)
+            for part in [node] if has_no_blocks else heads:
                 before |= {name for name, _ in bound_by(part)}
         remaining.extend(ast.iter_child_nodes(node))
     return before, after
@@ -367,8 +366,8 @@ def explain_changes(changes: ChangedVariables, *, lines_above: int = 0) -> tuple
     """
     sentences: list[str] = []
     for name in changes.names:
-        reasons = [RULES[e.rule] for e in changes.effects if name in e.names and e.rule]
-        lines = sorted({e.line for e in changes.effects if name in e.names})
+        reasons = [RULES[e.rule] for e in changes.matches if name in e.names and e.rule]
+        lines = sorted({e.line for e in changes.matches if name in e.names})
         numbers = ", ".join(str(line - lines_above) for line in lines)
         where = f" (line {numbers})" if lines else ""
         why = changes.inferred.get(name) or (reasons[0] if reasons else RULES[0])
@@ -377,10 +376,8 @@ def explain_changes(changes: ChangedVariables, *, lines_above: int = 0) -> tuple
         listed = ", ".join(f"`{name}`" for name in changes.inside_only)
         verb = "lives" if len(changes.inside_only) == 1 else "live"
         sentences.append(f"{listed} {verb} only inside the loop.")
-    for rule in sorted({effect.rule for effect in changes.unsure}):
-        unsure = [
-            str(effect.line - lines_above) for effect in changes.unsure if effect.rule == rule
-        ]
+    for rule in sorted({match.rule for match in changes.unsure}):
+        unsure = [str(match.line - lines_above) for match in changes.unsure if match.rule == rule]
         which = f"Line {unsure[0]}" if len(unsure) == 1 else f"Lines {', '.join(unsure)}"
         sentences.append(f"{which} may change more: {RULES[rule]}.")
     return tuple(sentences)

@@ -141,7 +141,7 @@ class Inspection:
         return path.removesuffix(".py"), *notebook.cell_at(line)
 
     def in_cells(self, text: str) -> str:
-        """Return `text` with each line of a notebook's program text replaced by the cell and the line in the cell."""
+        """Return `text` with positions such as `a.ipynb.py:3` given as cell and line in the cell."""
         return name_cells(text, {path: each.text for path, each in self.notebooks.items()})
 
     @property
