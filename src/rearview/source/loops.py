@@ -1,8 +1,8 @@
 """Name the loops of a program, and find the loops that may be running when a function is called.
 
 `loop_ids` gives each loop of a text an id; `recorded_loop_ids` finds the loops with these ids in an edited text.
-`paths` follows calls by name and returns the loop paths on which each function may be called. `assigned_names`
-returns the plain variables that the body of a loop assigns, which can become captured columns.
+`find_loop_paths` follows calls by name and returns the loop paths on which each function may be called.
+`assigned_names` returns the plain variables that the body of a loop assigns, which can become captured columns.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def recorded_loop_ids(
     return {edited.lineno: ids[old.lineno] for old, edited in pairs if isinstance(old, LOOPS)}
 
 
-def enclosing(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
+def function_and_loops_around(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
     """Return (qualified name of the function, names of its loops, outermost first) around a node.
 
     `parents` are the syntax nodes around the node, from the module inwards.
@@ -170,11 +170,11 @@ def enclosing(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
     return function, names
 
 
-Chains = Mapping[tuple[str, str], tuple[tuple[str, ...], ...]]
+LoopPaths = Mapping[tuple[str, str], tuple[tuple[str, ...], ...]]
 """(file path, function) -> loop paths on which the function may be called, as names or as ids of loops."""
 
 
-def chains(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
+def find_loop_names(trees: Mapping[str, ast.Module], *, limit: int = 64) -> LoopPaths:
     r"""Return, for each (file path, function), the names of the loops that may be running when it is called.
 
     Calls are followed by name: `fit(...)` and `anything.fit(...)` may both mean any function called `fit`.
@@ -183,14 +183,17 @@ def chains(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
     generators (any loop may draw from a generator), and all functions that these functions call.
 
     >>> text = "def step(): pass\ndef fit():\n  for i in x: step()\nfor epoch in y: fit()"
-    >>> chains({"t.py": ast.parse(text)})["t.py", "step"]
+    >>> find_loop_names({"t.py": ast.parse(text)})["t.py", "step"]
     (('epoch', 'i'),)
     """
     files = tuple([calls_of_file(tree, path) for path, tree in trees.items()])
-    return {key: names_of(loop_paths) for key, loop_paths in paths(files, limit=limit).items()}
+    return {
+        key: with_loop_names(loop_paths)
+        for key, loop_paths in find_loop_paths(files, limit=limit).items()
+    }
 
 
-def names_of(loop_paths: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+def with_loop_names(loop_paths: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Return loop paths with names of loops in place of ids, without duplicates."""
     return tuple(sorted({tuple(map(name_of, loop_path)) for loop_path in loop_paths}))
 
@@ -255,14 +258,14 @@ def calls_of_file(tree: ast.Module, path: str) -> FileCalls:
 
 
 @functools.lru_cache(maxsize=8)
-def paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> Chains:
+def find_loop_paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> LoopPaths:
     r"""Return, for each (file path, function), the loop paths on which the function may be called.
 
-    Functions are left out as by `chains`, and also if they have more than `limit` loop paths. A loop path
-    with more than `DEEPEST` loops is shortened to its outermost loops.
+    Functions are left out as by `find_loop_names`, and also functions with more than `limit` loop paths. A loop
+    path with more than `DEEPEST` loops is shortened to its outermost loops.
 
     >>> text = "def f():\n  for i in x: g()\nfor i in y: f()\ndef g(): pass"
-    >>> paths((calls_of_file(ast.parse(text), "t.py"),))["t.py", "g"]
+    >>> find_loop_paths((calls_of_file(ast.parse(text), "t.py"),))["t.py", "g"]
     (('t.py:<module>:0:i', 't.py:f:0:i'),)
     """
     calls: dict[str, set[tuple[str, str, tuple[str, ...]]]] = {}
@@ -279,7 +282,7 @@ def paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> Chains:
         callees = {
             key
             for key in functions - unknown
-            if any((path, by) in unknown for path, by, _ in calls.get(called_as(key[1]), ()))
+            if any((path, by) in unknown for path, by, _ in calls.get(name_in_calls(key[1]), ()))
         }
         growing = bool(callees)
         unknown |= callees
@@ -305,7 +308,7 @@ def _follow_calls(
     """
     callees: dict[_Function, list[tuple[_Function, tuple[str, ...]]]] = {}
     for key in functions:
-        for path, caller, around in calls.get(called_as(key[1]), ()):
+        for path, caller, around in calls.get(name_in_calls(key[1]), ()):
             callees.setdefault((path, caller), []).append((key, around))
     loop_paths: dict[_Function, set[tuple[str, ...]]] = {
         key: {()} for key in functions if key[1] == MODULE
@@ -395,14 +398,14 @@ def _yields(function: ast.FunctionDef) -> bool:
     return False
 
 
-def loopers(files: Iterable[FileCalls]) -> frozenset[str]:
+def functions_that_loop(files: Iterable[FileCalls]) -> frozenset[str]:
     r"""Return the names of the functions and classes that run a loop when they are called, directly or by a call.
 
     >>> text = "def a(): b()\ndef b():\n  for i in x: c()\ndef c(): pass"
-    >>> sorted(loopers([calls_of_file(ast.parse(text), "t.py")]))
+    >>> sorted(functions_that_loop([calls_of_file(ast.parse(text), "t.py")]))
     ['a', 'b']
     >>> text = "class A:\n  def __init__(self):\n    for i in x: pass\nclass B(A): pass"
-    >>> sorted(loopers([calls_of_file(ast.parse(text), "t.py")]))
+    >>> sorted(functions_that_loop([calls_of_file(ast.parse(text), "t.py")]))
     ['A', 'B', '__init__']
     """
     looping: set[str] = set()
@@ -432,8 +435,8 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def called_as(function: str) -> str:
-    """Return the word that calls a function: the last word of its name, or for `__init__` the name of its class."""
+def name_in_calls(function: str) -> str:
+    """Return the name by which calls name a function: the last word of its name, or for `__init__` of its class."""
     parts = function.split(".")
     return parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
 

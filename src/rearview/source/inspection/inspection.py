@@ -22,10 +22,10 @@ from rearview.source.log_calls import TRACKERS, Aliases, calls_in
 from rearview.source.loops import (
     FUNCTIONS,
     LOOPS,
-    Chains,
     Loop,
     LoopId,
-    chains,
+    LoopPaths,
+    find_loop_names,
     loop_ids,
     walk_loops,
 )
@@ -185,7 +185,7 @@ def inspect(
             unread[path] = tree
         else:
             trees[path] = tree
-    loops = _loops(trees, chains(trees), notebooks or {})
+    loops = _loops(trees, find_loop_names(trees), notebooks or {})
     candidates = [
         LoopCandidate(report.id, node, len(report.point), not report.why_unwatched)
         for report, node in loops
@@ -333,7 +333,7 @@ def _is_called_directly(function: str, trees: Mapping[str, ast.Module]) -> bool:
 
 
 def _loops(
-    trees: Mapping[str, ast.Module], stacks: Chains, notebooks: Mapping[str, Notebook]
+    trees: Mapping[str, ast.Module], stacks: LoopPaths, notebooks: Mapping[str, Notebook]
 ) -> list[tuple[LoopReport, Loop]]:
     """Return the report of each loop, with its node. `stacks` are the loops around each function."""
     loops = []

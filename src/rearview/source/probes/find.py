@@ -16,18 +16,18 @@ from rearview.source.loops import (
     FUNCTIONS,
     LOOPS,
     MODULE,
-    Chains,
     FileCalls,
     Loop,
     LoopId,
-    called_as,
+    LoopPaths,
     called_name,
     calls_of_file,
-    enclosing,
-    loopers,
-    names_of,
-    paths,
+    find_loop_paths,
+    function_and_loops_around,
+    functions_that_loop,
+    name_in_calls,
     recorded_loop_ids,
+    with_loop_names,
 )
 from rearview.source.moved_files import FileNames
 from rearview.source.mutations import Levels, ProgramFacts, facts
@@ -179,8 +179,8 @@ class _Context:
             frozenset[str]().union(*(file.rebindable.names for file in files)),
             frozenset[str]().union(*(file.rebindable.attributes for file in files)),
         )
-        self.paths: Chains = paths(calls)
-        self.loopers = loopers(calls)
+        self.paths: LoopPaths = find_loop_paths(calls)
+        self.loopers = functions_that_loop(calls)
         self.known_loops = frozenset(
             loop
             for file in calls
@@ -235,7 +235,7 @@ class _Context:
             self._after_loops[key] = any(
                 site.follows_loops(self.loopers)
                 or self.is_called_after_loops(site.path, site.function)
-                for site in self._calls.get(called_as(function), ())
+                for site in self._calls.get(name_in_calls(function), ())
             )
         return self._after_loops[key]
 
@@ -377,7 +377,7 @@ class _ProbeCollector:
         self, item: Added, need: Need, judge: Judge, aliases: Aliases, added: set[int]
     ) -> Probe:
         node, path = item.node, judge.path
-        function, loops = enclosing(item.parents)
+        function, loops = function_and_loops_around(item.parents)
         outer = self.context.paths.get((path, function), ())
         ids = self.loops[path]
         own = _path(item.parents, ids)
@@ -398,7 +398,7 @@ class _ProbeCollector:
             place=place,
             runs_first=place is Position.BEFORE
             and not self.context.is_called_after_loops(path, function),
-            chains=tuple(sorted({names + loops for names in names_of(outer)})),
+            chains=tuple(sorted({names + loops for names in with_loop_names(outer)})),
             depth=need.depth,
             feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
             paths=chains,
@@ -456,7 +456,7 @@ def _path(parents: tuple[ast.AST, ...], ids: Mapping[int, LoopId]) -> tuple[str,
 
 def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tuple[str, ...]:
     outside = [node for node in parents if not isinstance(node, LOOPS)]
-    return enclosing((*outside, *chain))[1]
+    return function_and_loops_around((*outside, *chain))[1]
 
 
 def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
