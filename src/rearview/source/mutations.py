@@ -74,14 +74,14 @@ _GROUPS: tuple[tuple[str, str, str], ...] = (
     ),
 )
 
-METHODS: dict[str, tuple[str, str]] = {
+CHANGING_METHODS: dict[str, tuple[str, str]] = {
     name: (why, remedy) for names, why, remedy in _GROUPS for name in names.split()
 }
 """Method -> (why a probe may not call the method on a live object, what the user can do)."""
 
 IN_PLACE = ("its name ends in `_`: it changes a live tensor in place", COPY)
 
-ALONE: dict[str, tuple[str, str]] = dict.fromkeys(
+UNUSED_RESULT_METHODS: dict[str, tuple[str, str]] = dict.fromkeys(
     "add to cpu cuda half double float bfloat16 type compile fill put resize".split(),
     ("called for its effect, it changes the live object", COPY),
 )
@@ -89,38 +89,38 @@ ALONE: dict[str, tuple[str, str]] = dict.fromkeys(
 without using the result, or on an object that is known to be a module.
 """
 
-CONTAINER = frozenset(_GROUPS[0][0].split())
+CONTAINER_METHODS = frozenset(_GROUPS[0][0].split())
 """Methods that change a container."""
 
-FIRST_ARGUMENT: dict[str, tuple[str, str]] = dict.fromkeys(
+FIRST_ARGUMENT_FUNCTIONS: dict[str, tuple[str, str]] = dict.fromkeys(
     "shuffle heappush heappop heapify heapreplace heappushpop insort insort_left "
     "insort_right copyto fill_diagonal place put putmask setattr delattr".split(),
     ("it changes its first argument", COPY),
 )
 """Functions that change their first argument."""
 
-ENDS = frozenset({"exit", "quit", "_exit", "abort", "kill", "input"})
+ENDING_CALLS = frozenset({"exit", "quit", "_exit", "abort", "kill", "input"})
 """Functions that end the program or wait for the user."""
 
-SETTINGS = frozenset(
+SETTING_CALLS = frozenset(
     "set_grad_enabled set_default_dtype set_default_device set_default_tensor_type "
     "set_num_threads set_num_interop_threads use_deterministic_algorithms "
     "set_float32_matmul_precision set_flush_denormal seterr chdir".split()
 )
 """Functions that change a setting of the whole process."""
 
-TRAINS = frozenset("step backward zero_grad load_state_dict partial_fit".split())
+TRAINING_METHODS = frozenset("step backward zero_grad load_state_dict partial_fit".split())
 """Methods that change parameters, gradients or the state of an optimizer."""
-SWITCHES = frozenset({"train", "eval"})
+MODE_METHODS = frozenset({"train", "eval"})
 """Methods that switch a model between training and evaluation."""
 MODULE_SIGNS = frozenset(
     "train eval parameters named_parameters state_dict load_state_dict zero_grad modules".split()
 )
 """Methods that only modules and optimizers have, so that a call of the method identifies such an object."""
-GENERATORS = frozenset({"default_rng", "RandomState", "Generator", "Random"})
+GENERATOR_CALLS = frozenset({"default_rng", "RandomState", "Generator", "Random"})
 """Functions and classes that make random generators."""
 
-FRESH = frozenset(
+NEW_VALUE_CALLS = frozenset(
     """
     clone deepcopy item tolist len int float str bool complex bytes repr format type isinstance
     issubclass hasattr callable id hash ord chr range round abs sum any all divmod pow hex
@@ -139,7 +139,7 @@ FRESH = frozenset(
     """.split()
 )
 """Functions and methods that return a new value which shares no memory with their arguments."""
-COPIES = frozenset(
+NEW_CONTAINER_CALLS = frozenset(
     "list dict set tuple frozenset sorted reversed enumerate zip map filter copy keys values "
     "items defaultdict Counter deque OrderedDict ChainMap DataFrame Series".split()
 )
@@ -177,12 +177,12 @@ class Level(IntEnum):
     """May be an object of the run, or share memory with one."""
 
 
-def deeper(level: Level) -> Level:
+def level_of_part(level: Level) -> Level:
     """Return the level of an element or attribute of a value."""
     return Level.LIVE if level is Level.SHALLOW else level
 
 
-def join(*levels: Level) -> Level:
+def combined_level(*levels: Level) -> Level:
     """Return the level of a new value made from values of these levels: FRESH if all are, else SHALLOW."""
     return Level.FRESH if max(levels, default=Level.FRESH) is Level.FRESH else Level.SHALLOW
 
@@ -197,7 +197,7 @@ class ProgramFacts:
     """Expressions whose value is a random generator of the run: `rng`, `self.rng`."""
 
 
-def facts(trees: list[ast.Module]) -> ProgramFacts:
+def program_facts(trees: list[ast.Module]) -> ProgramFacts:
     """Return the modules, optimizers and random generators that recorded texts use."""
     modules: set[str] = set()
     generators: set[str] = set()
@@ -207,7 +207,7 @@ def facts(trees: list[ast.Module]) -> ProgramFacts:
                 if node.func.attr in MODULE_SIGNS:
                     modules.add(ast.unparse(node.func.value))
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                if last_name(node.value.func) in GENERATORS:
+                if last_name(node.value.func) in GENERATOR_CALLS:
                     generators.update(map(ast.unparse, node.targets))
     return ProgramFacts(frozenset(modules), frozenset(generators))
 
@@ -241,9 +241,9 @@ class Levels:
         elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
             self._raise_level(node.target, self.of(node.value, scope), scope)
         elif isinstance(node, ast.AugAssign):
-            self._raise_level(node.target, join(self.of(node.value, scope)), scope)
+            self._raise_level(node.target, combined_level(self.of(node.value, scope)), scope)
         elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-            self._raise_level(node.target, deeper(self.of(node.iter, scope)), scope)
+            self._raise_level(node.target, level_of_part(self.of(node.iter, scope)), scope)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
             self._raise_level(node.optional_vars, self.of(node.context_expr, scope), scope)
         for child in ast.iter_child_nodes(node):
@@ -257,7 +257,7 @@ class Levels:
             self._levels[key] = max(level, self._levels.get(key, Level.FRESH))
         elif isinstance(target, ast.Tuple | ast.List):
             for item in target.elts:
-                self._raise_level(item, deeper(level), scope)
+                self._raise_level(item, level_of_part(level), scope)
         elif isinstance(target, ast.Starred):
             self._raise_level(target.value, level, scope)
         elif isinstance(target, ast.Subscript | ast.Attribute) and level is not Level.FRESH:
@@ -270,19 +270,19 @@ class Levels:
         if isinstance(node, ast.Name):
             return self._name(node.id, scope)
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred | ast.Await):
-            return deeper(self.of(node.value, scope))
+            return level_of_part(self.of(node.value, scope))
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return join(*(self.of(item, scope) for item in node.elts))
+            return combined_level(*(self.of(item, scope) for item in node.elts))
         if isinstance(node, ast.Dict):
-            return join(*(self.of(value, scope) for value in node.values))
+            return combined_level(*(self.of(value, scope) for value in node.values))
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
-            return join(self.of(node.elt, self.scopes.opened.get(id(node), scope)))
+            return combined_level(self.of(node.elt, self.scopes.opened.get(id(node), scope)))
         if isinstance(node, ast.DictComp):
-            return join(self.of(node.value, self.scopes.opened.get(id(node), scope)))
+            return combined_level(self.of(node.value, self.scopes.opened.get(id(node), scope)))
         if isinstance(node, ast.BinOp):
-            return join(self.of(node.left, scope), self.of(node.right, scope))
+            return combined_level(self.of(node.left, scope), self.of(node.right, scope))
         if isinstance(node, ast.UnaryOp):
-            return join(self.of(node.operand, scope))
+            return combined_level(self.of(node.operand, scope))
         if isinstance(node, ast.BoolOp):
             return max(self.of(value, scope) for value in node.values)
         if isinstance(node, ast.IfExp):
@@ -312,7 +312,7 @@ class Levels:
         called = last_name(node.func)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         levels = [self.of(arg, scope) for arg in arguments]
-        if called in FRESH:
+        if called in NEW_VALUE_CALLS:
             return Level.FRESH
         if called in {"globals", "locals", "vars"}:
             return Level.LIVE
@@ -324,6 +324,6 @@ class Levels:
             if is_recorded and not called[:1].isupper() and not levels:
                 return Level.LIVE  # a function of the project may return an object of the run
         levels = [Level.FRESH if level is Level.CODE else level for level in levels]
-        if called in COPIES or called[:1].isupper():
-            return join(*levels)
+        if called in NEW_CONTAINER_CALLS or called[:1].isupper():
+            return combined_level(*levels)
         return Level.FRESH if max(levels, default=Level.FRESH) is Level.FRESH else Level.LIVE

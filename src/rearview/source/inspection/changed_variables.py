@@ -28,7 +28,14 @@ RULES = (
 """What each rule says about a variable or statement, by number. Rules 0 and 5 give no estimate."""
 
 READ_ONLY_CALLS = frozenset(
-    {*mutations.FRESH, *mutations.COPIES, "print", "assert_close", "min", "max"}
+    {
+        *mutations.NEW_VALUE_CALLS,
+        *mutations.NEW_CONTAINER_CALLS,
+        "print",
+        "assert_close",
+        "min",
+        "max",
+    }
 )
 
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from rearview.source.library_loops import LibraryCall, Origins, dotted
 from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, Loop, LoopId, called_name
 
-TRAINS = {
+CALL_WEIGHTS = {
     "backward": 4, "step": 3, "zero_grad": 3, "partial_fit": 3, "train_on_batch": 3, "boost": 2,
     "update": 2, "apply_gradients": 3, "apply_updates": 3, "train_step": 3, "training_step": 3,
     "manual_backward": 4, "value_and_grad": 3, "train": 1, "fit": 1,
 }  # fmt: skip
 """Function or method that training loops call -> how much the call suggests that a loop trains."""
-SURE = 3
+SURE_WEIGHT = 3
 """Sum of the weights of its calls from which a loop is taken for a training loop."""
-_IN_SCRIPT = 2.0
+_SCRIPT_FACTOR = 2.0
 """Factor for the score of a loop in the script itself, not in an imported file."""
-_NOT_CALLED = 0.5
+_NOT_CALLED_FACTOR = 0.5
 """Factor for the score of a loop in a function that the script does not seem to call."""
 _SHARED_NAMES = frozenset({
     "update", "step", "train", "eval", "get", "append", "add", "run", "log", "write", "save",
@@ -192,8 +192,10 @@ def _is_module(path: str, module: str) -> bool:
 
 
 def _weight(node: ast.AST) -> int:
-    """Return the sum of the weights in `TRAINS` of the calls below a node, equal names counted once."""
-    return sum(TRAINS.get(name, 0) for name in {called_name(call) for call in _calls_below(node)})
+    """Return the sum of the weights in `CALL_WEIGHTS` of the calls below a node, equal names counted once."""
+    return sum(
+        CALL_WEIGHTS.get(name, 0) for name in {called_name(call) for call in _calls_below(node)}
+    )
 
 
 def _calls_below(node: ast.AST, *, loops: bool = True) -> Iterator[ast.Call]:
@@ -238,7 +240,7 @@ def choose_main_loop(
     ]
     scores = {
         candidate.id: calls.training(candidate.id.path, candidate.node)
-        * (1.0 if candidate in runs else _NOT_CALLED)
+        * (1.0 if candidate in runs else _NOT_CALLED_FACTOR)
         for candidate in candidates
         if candidate.watched
     }
@@ -247,7 +249,7 @@ def choose_main_loop(
         (
             scores[candidate.id]
             / candidate.depth
-            * (_IN_SCRIPT if candidate.id.path == script else 1),
+            * (_SCRIPT_FACTOR if candidate.id.path == script else 1),
             candidate,
         )
         for candidate in candidates
@@ -255,7 +257,7 @@ def choose_main_loop(
     ]
     most, best = max(ranked, key=lambda item: item[0], default=(0.0, None))
     watched_call = _call_that_trains(script, library)
-    if best is not None and scores[best.id] >= SURE:
+    if best is not None and scores[best.id] >= SURE_WEIGHT:
         outer = _outermost(best, runs, calls)
         around = next((c for c in library if c.library == "Optuna" and c.watched), None)
         if around is not None and best.id.function != MODULE:

@@ -30,7 +30,7 @@ from rearview.source.loops import (
     with_loop_names,
 )
 from rearview.source.moved_files import FileNames
-from rearview.source.mutations import Levels, ProgramFacts, facts
+from rearview.source.mutations import Levels, ProgramFacts, program_facts
 from rearview.source.probes.align import Added, StatementComparison, compare
 from rearview.source.probes.loop_carried import START, Need, needs
 from rearview.source.probes.naming_edits import NamedValue, Rebindable, rebindable
@@ -149,7 +149,7 @@ def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
             _facts_of_files.clear()
         nodes = list(ast.walk(tree))
         file_facts = _facts_of_files[path, text] = _FileFacts(
-            facts([tree]),
+            program_facts([tree]),
             calls_of_file(tree, path),
             rebindable([tree]),
             frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)),

@@ -165,7 +165,9 @@ class _Collector(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         called = last_name(node.func)
-        changes = called in mutations.METHODS or called in mutations.FIRST_ARGUMENT
+        changes = (
+            called in mutations.CHANGING_METHODS or called in mutations.FIRST_ARGUMENT_FUNCTIONS
+        )
         if changes or (called.endswith("_") and not called.endswith("__")):
             self._mutation(node)
         self.generic_visit(node)
