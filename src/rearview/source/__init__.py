@@ -1,1 +1,1 @@
-"""Program text in, program text out. Pure: no clock, disk or environment."""
+"""Read and rewrite program text: its cells, loops, log calls, names and statements. Pure: no clock, disk or environment."""

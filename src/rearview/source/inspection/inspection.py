@@ -159,7 +159,7 @@ class Inspection:
         return (*main.point, *library) if library else self.step or main.point
 
 
-def _inside(loop: LoopReport, outer: LoopReport) -> bool:
+def _is_inside(loop: LoopReport, outer: LoopReport) -> bool:
     return len(loop.point) > len(outer.point) and loop.point[: len(outer.point)] == outer.point
 
 
@@ -232,7 +232,7 @@ def _relevant(
                 for report, _ in loops
                 if (report.id.path, report.line) == (obstacle.path, obstacle.loop_line)
             )
-            if main is None or not (concerned.main or _inside(main, concerned)):
+            if main is None or not (concerned.main or _is_inside(main, concerned)):
                 continue
         yield obstacle
 
@@ -500,7 +500,7 @@ def _inner_loop(
     inner = [
         (report, loop)
         for report, loop in loops
-        if main is not None and _inside(report, main) and not report.why_unwatched
+        if main is not None and _is_inside(report, main) and not report.why_unwatched
     ]
     return max(
         inner,

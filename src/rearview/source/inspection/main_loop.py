@@ -236,7 +236,7 @@ def choose_main_loop(
     runs = [
         candidate
         for candidate in candidates
-        if candidate.watched and _runs(candidate, script, reached)
+        if candidate.watched and _seems_to_run(candidate, script, reached)
     ]
     scores = {
         candidate.id: calls.training(candidate.id.path, candidate.node)
@@ -272,17 +272,17 @@ def choose_main_loop(
     ]
     longest = max(
         outer_loops,
-        key=lambda candidate: (candidate.id.path == script, _lines(candidate.node)),
+        key=lambda candidate: (candidate.id.path == script, _line_count(candidate.node)),
         default=None,
     )
     return TrainingLoop(longest, sure=False)
 
 
-def _lines(loop: Loop) -> int:
+def _line_count(loop: Loop) -> int:
     return (loop.end_lineno or loop.lineno) - loop.lineno
 
 
-def _runs(candidate: LoopCandidate, script: str, reached: frozenset[Function]) -> bool:
+def _seems_to_run(candidate: LoopCandidate, script: str, reached: frozenset[Function]) -> bool:
     """Return True if the script seems to run a loop; `reached` are the functions that it may call."""
     path, function = candidate.id.path, candidate.id.function
     if function == MODULE:
@@ -318,7 +318,7 @@ def _loop_around(
     if holder is None:
         return None
     function = (call.path, holder)
-    around = [candidate for candidate in candidates if _calls(candidate, function, calls)]
+    around = [candidate for candidate in candidates if _may_call(candidate, function, calls)]
     return _outermost(around[0], candidates, calls) if around else None
 
 
@@ -369,8 +369,8 @@ def _contains(outer: LoopCandidate, inner: LoopCandidate, calls: Calls) -> bool:
         return outer.node.lineno < inner.node.lineno <= (outer.node.end_lineno or 0)
     if inner.id.function == MODULE:
         return False
-    return _calls(outer, _function(inner), calls)
+    return _may_call(outer, _function(inner), calls)
 
 
-def _calls(loop: LoopCandidate, function: Function, calls: Calls) -> bool:
+def _may_call(loop: LoopCandidate, function: Function, calls: Calls) -> bool:
     return _function(loop) != function and function in calls.below(loop.id.path, loop.node)
