@@ -87,65 +87,67 @@ class _UseReader:
         self.sets: set[str] = set()
         self.gets: set[str] = set()
         self.leaves = False
-        self.hidden: list[set[str]] = []
+        self.comprehension_variables: list[set[str]] = []
         """Variables of the comprehensions around the current node."""
 
-    def read(self, name: str) -> None:
-        if name not in self.writes and not any(name in names for names in self.hidden):
+    def add_read(self, name: str) -> None:
+        if name not in self.writes and not any(
+            name in names for names in self.comprehension_variables
+        ):
             self.reads.add(name)
 
     def visit(self, tree: ast.AST) -> None:  # noqa: C901, PLR0912 - one dispatch over kinds of node
         if isinstance(tree, ast.Name):
             if isinstance(tree.ctx, ast.Load):
-                self.read(tree.id)
-            elif not any(tree.id in names for names in self.hidden):
+                self.add_read(tree.id)
+            elif not any(tree.id in names for names in self.comprehension_variables):
                 self.writes.add(tree.id)
             return
         if isinstance(tree, _JUMPS):
             self.leaves = True
         if isinstance(tree, ast.Assign):
-            self.all([tree.value, *tree.targets])
+            self.visit_all([tree.value, *tree.targets])
         elif isinstance(tree, ast.AnnAssign):
-            self.all([each for each in (tree.value, tree.target) if each is not None])
+            self.visit_all([each for each in (tree.value, tree.target) if each is not None])
         elif isinstance(tree, ast.AugAssign):
             root = root_name(tree.target)
             if isinstance(tree.target, ast.Name):
-                self.read(tree.target.id)
+                self.add_read(tree.target.id)
             elif root:
-                self.read(root)
+                self.add_read(root)
                 self.changes.add(root)
                 self.gets.add(dotted(tree.target))
-            self.all([tree.value, tree.target])
+            self.visit_all([tree.value, tree.target])
         elif isinstance(tree, (ast.For, ast.AsyncFor)):
-            self.all([tree.iter, tree.target, *tree.body, *tree.orelse])
+            self.visit_all([tree.iter, tree.target, *tree.body, *tree.orelse])
         elif isinstance(tree, _COMPREHENSIONS):
-            self.comprehension(tree)
+            self.visit_comprehension(tree)
         elif isinstance(tree, _FUNCTIONS):
-            self.function(tree)
+            self.visit_function(tree)
         elif isinstance(tree, ast.ClassDef):
-            self.children(tree)
+            self.visit_children(tree)
             self.writes.add(tree.name)
         elif isinstance(tree, (ast.Import, ast.ImportFrom)):
             self.writes.update((name.asname or name.name).split(".")[0] for name in tree.names)
         elif isinstance(tree, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
             if tree.name:
                 self.writes.add(tree.name)
-            self.children(tree)
+            self.visit_children(tree)
         elif isinstance(tree, (ast.Attribute, ast.Subscript)):
-            self.part(tree)
+            self.visit_attribute_or_item(tree)
         elif isinstance(tree, ast.Call):
-            self.call(tree)
+            self.visit_call(tree)
         else:
-            self.children(tree)
+            self.visit_children(tree)
 
-    def all(self, trees: Iterable[ast.AST]) -> None:
+    def visit_all(self, trees: Iterable[ast.AST]) -> None:
         for each in trees:
             self.visit(each)
 
-    def children(self, tree: ast.AST) -> None:
-        self.all(ast.iter_child_nodes(tree))
+    def visit_children(self, tree: ast.AST) -> None:
+        self.visit_all(ast.iter_child_nodes(tree))
 
-    def part(self, tree: ast.Attribute | ast.Subscript) -> None:
+    def visit_attribute_or_item(self, tree: ast.Attribute | ast.Subscript) -> None:
         root = root_name(tree)
         if root and not isinstance(tree.ctx, ast.Load):
             self.changes.add(root)
@@ -156,9 +158,9 @@ class _UseReader:
             self.attributes.add(tree.attr)
         if isinstance(tree, ast.Attribute) and isinstance(tree.value, ast.Name):
             self.members.add((tree.value.id, tree.attr))
-        self.children(tree)
+        self.visit_children(tree)
 
-    def call(self, tree: ast.Call) -> None:
+    def visit_call(self, tree: ast.Call) -> None:
         called = tree.func
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
         if not _READ_ONLY_CALLS.match(name):
@@ -167,22 +169,22 @@ class _UseReader:
             for each in (*tree.args, *(keyword.value for keyword in tree.keywords)):
                 if root := root_name(each):
                     self.changes.add(root)
-        self.children(tree)
+        self.visit_children(tree)
 
-    def comprehension(self, tree: ast.AST) -> None:
+    def visit_comprehension(self, tree: ast.AST) -> None:
         bound: set[str] = set()
         generators: list[ast.comprehension] = tree.generators  # type: ignore[attr-defined]
         for each in generators:
             bound |= {n.id for n in ast.walk(each.target) if isinstance(n, ast.Name)}
         self.visit(generators[0].iter)
-        self.hidden.append(bound)
-        self.children(tree)
-        self.hidden.pop()
+        self.comprehension_variables.append(bound)
+        self.visit_children(tree)
+        self.comprehension_variables.pop()
 
-    def function(self, tree: ast.AST) -> None:
+    def visit_function(self, tree: ast.AST) -> None:
         args: ast.arguments = tree.args  # type: ignore[attr-defined]
-        self.all([*args.defaults, *(each for each in args.kw_defaults if each is not None)])
-        self.all(getattr(tree, "decorator_list", ()))
+        self.visit_all([*args.defaults, *(each for each in args.kw_defaults if each is not None)])
+        self.visit_all(getattr(tree, "decorator_list", ()))
         name = getattr(tree, "name", None)
         body = tree.body if isinstance(tree.body, list) else [tree.body]  # type: ignore[attr-defined]
         inner = _UseReader()
@@ -190,11 +192,11 @@ class _UseReader:
         if name:
             inner.writes.add(name)
         stored = _UseReader()
-        stored.all(body)
+        stored.visit_all(body)
         inner.writes |= stored.writes
-        inner.all(body)
+        inner.visit_all(body)
         for each in inner.reads:
-            self.read(each)
+            self.add_read(each)
         self.members |= inner.members
         self.attributes |= inner.attributes
         self.gets |= inner.gets

@@ -131,7 +131,7 @@ class _Rewriter(ast.NodeTransformer):
     def function(self) -> str:
         return ".".join(self.scope) or MODULE
 
-    def _scoped(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> ast.AST:
+    def _visit_scope(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> ast.AST:
         self.scope.append(node.name)
         yields = _yields(node) and not self.only
         self.loose.append(isinstance(node, ast.AsyncFunctionDef) or yields)
@@ -149,18 +149,18 @@ class _Rewriter(ast.NodeTransformer):
         self.scope.pop()
         return node
 
-    visit_FunctionDef = _scoped
-    visit_AsyncFunctionDef = _scoped
-    visit_ClassDef = _scoped
+    visit_FunctionDef = _visit_scope
+    visit_AsyncFunctionDef = _visit_scope
+    visit_ClassDef = _visit_scope
 
-    def _id(self, node: Loop) -> str:
+    def _id_of(self, node: Loop) -> str:
         recorded_id = self.ids.get(node.lineno)
         if recorded_id is None:  # a probe adds the loop
             return f"{self.path}:{self.function}:+{node.lineno}:{loop_name(node, self.function)}"
         return recorded_id
 
-    def _site(self, node: Loop) -> LoopSite:
-        loop_id = self._id(node)
+    def _add_site(self, node: Loop) -> LoopSite:
+        loop_id = self._id_of(node)
         site = LoopSite(
             id=loop_id,
             name=loop_id.rpartition(":")[2],
@@ -173,12 +173,12 @@ class _Rewriter(ast.NodeTransformer):
             assigned=() if self.only else assigned_names(node),
             inside=()
             if self.only
-            else tuple((self._id(loop), assigned_names(loop)) for loop in loops_inside(node)),
+            else tuple((self._id_of(loop), assigned_names(loop)) for loop in loops_inside(node)),
         )
         self.sites.append(site)
         return site
 
-    def _body(self, node: Loop) -> None:
+    def _rewrite_body(self, node: Loop) -> None:
         self.depth[-1] += 1
         self.generic_visit(node)
         self.depth[-1] -= 1
@@ -192,9 +192,9 @@ class _Rewriter(ast.NodeTransformer):
         if self._is_unwatched(node):
             self.generic_visit(node)
             return node
-        site = self._site(node)
+        site = self._add_site(node)
         suspends = self._suspends(node)
-        self._body(node)
+        self._rewrite_body(node)
         where = node.iter
         if suspends:
             items: ast.expr = _walked(site.id, _iterator(node.iter, node), where)
@@ -228,8 +228,8 @@ class _Rewriter(ast.NodeTransformer):
         if self._is_unwatched(node):
             self.generic_visit(node)
             return node
-        self._site(node)
-        self._body(node)
+        self._add_site(node)
+        self._rewrite_body(node)
         return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
@@ -237,9 +237,9 @@ class _Rewriter(ast.NodeTransformer):
             # an `else` may contain a `break` of an outer loop: a loop with `else` is not rewritten
             self.generic_visit(node)
             return node
-        site = self._site(node)
+        site = self._add_site(node)
         suspends = self._suspends(node)
-        self._body(node)
+        self._rewrite_body(node)
         where = node.test
         head: list[ast.stmt] = []
         if not (isinstance(node.test, ast.Constant) and node.test.value):

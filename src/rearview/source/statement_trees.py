@@ -125,18 +125,20 @@ def grow(parsed: Parsed, *, without: tuple[int, int] | None = None) -> Statement
     builder = _Builder(parsed, without)
     body = parsed.tree.body
     root = StatementNode("Module", (), 1, max(1, len(parsed.lines)), parsed.tree, role="body")
-    builder.fill(root, body)
+    builder.add_statements(root, body)
     return StatementTree(parsed, root, tuple(builder.nodes))
 
 
 class _Builder:
+    """Collects the nodes of a statement tree, in the order of the text."""
+
     def __init__(self, parsed: Parsed, without: tuple[int, int] | None) -> None:
         self.lines = parsed.code_lines
         self.ascii = parsed.text.isascii()
         self.without = without
         self.nodes: list[StatementNode] = []
 
-    def enter(self, node: StatementNode, parent: StatementNode | None) -> StatementNode:
+    def add_node(self, node: StatementNode, parent: StatementNode | None) -> StatementNode:
         node.order = len(self.nodes)
         self.nodes.append(node)
         if parent is not None:
@@ -146,22 +148,22 @@ class _Builder:
             parent.children.append(node)
         return node
 
-    def fill(self, root: StatementNode, body: list[ast.stmt]) -> None:
-        self.enter(root, None)
+    def add_statements(self, root: StatementNode, body: list[ast.stmt]) -> None:
+        self.add_node(root, None)
         # a stack instead of recursion: elif chains can be a thousand deep
         remaining = [(root, body, at) for at in reversed(range(len(body)))]
         while remaining:
             block, siblings, at = remaining.pop()
             stmt = siblings[at]
             if at == 0 and block.order < 0:
-                self.enter(block, block.parent)
+                self.add_node(block, block.parent)
             start, end = first_line(stmt), last_line(stmt)
             if self.without and self.without[0] <= start and end <= self.without[1]:
                 continue
             kind = type(stmt).__name__
             node = StatementNode(_SAME_KIND.get(kind, kind), self.words(stmt), start, end, stmt)
-            node.leads = self.leads(stmt)
-            self.enter(node, block)
+            node.leads = self.is_first_on_line(stmt)
+            self.add_node(node, block)
             for role, tree, inner in reversed(blocks_of(stmt)):
                 words = self.block_words(tree) if tree is not stmt else ()
                 first, last = first_line(inner[0]), last_line(inner[-1])
@@ -172,7 +174,7 @@ class _Builder:
                     (child, inner, position) for position in reversed(range(len(inner)))
                 )
 
-    def leads(self, stmt: ast.stmt) -> bool:
+    def is_first_on_line(self, stmt: ast.stmt) -> bool:
         start = first_line(stmt)
         if start != stmt.lineno:
             return True  # the statement begins with a decorator

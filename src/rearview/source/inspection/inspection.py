@@ -258,7 +258,7 @@ def _answer(
     ]
     main, call = inspection.main, inspection.training_call
     if main is None and call is None:
-        return Answer.WHOLE, (*reasons, *_why_whole(inspection))
+        return Answer.WHOLE, (*reasons, *_why_nothing_is_watched(inspection))
     if call is not None:
         reasons += call.limits
     trained_in_child = False
@@ -281,18 +281,18 @@ def _answer(
                 else "If it is used, the training loop runs"
             )
             reasons.append(
-                f"{_first_upper(obstacle.what)} ({obstacle.path}:{obstacle.line}). {when} in child "
+                f"{_capitalized(obstacle.what)} ({obstacle.path}:{obstacle.line}). {when} in child "
                 "processes, whose loops are not recorded."
             )
         else:
-            what = _first_upper(obstacle.what)
+            what = _capitalized(obstacle.what)
             reasons.append(f"{what} ({obstacle.path}:{obstacle.line}): {obstacle.effect}.")
     if trained_in_child:
         return Answer.WHOLE, tuple(reasons)
     return (Answer.LIMITED if reasons else Answer.YES), tuple(reasons)
 
 
-def _first_upper(text: str) -> str:
+def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
@@ -309,7 +309,7 @@ def _readable(text: str) -> ast.Module | Unread:
     return parsed.tree
 
 
-def _why_whole(inspection: Inspection) -> Iterator[str]:
+def _why_nothing_is_watched(inspection: Inspection) -> Iterator[str]:
     if not inspection.loops and not inspection.library:
         yield "It has no loop."
     for loop in inspection.loops:
