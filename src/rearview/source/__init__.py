@@ -1,1 +1,1 @@
-"""Read and rewrite program text: its cells, loops, log calls, names and statements. Pure: no clock, disk or environment."""
+"""Read and rewrite program text: cells, loops, log calls, names. Pure: no clock, disk or environment."""

@@ -36,7 +36,7 @@ class Uses:
     """How a piece of code uses names."""
 
     reads: frozenset[str]
-    """Names whose value comes from outside: the code reads each before binding it."""
+    """Names that the code reads before it binds them: their values come from earlier code."""
     writes: frozenset[str]
     """Names that the code binds."""
     changes: frozenset[str]

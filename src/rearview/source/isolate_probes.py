@@ -1,4 +1,4 @@
-"""Isolate probes, so that they change neither the random state nor the trackers of the recorded program.
+"""Keep probes from changing the random state and the trackers of the recorded program.
 
 Each probe is put into a `with` statement that restores the random state if the probe may draw random
 numbers. A call to a tracker (TensorBoard, W&B, MLflow, Lightning's `self.log` …) is replaced by a call to
@@ -71,10 +71,10 @@ that does not save the random state, at a hundredth of the cost.
 TRACK = "track"
 """Attribute of `PROBE_HOOK`: the function that is called instead of methods of trackers."""
 PACKAGE = "rearview"
-"""Name of the package whose log calls stay as they are."""
+"""Package whose log calls are not replaced."""
 
 Places = Mapping[tuple[int, int], tuple[str, ...]]
-"""(line, column) of a statement -> the random generators that it draws from, as expressions."""
+"""(line, column) of a statement -> expressions for the random generators that the statement draws from."""
 
 
 def isolate_probes(tree: ast.Module, places: Places) -> ast.Module:

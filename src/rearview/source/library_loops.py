@@ -111,8 +111,8 @@ class Library:
     functions: tuple[str, ...] = ()
     """Functions and classes that start the loop when they are called."""
     receivers: tuple[str, ...] = ()
-    """Usual last words of variables for objects with these methods. They identify an object whose making the text
-    does not show."""
+    """Usual last words of variables for objects with these methods, used if the text does not show how an object was
+    made."""
     hooks: tuple[str, ...] = ()
     """Functions of the program that the loop calls: places for a log statement."""
     limits: tuple[str, ...] = ()

@@ -153,9 +153,9 @@ def recorded_loop_ids(
 
 
 def function_and_loops_around(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return (qualified name of the function, names of its loops, outermost first) around a node.
+    """Return (function around a node, names of the loops around the node in this function, outermost first).
 
-    `parents` are the syntax nodes around the node, from the module inwards.
+    `parents` are the syntax nodes around the node, from the module inwards. The function is a qualified name.
     """
     function, prefix = MODULE, ""
     names: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ def with_loop_names(loop_paths: Iterable[tuple[str, ...]]) -> tuple[tuple[str, .
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileCalls:
-    """The functions and calls of one file, and the names that it reads as values: any code may call such a value."""
+    """The functions and calls of one file, and the names that are read as values, which any code may call."""
 
     path: str
     functions: frozenset[str]
@@ -399,7 +399,7 @@ def _yields(function: ast.FunctionDef) -> bool:
 
 
 def functions_that_loop(files: Iterable[FileCalls]) -> frozenset[str]:
-    r"""Return the names of the functions and classes that run a loop when they are called, directly or by a call.
+    r"""Return the names of functions and classes whose call runs a loop, in their own code or in code that it calls.
 
     >>> text = "def a(): b()\ndef b():\n  for i in x: c()\ndef c(): pass"
     >>> sorted(functions_that_loop([calls_of_file(ast.parse(text), "t.py")]))
@@ -436,7 +436,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def name_in_calls(function: str) -> str:
-    """Return the name by which calls name a function: the last word of its name, or for `__init__` of its class."""
+    """Return the name that a call uses: the last word of a function's name, or of its class's for `__init__`."""
     parts = function.split(".")
     return parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
 

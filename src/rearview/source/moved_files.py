@@ -62,7 +62,7 @@ _Modules = Mapping[tuple[str, ...], tuple[str, ...]]
 _Packages = tuple[tuple[str, ...], tuple[str, ...]]
 """Folders of the file with the import: in the newer version, and in the older version."""
 _ImportChanges = tuple[list[_Edit], dict[str, str]]
-"""Edits of an import, and {name that the import binds: name that it binds after the edits}."""
+"""Edits of an import, and {name that the import binds: name that the import binds after the edits}."""
 
 
 def _edit_import(node: ast.Import, modules: _Modules, packages: _Packages) -> _ImportChanges | None:
@@ -113,7 +113,7 @@ def _edit_from_import(
 
 
 def _old_name(name: str, level: int, modules: _Modules, packages: _Packages) -> str | None:
-    """Return the name that imports the module `name` in the older version, or None if it is `name` too.
+    """Return the name that imports the module `name` in the older version, or None if the name is unchanged.
 
     `level` is the number of dots before the name in a relative import.
     """

@@ -189,16 +189,16 @@ def combined_level(*levels: Level) -> Level:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFacts:
-    """The modules, optimizers and random generators of a program, as written in all its files."""
+    """The expressions in a program whose values are modules, optimizers or random generators."""
 
     modules: frozenset[str] = frozenset()
-    """Expressions that recorded code treats as modules or optimizers: `model`, `self.net`."""
+    """Expressions that recorded code uses like modules or optimizers: `model`, `self.net`."""
     generators: frozenset[str] = frozenset()
     """Expressions whose value is a random generator of the run: `rng`, `self.rng`."""
 
 
 def program_facts(trees: list[ast.Module]) -> ProgramFacts:
-    """Return the modules, optimizers and random generators that recorded texts use."""
+    """Return the expressions in recorded texts whose values are modules, optimizers or random generators."""
     modules: set[str] = set()
     generators: set[str] = set()
     for tree in trees:

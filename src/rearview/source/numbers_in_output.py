@@ -118,7 +118,7 @@ def numbers_in(line: str) -> dict[str, Number]:
 
 @dataclass(slots=True)
 class PrintedNumbers:
-    """The reader of one output stream. It remembers the head of a printed table, which names the numbers of the rows."""
+    """The reader of one output stream. The head of a printed table names the numbers in the rows below."""
 
     _columns: list[str] = field(default_factory=list)
     """Names in the head of the current table; empty outside tables."""

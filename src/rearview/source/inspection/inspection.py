@@ -223,7 +223,7 @@ def inspect(
 def _relevant(
     inspection: Inspection, loops: Sequence[tuple[LoopReport, Loop]]
 ) -> Iterator[Obstacle]:
-    """Yield the obstacles, without those that concern only a loop that is neither the main loop nor around it."""
+    """Yield the obstacles that concern all loops, the main loop, or a loop around the main loop."""
     main = inspection.main
     for obstacle in inspection.obstacles:
         if obstacle.loop_line and (main is not None or inspection.training_call is not None):
@@ -441,7 +441,7 @@ def _logs(path: str, tree: ast.Module) -> Iterator[LogReport]:
 
 
 def _logger(call: ast.Call, aliases: Aliases) -> str:
-    """Return the function or logger that a log call uses, as the user writes it: `print`, `wandb`, `writer.add_scalar`."""
+    """Return the logger that a log call uses, as the user writes it: `print`, `wandb`, `writer.add_scalar`."""
     func = call.func
     if isinstance(func, ast.Name):
         return func.id if func.id in {"print", "pprint"} else "rearview"

@@ -335,7 +335,7 @@ def _function_around(tree: ast.Module, line: int) -> str | None:
 def _outermost(
     candidate: LoopCandidate, candidates: Sequence[LoopCandidate], calls: Calls
 ) -> LoopCandidate:
-    """Return the outermost of `candidates` around a loop, in its own function or through calls; else the loop itself."""
+    """Return the outermost loop of `candidates` around a loop, through calls too; else the loop itself."""
     current, visited = candidate, {candidate.id}
     while True:
         around = [
