@@ -212,7 +212,7 @@ def inspect(
         notebooks=notebooks or {},
     )
     inner = _inner_loop(inspection, loops, calls)
-    if inner is not None and calls.training(inner[0].id.path, inner[1]):
+    if inner is not None and calls.training_weight(inner[0].id.path, inner[1]):
         inspection = replace(inspection, step=inner[0].point)
     inspection = replace(inspection, obstacles=tuple(_relevant(inspection, loops)))
     answer, reasons = _answer(inspection, calls, trees)
@@ -267,7 +267,7 @@ def _answer(
             main_function = (main.id.path, main.id.function.rpartition(".")[2])
             started = calls.functions_named(obstacle.path, obstacle.starts)
             child_trains = main_function in started or any(
-                main_function in calls.below(function[0], body)
+                main_function in calls.functions_reached_from(function[0], body)
                 for function in started
                 for body in calls.bodies[function]
             )
@@ -504,7 +504,10 @@ def _inner_loop(
     ]
     return max(
         inner,
-        key=lambda item: (calls.training(item[0].id.path, item[1]), len(list(ast.walk(item[1])))),
+        key=lambda item: (
+            calls.training_weight(item[0].id.path, item[1]),
+            len(list(ast.walk(item[1]))),
+        ),
         default=None,
     )
 

@@ -59,10 +59,10 @@ class Calls:
         """Name -> functions with this name, methods left out."""
         self._methods: dict[str, set[Function]] = {}
         """Name -> methods with this name."""
-        self._direct: dict[tuple[Function, bool], frozenset[Function]] = {}
-        """(function, `sure`) -> result of `of_function`."""
-        self._below: dict[tuple[int, bool], frozenset[Function]] = {}
-        """(id of a node, `sure`) -> result of `below`; the caller must keep the trees, so that ids stay unique."""
+        self._called_by: dict[tuple[Function, bool], frozenset[Function]] = {}
+        """(function, `sure`) -> result of `functions_called_by`."""
+        self._reached: dict[tuple[int, bool], frozenset[Function]] = {}
+        """(id of a node, `sure`) -> result of `functions_reached_from`. Ids stay unique while the trees exist."""
         self._weights: dict[Function, int] = {}
         self.called_alone: frozenset[Function] = frozenset()
         """Functions that the script may call without any loop of the program around the call."""
@@ -93,7 +93,7 @@ class Calls:
         module, _, original = imported.rpartition(".")
         return {key for key in self._functions.get(original, ()) if _is_module(key[0], module)}
 
-    def _called(self, path: str, call: ast.Call, *, sure: bool) -> set[Function]:
+    def _functions_of_call(self, path: str, call: ast.Call, *, sure: bool) -> set[Function]:
         """Return the functions that a call may call."""
         func = call.func
         if isinstance(func, ast.Name):
@@ -115,7 +115,7 @@ class Calls:
             return methods
         return methods if not sure or func.attr not in _SHARED_NAMES else set()
 
-    def direct(
+    def functions_called_in(
         self, path: str, node: ast.AST, *, sure: bool, loops: bool = True
     ) -> frozenset[Function]:
         """Return the functions that code below a node calls, or passes to a call.
@@ -125,53 +125,57 @@ class Calls:
         """
         functions: set[Function] = set()
         for call in _calls_below(node, loops=loops):
-            functions |= self._called(path, call, sure=sure)
+            functions |= self._functions_of_call(path, call, sure=sure)
             if called_name(call) not in _RUN_IN_OTHER_PROCESS:
                 for value in (*call.args, *(keyword.value for keyword in call.keywords)):
                     if isinstance(value, ast.Name):
                         functions |= self.functions_named(path, value.id)
         return frozenset(functions)
 
-    def below(self, path: str, node: ast.AST, *, sure: bool = True) -> frozenset[Function]:
+    def functions_reached_from(
+        self, path: str, node: ast.AST, *, sure: bool = True
+    ) -> frozenset[Function]:
         """Return the functions that code below a node may call, directly or through other functions."""
         key = (id(node), sure)
-        if key in self._below:
-            return self._below[key]
+        if key in self._reached:
+            return self._reached[key]
         reached: set[Function] = set()
-        remaining = set(self.direct(path, node, sure=sure))
+        remaining = set(self.functions_called_in(path, node, sure=sure))
         while remaining:
             function = remaining.pop()
             if function not in reached:
                 reached.add(function)
-                remaining |= self.of_function(function, sure=sure) - reached
-        self._below[key] = frozenset(reached)
-        return self._below[key]
+                remaining |= self.functions_called_by(function, sure=sure) - reached
+        self._reached[key] = frozenset(reached)
+        return self._reached[key]
 
-    def of_function(self, function: Function, *, sure: bool) -> frozenset[Function]:
+    def functions_called_by(self, function: Function, *, sure: bool) -> frozenset[Function]:
         """Return the functions that a function may call directly."""
         key = (function, sure)
-        if key not in self._direct:
+        if key not in self._called_by:
             bodies = self.bodies[function]
-            parts = (self.direct(function[0], body, sure=sure) for body in bodies)
-            self._direct[key] = frozenset[Function]().union(*parts)
-        return self._direct[key]
+            parts = (self.functions_called_in(function[0], body, sure=sure) for body in bodies)
+            self._called_by[key] = frozenset[Function]().union(*parts)
+        return self._called_by[key]
 
     def start_from(self, script: str, tree: ast.Module) -> frozenset[Function]:
         """Return the functions that the script may call, and set `called_alone`."""
         alone: set[Function] = set()
-        remaining = set(self.direct(script, tree, sure=True, loops=False))
+        remaining = set(self.functions_called_in(script, tree, sure=True, loops=False))
         while remaining:
             function = remaining.pop()
             if function not in alone:
                 alone.add(function)
                 for body in self.bodies[function]:
-                    remaining |= self.direct(function[0], body, sure=True, loops=False) - alone
+                    remaining |= (
+                        self.functions_called_in(function[0], body, sure=True, loops=False) - alone
+                    )
         self.called_alone = frozenset(alone)
-        return self.below(script, tree, sure=False)
+        return self.functions_reached_from(script, tree, sure=False)
 
-    def training(self, path: str, node: ast.AST) -> int:
-        """Return how much a node looks like training: its own weight, or that of a function it may call, if higher."""
-        below = self.below(path, node, sure=False)
+    def training_weight(self, path: str, node: ast.AST) -> int:
+        """Return the highest weight of a node and of the functions that code below the node may call."""
+        below = self.functions_reached_from(path, node, sure=False)
         return max([_weight(node), *(self._weight_of(function) for function in below)])
 
     def _weight_of(self, function: Function) -> int:
@@ -239,7 +243,7 @@ def choose_main_loop(
         if candidate.watched and _seems_to_run(candidate, script, reached)
     ]
     scores = {
-        candidate.id: calls.training(candidate.id.path, candidate.node)
+        candidate.id: calls.training_weight(candidate.id.path, candidate.node)
         * (1.0 if candidate in runs else _NOT_CALLED_FACTOR)
         for candidate in candidates
         if candidate.watched
@@ -373,4 +377,6 @@ def _contains(outer: LoopCandidate, inner: LoopCandidate, calls: Calls) -> bool:
 
 
 def _may_call(loop: LoopCandidate, function: Function, calls: Calls) -> bool:
-    return _function(loop) != function and function in calls.below(loop.id.path, loop.node)
+    return _function(loop) != function and function in calls.functions_reached_from(
+        loop.id.path, loop.node
+    )
