@@ -42,9 +42,9 @@ class Uses:
     changes: frozenset[str]
     """Names of objects that the code may change in place."""
     members: frozenset[tuple[str, str]]
-    """(name, attribute) of each attribute that is read directly from a name."""
+    """(name, attribute) for each `name.attribute`, read or assigned."""
     attributes: frozenset[str]
-    """Every attribute that is read: `b` and `c` of `a.b.c`."""
+    """Every attribute, read or assigned: `b` and `c` of `a.b.c`."""
     leaves: bool
     """The code contains a `return`, `break`, `continue` or `raise`, outside functions that it defines."""
     sets: frozenset[str] = frozenset()

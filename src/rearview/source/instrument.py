@@ -46,8 +46,8 @@ COMPILERS = {
 """Decorators that compile a function from its text or bytecode. A function with one of these is not rewritten."""
 
 WALK = "__rearview_walk__"
-"""Name of the function that keeps a loop's iterator in a local variable of a generator, so that a checkpoint
-can capture it."""
+"""Name of the function that wraps the iterator of a loop in a generator function. A local variable of the generator
+keeps the wrapped iterator, so that a checkpoint can capture the iterator."""
 
 LOG_CALLS = {
     *("log", "print", "info", "debug", "warning", "log_metric", "log_metrics", "log_dict"),
@@ -69,7 +69,7 @@ class LoopSite:
     loose: bool
     """The loop is in a generator or coroutine, so it may be suspended while other code runs."""
     breaks: frozenset[tuple[int, int]]
-    """(line, column) of every `break` after which the program continues with the statement after the loop."""
+    """(line, column) of every `break` that leaves the loop to where its normal end does: none if it has an `else`."""
     inner: bool
     """Another loop of the same function encloses the loop."""
     assigned: tuple[str, ...] = ()
@@ -211,7 +211,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def _suspends(self, node: Loop) -> bool:
-        """Return True if a generator may be suspended in the body of its loop."""
+        """Return True if the loop is in a generator function and the body of the loop yields."""
         return self.generator[-1] and any(
             isinstance(part, ast.Yield | ast.YieldFrom) for part in _nodes_in(node.body)
         )

@@ -91,7 +91,7 @@ def split(text: str) -> list[str]:
 
 
 def newline(lines: list[str] | tuple[str, ...], near: int) -> str:
-    r"""Return the line end of the line nearest to the 0-based line number `near`, or "\n" if no line has one."""
+    r"""Return the line end of the line nearest to index `near`, or "\n" if no line within fifty has a line end."""
     order = sorted(
         range(max(0, near - 50), min(len(lines), near + 50)), key=lambda i: abs(i - near)
     )
