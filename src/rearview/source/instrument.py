@@ -69,7 +69,7 @@ class LoopSite:
     loose: bool
     """The loop is in a generator or coroutine, so it may be suspended while other code runs."""
     breaks: frozenset[tuple[int, int]]
-    """(line, column) of every `break` that leaves the loop to where its normal end does: none if it has an `else`."""
+    """(line, column) of every `break` of the loop; empty if the loop has an `else`, which a `break` skips."""
     inner: bool
     """Another loop of the same function encloses the loop."""
     assigned: tuple[str, ...] = ()
