@@ -30,7 +30,7 @@ from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.program_frames import unobserved
 from rearview.runtime.recorder import Recorder
-from rearview.source.probes.resume_edits import ResumeEdit
+from rearview.source.probes.edit_before_resume import EditBeforeResume
 
 _OPEN = Path("/proc/self/fd")
 
@@ -103,7 +103,7 @@ class Restart:
 class SourceChange:
     """Refuses an edited source if a changed line runs before the program reaches the checkpoint."""
 
-    mend: ResumeEdit
+    mend: EditBeforeResume
     root: str
     point: str
     """Point of the checkpoint."""

@@ -21,7 +21,7 @@ _FRESH = 1000
 
 
 @dataclass
-class ResumeEdit:
+class EditBeforeResume:
     """What an edit changes, by file and line of the edited text."""
 
     lines: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -56,14 +56,14 @@ class ResumeEdit:
             todo += [function for _, function in functions if function.name in fresh]
 
 
-def resume_edit(
+def edit_before_resume(
     recorded: Mapping[str, bytes], old: Mapping[str, bytes], new: Mapping[str, bytes]
-) -> ResumeEdit:
+) -> EditBeforeResume:
     """Return what an edit of the text `old` into `new` changes.
 
     Loops keep the ids that they have in the `recorded` text, if they are in it.
     """
-    edit = ResumeEdit()
+    edit = EditBeforeResume()
     for path in sorted(path for path in new if path.endswith(".py")):
         after = _parsed(new[path])
         if after is None:
