@@ -21,7 +21,7 @@ from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import FileNames, renames
 from rearview.source.notebooks import as_programs, name_cells
 from rearview.source.probes.find import check, find
-from rearview.source.probes.probe import Naming, Probe, ProbeKind, Probes, fits, needed
+from rearview.source.probes.probe import Probe, ProbeKind, Probes, VariableExtraction, fits, needed
 from rearview.source.propagate.carry_statement import SURE
 from rearview.source.propagate.splice import SeparatedLines, separate_lines
 from rearview.source.propagate.versions import (
@@ -357,11 +357,11 @@ class Probing:
     def outcomes(self) -> tuple[VersionOutcome, ...]:
         """Where the added statements belong in each version of the chain."""
         versions = [self.renaming.under_newest_names(version) for version in self.chain]
-        namings = self._newest.namings if self._newest is not None else ()
+        extractions = self._newest.extractions if self._newest is not None else ()
         edited = {**self._named, **{path: each.text for path, each in self._separated.items()}}
         through_versions = through(
             *(edited, self._statements, versions, self._by_hand()),
-            list(map(self._moved, namings)),
+            list(map(self._moved, extractions)),
             self.sure,
             {self.chain.index(version): places for version, places in self.disproved.items()},
         )
@@ -402,11 +402,11 @@ class Probing:
             statements.append(Statement(probe.path, (first, first + probe.last - probe.first)))
         return statements
 
-    def _moved(self, naming: Naming) -> Naming:
-        cuts = self._separated[naming.path].cuts if naming.path in self._separated else ()
+    def _moved(self, extraction: VariableExtraction) -> VariableExtraction:
+        cuts = self._separated[extraction.path].cuts if extraction.path in self._separated else ()
         for line, _ in reversed(cuts):
-            naming = naming.pushed(naming.path, line + 1, 1)
-        return naming
+            extraction = extraction.shifted(extraction.path, line + 1, 1)
+        return extraction
 
     def is_carried(self, run: Run, names: Sequence[str], source: Texts) -> bool:
         """Return True if `source` is the version of a run with statements that were carried there.

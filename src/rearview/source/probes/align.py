@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from rearview.source.log_calls import log_call
 from rearview.source.loops import FUNCTIONS
-from rearview.source.probes.naming_edits import (
-    NamedValue,
+from rearview.source.probes.extracted_variables import (
+    ExtractedVariable,
     Rebindable,
     RewrittenStatement,
     rebindable,
@@ -63,7 +63,9 @@ class StatementComparison:
     missing: list[MissingStatement] = field(default_factory=list)
     widened: list[tuple[ast.stmt, tuple[ast.alias, ...]]] = field(default_factory=list)
     """Recorded imports that now import further names."""
-    named_values: list[tuple[NamedValue, tuple[ast.AST, ...]]] = field(default_factory=list)
+    extracted_variables: list[tuple[ExtractedVariable, tuple[ast.AST, ...]]] = field(
+        default_factory=list
+    )
     """Names that recorded statements now give to their values, each with the nodes around it."""
 
     @property
@@ -294,11 +296,11 @@ class _Aligner:
         olds, news = effective(olds), effective(news)
         pairs = self._settled([(a, b) for a, b, _ in self.pair(olds, news)], news)
         above = {
-            id(named_value.stmt) for pair in pairs for named_value in self._named_values(*pair)
+            id(variable.stmt) for pair in pairs for variable in self._extracted_variables(*pair)
         }
         for pair in pairs:
-            self.result.named_values.extend(
-                (named_value, parents) for named_value in self._named_values(*pair)
+            self.result.extracted_variables.extend(
+                (variable, parents) for variable in self._extracted_variables(*pair)
             )
         place_old = {id(stmt): i for i, stmt in enumerate(olds)}
         place_new = {id(stmt): i for i, stmt in enumerate(news)}
@@ -322,9 +324,9 @@ class _Aligner:
                 after = outside and b is getattr(new, "orelse", None)
                 self.walk(a, b, parents if after else (*parents, new))
 
-    def _named_values(self, old: ast.stmt, new: ast.stmt) -> tuple[NamedValue, ...]:
+    def _extracted_variables(self, old: ast.stmt, new: ast.stmt) -> tuple[ExtractedVariable, ...]:
         rewrite = self.rewrites.get((id(old), id(new)))
-        return rewrite.named_values if rewrite is not None else ()
+        return rewrite.extracted_variables if rewrite is not None else ()
 
     def _settled(
         self, pairs: list[tuple[ast.stmt, ast.stmt]], news: list[ast.stmt]
@@ -334,7 +336,9 @@ class _Aligner:
         recorded = {place[id(new)]: new for _, new in pairs}
         kept = []
         for old, new in pairs:
-            above = [place[id(g.stmt)] for g in self._named_values(old, new) if g.read is not None]
+            above = [
+                place[id(g.stmt)] for g in self._extracted_variables(old, new) if g.read is not None
+            ]
             between = (
                 [recorded[k] for k in range(min(above), place[id(new)]) if k in recorded]
                 if above

@@ -32,14 +32,21 @@ from rearview.source.loops import (
 from rearview.source.moved_files import FileNames
 from rearview.source.mutations import Levels, ProgramFacts, facts
 from rearview.source.probes.align import Added, StatementComparison, compare
+from rearview.source.probes.extracted_variables import ExtractedVariable, Rebindable, rebindable
 from rearview.source.probes.loop_carried import START, Need, needs
-from rearview.source.probes.naming_edits import NamedValue, Rebindable, rebindable
-from rearview.source.probes.probe import Naming, Position, Probe, ProbeKind, Probes, fits
+from rearview.source.probes.probe import (
+    Position,
+    Probe,
+    ProbeKind,
+    Probes,
+    VariableExtraction,
+    fits,
+)
 from rearview.source.probes.refused_edits import (
     class_refusal,
+    extracted_variable_refusal,
     missing_file_refusal,
     missing_statement_refusal,
-    named_value_refusal,
     reflection_refusal,
     shadow_refusals,
 )
@@ -119,7 +126,7 @@ def check(
         collector.variables,
         collector.loops,
         tuple(collector.modules),
-        tuple(collector.namings),
+        tuple(collector.extractions),
         context.known_loops,
     )
     return probes, tuple(all_refusals)
@@ -277,7 +284,7 @@ class _ProbeCollector:
         self.probes: list[Probe] = []
         self.refusals: list[ProbeRefusal] = []
         self.changed: list[ProbeRefusal] = []
-        self.namings: list[Naming] = []
+        self.extractions: list[VariableExtraction] = []
         self.variables: dict[tuple[str, str], frozenset[str]] = {}
         self.loops: dict[str, Mapping[int, LoopId]] = {}
         self.modules: list[str] = []
@@ -289,21 +296,23 @@ class _ProbeCollector:
         self.changed += [missing_statement_refusal(path, missing) for missing in comparison.missing]
         extra = [alias for _, aliases in comparison.widened for alias in aliases]
         added = [item.node for item in comparison.added]
-        if not added and not extra and not comparison.named_values:
+        if not added and not extra and not comparison.extracted_variables:
             return
         # a statement that replaces recorded code is no probe
         fresh = {id(node) for node in (*added, *comparison.changed)}
-        for named_value, _ in comparison.named_values:
-            fresh |= {id(named_value.target), id(named_value.read)}
+        for variable, _ in comparison.extracted_variables:
+            fresh |= {id(variable.target), id(variable.read)}
         scopes = Scopes(comparison.new, fresh, {id(alias) for alias in extra})
         aliases = Aliases(comparison.new)
-        self.namings += namings(path, [named_value for named_value, _ in comparison.named_values])
+        self.extractions += extractions(
+            path, [variable for variable, _ in comparison.extracted_variables]
+        )
         self.changed += [
             refusal
-            for named_value, parents in comparison.named_values
+            for variable, parents in comparison.extracted_variables
             if (
-                refusal := named_value_refusal(
-                    path, named_value, scopes.of[id(named_value.stmt)], comparison, parents
+                refusal := extracted_variable_refusal(
+                    path, variable, scopes.of[id(variable.stmt)], comparison, parents
                 )
             )
         ]
@@ -312,7 +321,7 @@ class _ProbeCollector:
             scopes,
             added,
             aliases,
-            [named_value for named_value, _ in comparison.named_values],
+            [variable for variable, _ in comparison.extracted_variables],
         )
         for stmt, added_names in comparison.widened:
             narrow: ast.stmt = ast.Import(names=list(added_names))
@@ -323,7 +332,7 @@ class _ProbeCollector:
             judge.look(narrow, aliases)
             self._imports.append(narrow)
         self.refusals += judge.refusals
-        needs_of_added = needs(comparison.added, scopes, aliases, comparison.named_values)
+        needs_of_added = needs(comparison.added, scopes, aliases, comparison.extracted_variables)
         for item, need in zip(comparison.added, needs_of_added, strict=True):
             self._imports += ast.walk(item.node)
             context = self.context
@@ -343,16 +352,16 @@ class _ProbeCollector:
         scopes: Scopes,
         added: list[ast.stmt],
         aliases: Aliases,
-        named_values: Sequence[NamedValue] = (),
+        extracted_variables: Sequence[ExtractedVariable] = (),
     ) -> Judge:
         homes = [
             (scope.home(each.target.id) or scope, each.target.id)
-            for each in named_values
+            for each in extracted_variables
             if (scope := scopes.of[id(each.stmt)])
         ]
         levels = Levels(scopes, added, homes)
         judge = Judge(path, scopes, levels, self.context.facts, self.context.functions)
-        for (home, name), each in zip(homes, named_values, strict=True):
+        for (home, name), each in zip(homes, extracted_variables, strict=True):
             if each.read is not None:
                 judge.relied[id(home), name] = each.read.lineno
         for stmt in added:
@@ -422,14 +431,16 @@ class _ProbeCollector:
                 self._imports += ast.walk(tree)
 
 
-def namings(path: str, named_values: Sequence[NamedValue]) -> list[Naming]:
+def extractions(
+    path: str, extracted_variables: Sequence[ExtractedVariable]
+) -> list[VariableExtraction]:
     """Return the recorded statements that now name their values, one entry per statement."""
-    by_statement: dict[int, Naming] = {}
-    for each in named_values:
+    by_statement: dict[int, VariableExtraction] = {}
+    for each in extracted_variables:
         before = by_statement.get(id(each.stmt))
         names = (*(before.names if before is not None else ()), each.target.id)
         into = each.into.lineno if each.into is not None else None
-        by_statement[id(each.stmt)] = Naming(path, each.stmt.lineno, names, into)
+        by_statement[id(each.stmt)] = VariableExtraction(path, each.stmt.lineno, names, into)
     return list(by_statement.values())
 
 

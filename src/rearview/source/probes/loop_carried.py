@@ -16,14 +16,14 @@ from rearview.source.log_calls import Aliases, log_call
 from rearview.source.loops import FUNCTIONS, LOOPS
 from rearview.source.mutations import last_name, root
 from rearview.source.probes.align import Added
-from rearview.source.probes.naming_edits import NamedValue
+from rearview.source.probes.extracted_variables import ExtractedVariable
 from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
 
 START = -1
 """Depth of a probe whose replay must start with the program."""
 
 Chain = tuple[int, ...]
-NamedInContext = tuple[NamedValue, tuple[ast.AST, ...]]
+VariableInContext = tuple[ExtractedVariable, tuple[ast.AST, ...]]
 """A name that a recorded statement gives to its value, with the nodes around the statement."""
 
 
@@ -71,12 +71,12 @@ class _Collector(ast.NodeVisitor):
         self.base = self.scope = self.scopes.of[id(added.node)]
         self.visit(added.node)
 
-    def name(self, number: int, added: Added, chain: Chain, named_value: NamedValue) -> None:
+    def name(self, number: int, added: Added, chain: Chain, variable: ExtractedVariable) -> None:
         """Record that a recorded statement gives its value a name."""
         self.stmt, self.chain = number, chain
         self.blocks = tuple(id(parent) for parent in added.parents)
         self.base = self.scope = self.scopes.of[id(added.node)]
-        self._note(named_value.target.id, named_value.target, write=True, plain=named_value.sure)
+        self._note(variable.target.id, variable.target, write=True, plain=variable.sure)
 
     def visit(self, node: ast.AST) -> None:
         kept = self.scope, self.blocks
@@ -183,13 +183,13 @@ def needs(
     added: Sequence[Added],
     scopes: Scopes,
     aliases: Aliases,
-    named_values: Sequence[NamedInContext] = (),
+    extracted_variables: Sequence[VariableInContext] = (),
 ) -> list[Need]:
     """Return, for each added statement, where its replay may start."""
     collector = _Collector(scopes, aliases)
     loops: dict[int, ast.AST] = {}
     chains: list[Chain] = []
-    named = [Added(each.stmt, parents) for each, parents in named_values]
+    named = [Added(each.stmt, parents) for each, parents in extracted_variables]
     for number, item in enumerate([*added, *named]):
         chain: Chain = ()
         for parent in item.parents:
@@ -202,7 +202,7 @@ def needs(
         if number < len(added):
             collector.look(number, item, chain)
         else:
-            collector.name(number, item, chain, named_values[number - len(added)][0])
+            collector.name(number, item, chain, extracted_variables[number - len(added)][0])
     depths = [len(chain) for chain in chains]
     feeds: list[set[Chain]] = [set() for _ in chains]
     changed = True

@@ -77,7 +77,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
+class VariableExtraction:
     """A recorded statement that an edit rewrote to give names to a value it computes."""
 
     path: str
@@ -87,8 +87,8 @@ class Naming:
     into: int | None = None
     """Line of the recorded statement after it that reads the value by its name, if there is one."""
 
-    def pushed(self, path: str, line: int, count: int) -> Naming:
-        """Return the naming as it is after `count` lines were inserted before `line` of the file `path`."""
+    def shifted(self, path: str, line: int, count: int) -> VariableExtraction:
+        """Return the extraction as it is after `count` lines were inserted before `line` of the file `path`."""
         if path != self.path:
             return self
         into = self.into
@@ -110,7 +110,7 @@ class Probes:
     """Edited file -> line of each recorded loop -> its recorded id."""
     modules: tuple[str, ...] = ()
     """Files that only probes import."""
-    namings: tuple[Naming, ...] = ()
+    extractions: tuple[VariableExtraction, ...] = ()
     """Recorded statements that now name their values for probes."""
     known_loops: frozenset[LoopId] = frozenset()
     """The loops in modules, and in functions whose callers are all known."""
@@ -156,7 +156,7 @@ def logging_fingerprint(probes: Probes, name: str) -> str:
     trees, nodes = _nodes(probes)
     kept = _kept(nodes, probes.of(name))
     dropped = {id(node) for probe, node in nodes.items() if probe not in kept}
-    named = {naming.path for naming in probes.namings}
+    named = {extraction.path for extraction in probes.extractions}
     digest = hashlib.sha256()
     for path, tree in trees.items():
         if path in named or any(probe.path == path for probe in kept):

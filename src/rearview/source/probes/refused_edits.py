@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rearview.source.loops import FUNCTIONS
 from rearview.source.probes.align import Added, MissingStatement, StatementComparison
-from rearview.source.probes.naming_edits import NamedValue
+from rearview.source.probes.extracted_variables import ExtractedVariable
 from rearview.source.probes.side_effects import ProbeRefusal
 from rearview.source.scopes import Scope
 from rearview.source.text import BODIES, blocks
@@ -99,34 +99,34 @@ def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefu
     )
 
 
-def named_value_refusal(
+def extracted_variable_refusal(
     path: str,
-    named_value: NamedValue,
+    variable: ExtractedVariable,
     scope: Scope,
     comparison: StatementComparison,
     parents: tuple[ast.AST, ...],
 ) -> ProbeRefusal | None:
     """Return why an edit may not give this name to a value of the run; None if it may."""
-    name = named_value.target.id
+    name = variable.target.id
     home = scope.home(name) or scope
     line = home.recorded_use(name)
     if home.is_class:
         return ProbeRefusal(
             path,
-            named_value.stmt.lineno,
-            _shown(named_value.stmt),
+            variable.stmt.lineno,
+            _shown(variable.stmt),
             f"it gives the recorded class an attribute `{name}`",
             "Log the value where the class is used.",
         )
     if line is not None:
         return ProbeRefusal(
             path,
-            named_value.stmt.lineno,
-            _shown(named_value.stmt),
+            variable.stmt.lineno,
+            _shown(variable.stmt),
             f"it gives the value the name `{name}`, which the recorded code uses (line {line})",
             "Choose a name that the recorded code does not use.",
         )
-    return reflection_refusal(path, Added(named_value.stmt, parents), [name], comparison, scope)
+    return reflection_refusal(path, Added(variable.stmt, parents), [name], comparison, scope)
 
 
 def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:

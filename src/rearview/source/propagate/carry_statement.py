@@ -10,16 +10,8 @@ from itertools import pairwise
 
 from rearview.source.data_flow import uses
 from rearview.source.propagate.match import Matching, match
-from rearview.source.propagate.names import (
-    Votes,
-    imports_for,
-    keywords,
-    members,
-    overwritten,
-    resolve,
-)
 from rearview.source.propagate.place import Place, anywhere, locate, others, place_at
-from rearview.source.propagate.place_between import NewPlace, Nowhere
+from rearview.source.propagate.place_between_anchors import NewPlace, Nowhere
 from rearview.source.propagate.splice import (
     comment_above,
     idle,
@@ -28,6 +20,14 @@ from rearview.source.propagate.splice import (
     put,
     render,
     step,
+)
+from rearview.source.propagate.variable_names import (
+    Votes,
+    imports_for,
+    keywords,
+    members,
+    overwritten,
+    resolve,
 )
 from rearview.source.statement_trees import (
     StatementNode,

@@ -1,7 +1,7 @@
 """Find the place in the old tree that corresponds to a place in the new tree.
 
 A place is between two statements of a block. The paired statements around it are the anchors; if several
-places are between the same two anchors, `place_between` chooses.
+places are between the same two anchors, `place_between_anchors` chooses.
 """
 
 import ast
@@ -19,7 +19,7 @@ from rearview.source.data_flow import (
     visible,
 )
 from rearview.source.propagate.match import Matching
-from rearview.source.propagate.place_between import (
+from rearview.source.propagate.place_between_anchors import (
     LEAVING,
     REACH,
     NewPlace,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rearview.source.propagate.match import Matching, align_items, match
-from rearview.source.propagate.names import aligned
+from rearview.source.propagate.variable_names import aligned
 from rearview.source.statement_trees import StatementNode, grow
 from rearview.source.text import try_parse
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from difflib import unified_diff
 
 from rearview.source.data_flow import uses
-from rearview.source.probes.probe import Naming
-from rearview.source.propagate.carry_naming import name_in
+from rearview.source.probes.probe import VariableExtraction
 from rearview.source.propagate.carry_statement import (
     SURE,
     Carried,
@@ -22,6 +21,7 @@ from rearview.source.propagate.carry_statement import (
     refuse,
     unsure,
 )
+from rearview.source.propagate.extract_variable import extract_variables
 from rearview.source.propagate.splice import put
 from rearview.source.text import newline, split, try_parse
 
@@ -86,12 +86,12 @@ class _Source:
     files: Files
     statements: tuple[Statement, ...]
     confidence: float
-    namings: tuple[Naming, ...] = ()
+    extractions: tuple[VariableExtraction, ...] = ()
 
 
 _Puts = list[tuple[int, int]]
 """Insertions into a text, in order: (line before which, how many lines)."""
-_Where = tuple[tuple[Statement, ...], tuple[Naming, ...]]
+_Where = tuple[tuple[Statement, ...], tuple[VariableExtraction, ...]]
 
 
 def through(
@@ -99,7 +99,7 @@ def through(
     statements: Sequence[Statement],
     chain: Sequence[Files],
     corrections: Mapping[int, Mapping[int, HandPlace]] | None = None,
-    namings: Sequence[Naming] = (),
+    extractions: Sequence[VariableExtraction] = (),
     sure: float = SURE,
     disproved: Mapping[int, Disproved] | None = None,
 ) -> tuple[VersionOutcome, ...]:
@@ -107,12 +107,12 @@ def through(
 
     A version gets all statements or none. `corrections` gives, for a version's index, the places that the
     user chose for statements (by number). Versions nearer to a corrected version than to the newest source
-    get the statements from there, unless only the newest source gives a place. `namings` are recorded
+    get the statements from there, unless only the newest source gives a place. `extractions` are recorded
     statements of the newest source that name values which the statements read; they do so in every
     version. Places with less confidence than `sure` are refused. `disproved` has, for a version's index,
     the places where a replay showed that a statement is wrong.
     """
-    newest = _Source(new, tuple(statements), 1.0, tuple(namings))
+    newest = _Source(new, tuple(statements), 1.0, tuple(extractions))
     sources = {-1: newest}
     done: dict[int, VersionOutcome] = {}
     reached: dict[int, _Source] = {}
@@ -232,14 +232,14 @@ def _carry_all(
 
     `by_hand` has the places that the user gave, in lines of the unchanged version.
     """
-    start = _name_all(source, old)
+    start = _extract_all(source, old)
     if isinstance(start, str):
         return _Attempt({}, (), None, 0.0, (), start)
     texts, names = start
     placed: dict[int, Placed] = {}
     where: dict[int, Statement] = {}
     puts: dict[str, _Puts] = defaultdict(list)
-    for each in sorted(names, key=lambda naming: naming.line):
+    for each in sorted(names, key=lambda extraction: extraction.line):
         if each.into is not None:  # it has a separate line
             puts[each.path].append((each.line, 1))
     confidence, reasons = 1.0, []
@@ -271,7 +271,7 @@ def _carry_all(
                 where[k] = Statement(path, (other.lines[0] + count, other.lines[1] + count))
         texts[path] = put(texts[path], carried.line, carried.text)
         puts[path].append((carried.line, count))
-        names = tuple(each.pushed(path, carried.line, count) for each in names)
+        names = tuple(each.shifted(path, carried.line, count) for each in names)
         placed[number] = Placed(path, carried.line, carried.text)
         where[number] = Statement(path, (carried.line, carried.line + count - 1))
     files = {path: text for path, text in texts.items() if old[path] != text}
@@ -285,20 +285,22 @@ def _carry_all(
     )
 
 
-def _name_all(source: _Source, old: Files) -> tuple[dict[str, str], tuple[Naming, ...]] | str:
+def _extract_all(
+    source: _Source, old: Files
+) -> tuple[dict[str, str], tuple[VariableExtraction, ...]] | str:
     """Return a version in which recorded statements name their values, and where; or why not."""
     texts = dict(old)
-    done: list[Naming] = []
-    for naming in source.namings:
-        path = naming.path
+    done: list[VariableExtraction] = []
+    for extraction in source.extractions:
+        path = extraction.path
         if path not in texts:
             return f"{path} is not in that version"
-        named = name_in(source.files[path], naming, texts[path])
+        named = extract_variables(source.files[path], extraction, texts[path])
         if isinstance(named, str):
             return named
         texts[path], there = named
         if there.into is not None:  # it was given a separate line
-            done = [each.pushed(path, there.line, 1) for each in done]
+            done = [each.shifted(path, there.line, 1) for each in done]
         done.append(there)
     return texts, tuple(done)
 

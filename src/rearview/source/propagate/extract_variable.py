@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rearview.source.mutations import last_name
-from rearview.source.probes.probe import Naming
+from rearview.source.probes.probe import VariableExtraction
 from rearview.source.propagate.match import match
-from rearview.source.propagate.names import names_in
 from rearview.source.propagate.splice import put
+from rearview.source.propagate.variable_names import names_in
 from rearview.source.statement_trees import StatementNode, StatementTree, grow
 from rearview.source.text import Parsed, newline, split, try_parse
 
@@ -31,12 +31,14 @@ class _NotThereError(Exception):
     """The older text cannot have the names; the message says why."""
 
 
-def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
+def extract_variables(
+    new: str, extraction: VariableExtraction, old: str
+) -> tuple[str, VariableExtraction] | str:
     r"""Return (an older text in which the value has the same names, where it has them), or why that is impossible.
 
     The older text may compute the value with other code, which stays as it is.
 
-    >>> name_in("n = f(x, 2)\nlog(n)\n", Naming("t.py", 1, ("n",)), "# why\nf(x, 1)\n")[0]
+    >>> extract_variables("n = f(x, 2)\nlog(n)\n", VariableExtraction("t.py", 1, ("n",)), "# why\nf(x, 1)\n")[0]
     '# why\nn = f(x, 1)\n'
     """
     here, there = try_parse(new), try_parse(old)
@@ -44,24 +46,26 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
         return f"the new text cannot be read: {here}"
     if isinstance(there, str):
         return f"the old text cannot be read: {there}"
-    new_tree, first = grow(here), naming.names[0]
-    binds = _at(new_tree, naming.line)
-    reads = binds if naming.into is None else _at(new_tree, naming.into)
+    new_tree, first = grow(here), extraction.names[0]
+    binds = _at(new_tree, extraction.line)
+    reads = binds if extraction.into is None else _at(new_tree, extraction.into)
     if binds is None or reads is None:
-        return f"line {naming.line} of the new text holds no statement"
+        return f"line {extraction.line} of the new text holds no statement"
     old_tree = grow(there)
-    partner = _partner(here, binds, reads, naming.names, old_tree) or match(
+    partner = _partner(here, binds, reads, extraction.names, old_tree) or match(
         new_tree, old_tree
     ).there.get(reads)
     if partner is None or there.repaired:
         return f"the statement that computes `{first}` cannot be found there"
     try:
-        if naming.into is None:
-            edits = list(_named(binds.tree, partner.tree, naming.names))
-            taken = names_in(partner) & set(naming.names) if edits else None
+        if extraction.into is None:
+            edits = list(_named(binds.tree, partner.tree, extraction.names))
+            taken = names_in(partner) & set(extraction.names) if edits else None
             if taken:
                 return f"`{min(taken)}` means something else in that version"
-            return _applied(there, edits), Naming(naming.path, partner.start, naming.names)
+            return _applied(there, edits), VariableExtraction(
+                extraction.path, partner.start, extraction.names
+            )
         if first in names_in(partner):
             return f"`{first}` means something else in that version"
         if not partner.leads or there.lines[partner.start - 1].lstrip().startswith("elif"):
@@ -75,7 +79,7 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
     lead = line[: len(line) - len(line.lstrip())]
     above = f"{lead}{first} = {value}{newline(lines, partner.start - 1)}"
     at = partner.start
-    return put(text, at, above), Naming(naming.path, at, naming.names, at + 1)
+    return put(text, at, above), VariableExtraction(extraction.path, at, extraction.names, at + 1)
 
 
 def _at(tree: StatementTree, line: int) -> StatementNode | None:

@@ -136,7 +136,7 @@ AssignmentAbove = Callable[[str], ast.Assign | ast.AnnAssign | None]
 
 
 @dataclass(frozen=True, slots=True)
-class NamedValue:
+class ExtractedVariable:
     """A name that an edit gives to a value of a recorded statement."""
 
     stmt: ast.stmt
@@ -154,7 +154,7 @@ class NamedValue:
 class RewrittenStatement:
     """A recorded statement as it reads now; `why` says why it does not compute the same, if it does not."""
 
-    named_values: tuple[NamedValue, ...]
+    extracted_variables: tuple[ExtractedVariable, ...]
     why: str = ""
 
 
@@ -164,7 +164,7 @@ def rewritten(
     r"""Return the names that `new` gives to values of `old`; None if it is another statement.
 
     >>> old, new = (ast.parse(text).body[0] for text in ("f(x)", "n = f(x)"))
-    >>> [value.target.id for value in rewritten(old, new, lambda name: None, Rebindable()).named_values]
+    >>> [value.target.id for value in rewritten(old, new, lambda name: None, Rebindable()).extracted_variables]
     ['n']
     """
     if not isinstance(old, WRITABLE) or not isinstance(new, WRITABLE):
@@ -172,9 +172,9 @@ def rewritten(
     reader = _BindingReader(new, before)
     if not reader.statement(old):
         return None
-    lifted = [named_value for named_value in reader.named_values if named_value.read is not None]
+    lifted = [variable for variable in reader.extracted_variables if variable.read is not None]
     why = _order(lifted, new, rebindable) if lifted else ""
-    return RewrittenStatement(tuple(reader.named_values), why)
+    return RewrittenStatement(tuple(reader.extracted_variables), why)
 
 
 class _BindingReader:
@@ -183,7 +183,7 @@ class _BindingReader:
     def __init__(self, new: ast.stmt, before: AssignmentAbove) -> None:
         self.new = new
         self.before = before
-        self.named_values: list[NamedValue] = []
+        self.extracted_variables: list[ExtractedVariable] = []
         self._stmt = new
         self._maybe = 0
 
@@ -222,7 +222,9 @@ class _BindingReader:
             names = list(_names(target))
             if not names:
                 return False
-            self.named_values += [NamedValue(self._stmt, name, sure=True) for name in names]
+            self.extracted_variables += [
+                ExtractedVariable(self._stmt, name, sure=True) for name in names
+            ]
         return True
 
     def field(self, old: object, new: object) -> bool:
@@ -236,7 +238,9 @@ class _BindingReader:
     def node(self, old: ast.AST, new: ast.AST) -> bool:
         """Return True if two expressions are equal except for names that the second gives to values."""
         if isinstance(new, ast.NamedExpr) and not isinstance(old, ast.NamedExpr):
-            self.named_values.append(NamedValue(self._stmt, new.target, sure=not self._maybe))
+            self.extracted_variables.append(
+                ExtractedVariable(self._stmt, new.target, sure=not self._maybe)
+            )
             return self.node(old, new.value)
         if isinstance(new, ast.Name) and isinstance(new.ctx, ast.Load):
             if isinstance(old, ast.Name):
@@ -268,7 +272,9 @@ class _BindingReader:
         equal = self.node(old, stmt.value)
         self._stmt = kept
         # inner ones first: the recorded statement computed them in this order
-        self.named_values.append(NamedValue(stmt, target, sure=True, read=read, into=kept))
+        self.extracted_variables.append(
+            ExtractedVariable(stmt, target, sure=True, read=read, into=kept)
+        )
         return equal
 
 
@@ -299,24 +305,24 @@ def _names(target: ast.expr) -> Iterator[ast.Name]:
         yield from (item for item in items if isinstance(item, ast.Name))
 
 
-def _order(lifted: list[NamedValue], stmt: ast.stmt, rebindable: Rebindable) -> str:
+def _order(lifted: list[ExtractedVariable], stmt: ast.stmt, rebindable: Rebindable) -> str:
     """Return the expression that was computed before a value that is now computed first, or ''."""
-    names = [named_value.target.id for named_value in lifted]
+    names = [variable.target.id for variable in lifted]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         return f"the value of `{twice}` was computed more than once"
-    places = [(named_value.stmt.lineno, named_value.stmt.col_offset) for named_value in lifted]
+    places = [(variable.stmt.lineno, variable.stmt.col_offset) for variable in lifted]
     if places != sorted(places):
         return f"`{names[-1]}` was computed after `{names[-2]}`"
     bound = {
         node.target.id
-        for named_value in lifted
-        for node in ast.walk(named_value.stmt)
+        for variable in lifted
+        for node in ast.walk(variable.stmt)
         if isinstance(node, ast.NamedExpr)
     }
     rebindable = Rebindable(rebindable.names | bound, rebindable.attributes)
-    for statement in (*(named_value.stmt for named_value in lifted), stmt):
-        reads = [id(named_value.read) for named_value in lifted if named_value.into is statement]
+    for statement in (*(variable.stmt for variable in lifted), stmt):
+        reads = [id(variable.read) for variable in lifted if variable.into is statement]
         if reads != names_reached(statement, set(reads)):
             return "it was evaluated later, or not always"
         first = computed_before(statement, set(reads), rebindable)

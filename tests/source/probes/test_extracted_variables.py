@@ -207,7 +207,7 @@ def test_the_recorded_statement_itself_is_preferred_to_a_new_one_that_names_it()
     old = "f(x)\ng()\n"
     result = compare(ast.parse(old), ast.parse("v = f(x)\nf(x)\ng()\n"))
     assert [item.node.lineno for item in result.added] == [1]
-    assert not result.named_values
+    assert not result.extracted_variables
 
 
 OBSTACLES = [
