@@ -21,7 +21,14 @@ from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import FileNames, renames
 from rearview.source.notebooks import as_programs, name_cells
 from rearview.source.probes.find import check, find
-from rearview.source.probes.probe import Probe, ProbeKind, Probes, VariableExtraction, fits, needed
+from rearview.source.probes.probe import (
+    Probe,
+    ProbeKind,
+    Probes,
+    VariableExtraction,
+    fits,
+    needed_probes,
+)
 from rearview.source.propagate.carry_statement import SURE
 from rearview.source.propagate.splice import SeparatedLines, separate_lines
 from rearview.source.propagate.versions import (
@@ -250,7 +257,7 @@ class Probing:
         probing = self.carrying(names)
         if not names or not probing.only or run.version not in probing.chain:
             return probes
-        kept = needed(probes, names)
+        kept = needed_probes(probes, names)
         if all(probe in kept or probe.kind is ProbeKind.IMPORT for probe in probes.probes):
             return probes
         outcome = probing.outcomes[probing.chain.index(run.version)]
@@ -343,7 +350,7 @@ class Probing:
         """Statements that the work tree adds to the newest version that was run."""
         probes: Collection[Probe] = self._newest.probes if self._newest is not None else ()
         if self.only and self._newest is not None:
-            probes = needed(self._newest, self.only)
+            probes = needed_probes(self._newest, self.only)
         return tuple(sorted(probes, key=lambda probe: (probe.path, probe.first)))
 
     @cached_property

@@ -123,7 +123,7 @@ class SourceChange:
 
     def skipped(self, loop: str) -> None:
         """Refuse if a loop that ended before the checkpoint would have run a changed line."""
-        for path, line in self.mend.run_in(loop):
+        for path, line in self.mend.changed_lines_in(loop):
             self._refuse(path, line)
 
     def failed(self, exc: RearviewError) -> NoReturn:

@@ -66,23 +66,25 @@ def find(
 ) -> Probes:
     """Return the probes that `new` adds to the recorded source `old`; raise if it changes the computation.
 
-    `used` names the files that the run executed; edits of other files do not matter. `names` gives the new
-    names of renamed files; the result has their old names.
+    `used` has the paths of the files that the run executed; edits of other files do not matter. `names` has the
+    new names of renamed files; the result uses the old names.
     """
     probes, refusals = check(old, new, used=used, names=names)
     if refusals:
         first = refusals[0]
-        now = names.changed if names is not None else {}
-        path = now.get(first.path, first.path)
-        was = f" ({first.path} in the run)" if first.path in now else ""
-        other_places = dict.fromkeys(f"{now.get(r.path, r.path)}:{r.line}" for r in refusals[1:])
+        new_names = names.changed if names is not None else {}
+        path = new_names.get(first.path, first.path)
+        old_name = f" ({first.path} in the run)" if first.path in new_names else ""
+        other_places = dict.fromkeys(
+            f"{new_names.get(r.path, r.path)}:{r.line}" for r in refusals[1:]
+        )
         listed = ", ".join([place for place in other_places if place != f"{path}:{first.line}"][:3])
-        also = (
+        further = (
             f" Also refused: {listed}{' and more' if len(refusals) > 4 else ''}." if listed else ""
         )
         raise ProbeError(
-            f"{path}:{first.line}{was} is not a probe: {first.what}: {first.why}. "
-            f"{first.remedy}{also}",
+            f"{path}:{first.line}{old_name} is not a probe: {first.what}: {first.why}. "
+            f"{first.remedy}{further}",
             path=path,
             line=first.line,
         )
@@ -96,16 +98,18 @@ def check(
     used: Collection[str] | None = None,
     names: FileNames | None = None,
 ) -> tuple[Probes, tuple[ProbeRefusal, ...]]:
-    """Return the probes of an edit and every reason to refuse it; nothing is raised."""
+    """Return the probes of an edit and all reasons to refuse the edit, without raising them."""
     names = names or FileNames()
     new = names.as_then(new, old)
-    kept = [path for path in old if path.endswith(".py") and (used is None or path in used)]
-    edited = [path for path in kept if path in new and new[path] != old[path]]
+    used_paths = [path for path in old if path.endswith(".py") and (used is None or path in used)]
+    edited = [path for path in used_paths if path in new and new[path] != old[path]]
     refusals = [
-        missing_file_refusal(path, names.doubtful.get(path, ())) for path in kept if path not in new
+        missing_file_refusal(path, names.doubtful.get(path, ()))
+        for path in used_paths
+        if path not in new
     ]
     trees: dict[str, ast.Module] = {}
-    for path in kept:
+    for path in used_paths:
         try:
             trees[path] = parse(old[path], path)
         except SourceError:
@@ -114,8 +118,8 @@ def check(
     context = _Context(trees, old)
     collector = _ProbeCollector(context)
     for path in edited:
-        collector.file(path, compare(trees[path], parse(new[path], path), context.rebindable))
-    collector.modules_of(old, new)
+        collector.add_file(path, compare(trees[path], parse(new[path], path), context.rebindable))
+    collector.add_modules(old, new)
     refusals += [*collector.refusals, *shadow_refusals(trees, set(new) - set(old))]
     # changed statements first: other refusals may follow from them
     all_refusals = dict.fromkeys([*sorted(collector.changed), *sorted(refusals)])
@@ -146,7 +150,7 @@ class _FileFacts:
 _FILES = 4096
 """Most files whose facts are cached."""
 _facts_of_files: dict[tuple[str, str], _FileFacts] = {}
-"""By path and text: most files are the same in all versions, and one question looks at each often."""
+"""By path and text: most files are equal in all versions, and a backfill needs the facts of each file often."""
 
 
 def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
@@ -238,7 +242,7 @@ class _Context:
         if function == MODULE:
             return False
         if key not in self._after_loops:
-            self._after_loops[key] = False  # a function that calls itself says nothing new
+            self._after_loops[key] = False  # a function that calls itself adds no evidence
             self._after_loops[key] = any(
                 site.follows_loops(self.loopers)
                 or self.is_called_after_loops(site.path, site.function)
@@ -249,17 +253,17 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class _CallSite:
-    """A call in the text, outside loops."""
+    """A call that is not inside a loop."""
 
     path: str
     function: str
-    """The function that it is in."""
+    """The name of the function that contains the call."""
     call: ast.AST
     level: ast.AST
-    """That function, or the module."""
+    """The syntax tree of that function, or of the module."""
 
     def follows_loops(self, loopers: frozenset[str]) -> bool:
-        """Return True if a loop, or a function that loops, runs before the call at its level."""
+        """Return True if a loop of the same level, or a call of a function that contains loops, runs before this call."""
         line: int = self.call.lineno  # type: ignore[attr-defined]
         arguments = {id(node) for node in ast.walk(self.call)} - {id(self.call)}
         return any(
@@ -290,19 +294,19 @@ class _ProbeCollector:
         self.modules: list[str] = []
         self._imports: list[ast.AST] = []
 
-    def file(self, path: str, comparison: StatementComparison) -> None:
+    def add_file(self, path: str, comparison: StatementComparison) -> None:
         """Add the probes of one edited file."""
         self.loops[path] = recorded_loop_ids(comparison.old, comparison.matched, path)
         self.changed += [missing_statement_refusal(path, missing) for missing in comparison.missing]
-        extra = [alias for _, aliases in comparison.widened for alias in aliases]
+        added_aliases = [alias for _, aliases in comparison.widened for alias in aliases]
         added = [item.node for item in comparison.added]
-        if not added and not extra and not comparison.extracted_variables:
+        if not added and not added_aliases and not comparison.extracted_variables:
             return
         # a statement that replaces recorded code is no probe
-        fresh = {id(node) for node in (*added, *comparison.changed)}
+        added_ids = {id(node) for node in (*added, *comparison.changed)}
         for variable, _ in comparison.extracted_variables:
-            fresh |= {id(variable.target), id(variable.read)}
-        scopes = Scopes(comparison.new, fresh, {id(alias) for alias in extra})
+            added_ids |= {id(variable.target), id(variable.read)}
+        scopes = Scopes(comparison.new, added_ids, {id(alias) for alias in added_aliases})
         aliases = Aliases(comparison.new)
         self.extractions += extractions(
             path, [variable for variable, _ in comparison.extracted_variables]
@@ -324,13 +328,13 @@ class _ProbeCollector:
             [variable for variable, _ in comparison.extracted_variables],
         )
         for stmt, added_names in comparison.widened:
-            narrow: ast.stmt = ast.Import(names=list(added_names))
+            added_import: ast.stmt = ast.Import(names=list(added_names))
             if isinstance(stmt, ast.ImportFrom):
-                narrow = ast.ImportFrom(stmt.module, list(added_names), stmt.level)
-            ast.copy_location(narrow, stmt)
-            scopes.of[id(narrow)] = scopes.of[id(stmt)]
-            judge.look(narrow, aliases)
-            self._imports.append(narrow)
+                added_import = ast.ImportFrom(stmt.module, list(added_names), stmt.level)
+            ast.copy_location(added_import, stmt)
+            scopes.of[id(added_import)] = scopes.of[id(stmt)]
+            judge.examine(added_import, aliases)
+            self._imports.append(added_import)
         self.refusals += judge.refusals
         needs_of_added = needs(comparison.added, scopes, aliases, comparison.extracted_variables)
         for item, need in zip(comparison.added, needs_of_added, strict=True):
@@ -344,7 +348,7 @@ class _ProbeCollector:
             if reflection is not None:
                 self.refusals.append(reflection)
             self.probes.append(self._probe(item, need, judge, aliases, set(map(id, added))))
-        self._note_variables(path, scopes)
+        self._record_variables(path, scopes)
 
     def _judge(
         self,
@@ -365,10 +369,10 @@ class _ProbeCollector:
             if each.read is not None:
                 judge.relied[id(home), name] = each.read.lineno
         for stmt in added:
-            judge.look(stmt, aliases)
+            judge.examine(stmt, aliases)
         return judge
 
-    def _note_variables(self, path: str, scopes: Scopes) -> None:
+    def _record_variables(self, path: str, scopes: Scopes) -> None:
         stack = [scopes.top]
         while stack:
             scope = stack.pop()
@@ -387,10 +391,10 @@ class _ProbeCollector:
     ) -> Probe:
         node, path = item.node, judge.path
         function, loops = enclosing(item.parents)
-        outer = self.context.paths.get((path, function), ())
+        caller_paths = self.context.paths.get((path, function), ())
         ids = self.loops[path]
-        own = _path(item.parents, ids)
-        chains = tuple(sorted({path + own for path in outer}))
+        own_path = _path(item.parents, ids)
+        chains = tuple(sorted({path + own_path for path in caller_paths}))
         calls = calls_in(node, aliases)
         decorators = getattr(node, "decorator_list", ())
         place = _place(item, added, self.context.loopers)
@@ -407,16 +411,16 @@ class _ProbeCollector:
             place=place,
             runs_first=place is Position.BEFORE
             and not self.context.is_called_after_loops(path, function),
-            chains=tuple(sorted({names + loops for names in names_of(outer)})),
+            chains=tuple(sorted({names + loops for names in names_of(caller_paths)})),
             depth=need.depth,
             feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
             paths=chains,
-            fed_by=tuple(path + _path(chain, ids) for path in outer for chain in need.feeds),
+            fed_by=tuple(path + _path(chain, ids) for path in caller_paths for chain in need.feeds),
             generators=tuple(ast.unparse(e) for e in judge.generators.get(node.lineno, ())),
             cautions=tuple(judge.cautions.get(node.lineno, ())),
         )
 
-    def modules_of(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    def add_modules(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
         """Add the new files that added code imports."""
         while self._imports:
             node = self._imports.pop()
@@ -434,11 +438,11 @@ class _ProbeCollector:
 def extractions(
     path: str, extracted_variables: Sequence[ExtractedVariable]
 ) -> list[VariableExtraction]:
-    """Return the recorded statements that now name their values, one entry per statement."""
+    """Return one entry for each recorded statement from which variables were extracted."""
     by_statement: dict[int, VariableExtraction] = {}
     for each in extracted_variables:
-        before = by_statement.get(id(each.stmt))
-        names = (*(before.names if before is not None else ()), each.target.id)
+        earlier = by_statement.get(id(each.stmt))
+        names = (*(earlier.names if earlier is not None else ()), each.target.id)
         into = each.into.lineno if each.into is not None else None
         by_statement[id(each.stmt)] = VariableExtraction(path, each.stmt.lineno, names, into)
     return list(by_statement.values())
@@ -455,14 +459,14 @@ def _kind(node: ast.stmt, *, logs: bool, prints: bool) -> ProbeKind:
 
 
 def _path(parents: tuple[ast.AST, ...], ids: Mapping[int, LoopId]) -> tuple[str, ...]:
-    """Return the ids of the recorded loops among the nodes around a statement, in its function."""
-    own: tuple[str, ...] = ()
+    """Return the ids of the recorded loops that enclose a statement in its function, from the outermost in."""
+    loop_path: tuple[str, ...] = ()
     for node in parents:
         if isinstance(node, FUNCTIONS):
-            own = ()
+            loop_path = ()
         elif isinstance(node, LOOPS) and node.lineno in ids:
-            own = (*own, str(ids[node.lineno]))
-    return own
+            loop_path = (*loop_path, str(ids[node.lineno]))
+    return loop_path
 
 
 def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tuple[str, ...]:
@@ -471,7 +475,10 @@ def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tu
 
 
 def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
-    """Return where a statement is among the loops of its level, including loops in functions it calls."""
+    """Return whether a statement is before, between or after the recorded loops of its level.
+
+    A call of a function that contains loops counts as a loop.
+    """
     level = next(
         node
         for node in reversed(item.parents)
@@ -490,7 +497,7 @@ def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
 def _loops_at(
     level: ast.AST, added: set[int], loopers: frozenset[str]
 ) -> Iterator[Loop | ast.Call]:
-    """Yield the recorded loops of one level, and its calls of functions that loop."""
+    """Yield the recorded loops that are directly in `level`, and the calls there of functions that contain loops."""
     stack: list[ast.AST] = list(ast.iter_child_nodes(level))
     while stack:
         node = stack.pop()
@@ -518,4 +525,8 @@ def _imported(node: ast.AST, new_files: set[str]) -> list[str]:
         if name
         for end in (".py", "/__init__.py")
     ]
-    return [c for c in sorted(new_files) if any(c == end or c.endswith(f"/{end}") for end in ends)]
+    return [
+        path
+        for path in sorted(new_files)
+        if any(path == end or path.endswith(f"/{end}") for end in ends)
+    ]

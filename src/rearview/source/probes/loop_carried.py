@@ -23,18 +23,21 @@ START = -1
 """Depth of a probe whose replay must start with the program."""
 
 Chain = tuple[int, ...]
+"""The `id()` of the syntax nodes of nested loops, from the outermost in."""
 VariableInContext = tuple[ExtractedVariable, tuple[ast.AST, ...]]
-"""A name that a recorded statement gives to its value, with the nodes around the statement."""
+"""An extracted variable, and the syntax nodes that enclose its statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Where the replay of an added statement may start, and which loops must run to feed it."""
+    """Where the replay of an added statement may start, and which other loops must run to assign what it reads."""
 
     depth: int
-    """How many loops of its function may be entered in the middle; START: none, nor the callers' loops."""
+    """How many of the loops around the statement, from the outermost in, a replay may enter after their first
+    iteration; START: the replay must start with the program.
+    """
     feeds: tuple[tuple[ast.AST, ...], ...]
-    """Chains of other loops whose iterations must run for it."""
+    """Loops that assign what the statement reads but do not enclose it, each with the loops around it."""
 
 
 @dataclass(slots=True)
@@ -44,8 +47,9 @@ class _Event:
     chain: Chain
     blocks: tuple[int, ...]
     plain: bool
-    """An unconditional assignment: the value before it does not matter."""
+    """Whether the event is an assignment that does not depend on the previous value."""
     foreign: bool
+    """Whether the variable, or its use, is in another scope than the statement."""
 
 
 @dataclass(slots=True)
@@ -65,21 +69,23 @@ class _Collector(ast.NodeVisitor):
         self.chain: Chain = ()
         self.blocks: tuple[int, ...] = ()
 
-    def look(self, number: int, added: Added, chain: Chain) -> None:
+    def collect(self, number: int, added: Added, chain: Chain) -> None:
         self.stmt, self.chain = number, chain
         self.blocks = tuple(id(parent) for parent in added.parents)
         self.base = self.scope = self.scopes.of[id(added.node)]
         self.visit(added.node)
 
-    def name(self, number: int, added: Added, chain: Chain, variable: ExtractedVariable) -> None:
-        """Record that a recorded statement gives its value a name."""
+    def collect_extracted(
+        self, number: int, added: Added, chain: Chain, variable: ExtractedVariable
+    ) -> None:
+        """Record that a recorded statement assigns an extracted variable."""
         self.stmt, self.chain = number, chain
         self.blocks = tuple(id(parent) for parent in added.parents)
         self.base = self.scope = self.scopes.of[id(added.node)]
-        self._note(variable.target.id, variable.target, write=True, plain=variable.sure)
+        self._record(variable.target.id, variable.target, write=True, plain=variable.sure)
 
     def visit(self, node: ast.AST) -> None:
-        kept = self.scope, self.blocks
+        outer = self.scope, self.blocks
         if isinstance(node, ast.stmt):
             self._statement(node)
         self.scope = self.scopes.opened.get(id(node), self.scope)
@@ -88,9 +94,9 @@ class _Collector(ast.NodeVisitor):
         if block and hasattr(node, "body") and not isinstance(node, ast.With | ast.AsyncWith):
             self.blocks = (*self.blocks, id(node))
         super().visit(node)
-        self.scope, self.blocks = kept
+        self.scope, self.blocks = outer
 
-    def _note(self, name: str, node: ast.AST, *, write: bool, plain: bool) -> None:
+    def _record(self, name: str, node: ast.AST, *, write: bool, plain: bool) -> None:
         home = self.scope.home(name)
         if home is None or name not in home.added_bound or self._within(home):
             return
@@ -104,7 +110,7 @@ class _Collector(ast.NodeVisitor):
         (uses.writes if write else uses.reads).append(event)
 
     def _within(self, scope: Scope) -> bool:
-        """Return True if a scope is inside the statement: its variables exist only there."""
+        """Return True if a scope is inside the statement, so that its variables exist only in the statement."""
         up = scope.parent
         while up is not None:
             if up is self.base:
@@ -114,23 +120,23 @@ class _Collector(ast.NodeVisitor):
 
     def _statement(self, node: ast.stmt) -> None:
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            self._note(node.name, node, write=True, plain=True)
+            self._record(node.name, node, write=True, plain=True)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 name = alias.asname or alias.name.split(".")[0]
-                self._note(name, node, write=True, plain=True)
+                self._record(name, node, write=True, plain=True)
         elif isinstance(node, ast.AugAssign):
             base = root(node.target)
             if isinstance(base, ast.Name):
-                self._note(base.id, node, write=False, plain=False)
-                self._note(base.id, node, write=True, plain=False)
+                self._record(base.id, node, write=False, plain=False)
+                self._record(base.id, node, write=True, plain=False)
         elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
             self._mutation(call if log_call(call, self.aliases) is None else None)
 
     def _mutation(self, call: ast.Call | None) -> None:
         if call is None:
             return
-        # called for its effect: it may change any variable of the probe that it gets
+        # a call whose result is not used may change every variable of the probe that is passed to it
         bases = [root(arg) for arg in (*call.args, *(k.value for k in call.keywords))]
         if isinstance(call.func, ast.Attribute):
             bases.append(root(call.func.value))
@@ -138,13 +144,13 @@ class _Collector(ast.NodeVisitor):
             if isinstance(base, ast.Name):
                 home = self.scope.home(base.id)
                 if home is not None and home.kinds.get(base.id) == "value":
-                    self._note(base.id, base, write=True, plain=False)
+                    self._record(base.id, base, write=True, plain=False)
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
-            self._note(node.id, node, write=False, plain=False)
+            self._record(node.id, node, write=False, plain=False)
         elif isinstance(node.ctx, ast.Store):
-            self._note(node.id, node, write=True, plain=True)
+            self._record(node.id, node, write=True, plain=True)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self.visit(node.value)
@@ -152,7 +158,7 @@ class _Collector(ast.NodeVisitor):
     def _store(self, node: ast.Subscript | ast.Attribute) -> None:
         base = root(node)
         if not isinstance(node.ctx, ast.Load) and isinstance(base, ast.Name):
-            self._note(base.id, node, write=True, plain=False)
+            self._record(base.id, node, write=True, plain=False)
         self.generic_visit(node)
 
     visit_Subscript = visit_Attribute = _store
@@ -185,12 +191,12 @@ def needs(
     aliases: Aliases,
     extracted_variables: Sequence[VariableInContext] = (),
 ) -> list[Need]:
-    """Return, for each added statement, where its replay may start."""
+    """Return for each added statement where its replay may start, and which other loops it needs."""
     collector = _Collector(scopes, aliases)
     loops: dict[int, ast.AST] = {}
     chains: list[Chain] = []
-    named = [Added(each.stmt, parents) for each, parents in extracted_variables]
-    for number, item in enumerate([*added, *named]):
+    extracting_statements = [Added(each.stmt, parents) for each, parents in extracted_variables]
+    for number, item in enumerate([*added, *extracting_statements]):
         chain: Chain = ()
         for parent in item.parents:
             if isinstance(parent, FUNCTIONS):
@@ -200,9 +206,11 @@ def needs(
                 chain = (*chain, id(parent))
         chains.append(chain)
         if number < len(added):
-            collector.look(number, item, chain)
+            collector.collect(number, item, chain)
         else:
-            collector.name(number, item, chain, extracted_variables[number - len(added)][0])
+            collector.collect_extracted(
+                number, item, chain, extracted_variables[number - len(added)][0]
+            )
     depths = [len(chain) for chain in chains]
     feeds: list[set[Chain]] = [set() for _ in chains]
     changed = True
@@ -210,7 +218,7 @@ def needs(
         changed = False
         for uses in collector.uses.values():
             for read in uses.reads:
-                depth, feed = _limit(read, uses.writes, depths, feeds)
+                depth, feed = _needs_of_read(read, uses.writes, depths, feeds)
                 if depth < depths[read.stmt] or not feed <= feeds[read.stmt]:
                     depths[read.stmt] = min(depth, depths[read.stmt])
                     feeds[read.stmt] |= feed
@@ -221,32 +229,34 @@ def needs(
     ]
 
 
-def _limit(
+def _needs_of_read(
     read: _Event, writes: list[_Event], depths: list[int], feeds: list[set[Chain]]
 ) -> tuple[int, set[Chain]]:
-    """Return (depth, chains that feed it) that result from one read of one variable."""
+    """Return (depth, chains of feeding loops) that one read of a variable requires of its statement."""
     depth = depths[read.stmt]
     feed: set[Chain] = set()
     if read.foreign or any(write.foreign for write in writes):
         # the order of calls is unknown: only a variable that no loop changes is certain
-        changing = [write for write in writes if write.chain or write.foreign]
-        return (START if changing else depth), {write.chain for write in changing if write.chain}
-    sure = [
+        changing_writes = [write for write in writes if write.chain or write.foreign]
+        return (START if changing_writes else depth), {
+            write.chain for write in changing_writes if write.chain
+        }
+    sure_writes = [
         write
         for write in writes
         if write.plain
         and write.order < read.order
         and read.blocks[: len(write.blocks)] == write.blocks
     ]
-    base = max(sure, key=lambda write: write.order, default=None)
-    if base is not None and base.stmt == read.stmt:
-        return depth, feed  # both are in one statement, which always runs as a whole
-    reaching = [write for write in writes if _reaches(write, read, base)]
-    if base is not None and base.chain:
-        depth = min(depth, len(base.chain))
-    elif any(write.chain for write in reaching):
+    last_sure = max(sure_writes, key=lambda write: write.order, default=None)
+    if last_sure is not None and last_sure.stmt == read.stmt:
+        return depth, feed  # a statement that assigns and reads the variable always runs as a whole
+    reaching_writes = [write for write in writes if _reaches(write, read, last_sure)]
+    if last_sure is not None and last_sure.chain:
+        depth = min(depth, len(last_sure.chain))
+    elif any(write.chain for write in reaching_writes):
         depth = min(depth, 0)
-    for write in reaching if base is None else (*reaching, base):
+    for write in reaching_writes if last_sure is None else (*reaching_writes, last_sure):
         if write.chain != read.chain[: len(write.chain)]:
             feed.add(write.chain)
         if write.stmt != read.stmt:
@@ -256,15 +266,18 @@ def _limit(
     return depth, feed
 
 
-def _reaches(write: _Event, read: _Event, base: _Event | None) -> bool:
-    """Return True if `read` may read the value that `write` assigns; `base` is the last sure write."""
+def _reaches(write: _Event, read: _Event, last_sure: _Event | None) -> bool:
+    """Return True if `read` may read the value that `write` assigns.
+
+    `last_sure` is the last assignment that certainly runs before `read`, if there is one.
+    """
     shared = 0
     for write_loop, read_loop in zip(write.chain, read.chain, strict=False):
         if write_loop != read_loop:
             break
         shared += 1
-    if base is None:
+    if last_sure is None:
         return write.order < read.order or shared > 0
-    if write is base or write.order < base.order:
+    if write is last_sure or write.order < last_sure.order:
         return False
-    return write.order < read.order or shared > len(base.chain)
+    return write.order < read.order or shared > len(last_sure.chain)

@@ -1,4 +1,4 @@
-"""Edits that are always refused: changed or removed statements, shadowed modules, reflection."""
+"""Refuse edits that are no probes: changed or removed statements, shadowed modules, names that reflection would see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _shown(node: ast.stmt) -> str:
 
 
 def missing_file_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
-    """Return the refusal for a file of the run that is missing; it lists names the file may have now."""
+    """Return the refusal for a missing file of the run; the refusal lists the names that the file may have now."""
     if not candidates:
         why = "the run used this file and it is gone"
         return ProbeRefusal(path, 1, f"`{path}`", why, "Bring it back.")
@@ -41,13 +41,13 @@ def missing_file_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
 
 def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefusal:
     """Return the refusal for a recorded statement that was changed, moved or removed."""
-    was = f"line {missing.node.lineno} of the version"
+    recorded_line = f"line {missing.node.lineno} of the version"
     if missing.inside is not None:
         return ProbeRefusal(
             path,
             missing.line,
             _shown(missing.node),
-            f"this recorded statement ({was}) was put inside {_shown(missing.inside)} (line "
+            f"this recorded statement ({recorded_line}) was put inside {_shown(missing.inside)} (line "
             f"{missing.inside.lineno}), so it would not run as it did",
             "Take it out again; put only the log statements into a new block.",
         )
@@ -56,24 +56,24 @@ def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefu
             path,
             missing.line,
             _shown(missing.node),
-            f"this recorded statement ({was}) is at another place now",
+            f"this recorded statement ({recorded_line}) is at another place now",
             "Move it back; put the log statement where the value exists.",
         )
-    if missing.instead is None:
+    if missing.replacement is None:
         return ProbeRefusal(
             path,
             missing.line,
             _shown(missing.node),
-            f"this recorded statement ({was}) is gone",
+            f"this recorded statement ({recorded_line}) is gone",
             "Put it back; a probe only adds statements.",
         )
-    if missing.contained and missing.instead is not None:
+    if missing.contained and missing.replacement is not None:
         value = ast.unparse(missing.node)
         return ProbeRefusal(
             path,
             missing.line,
-            _shown(missing.instead),
-            f"the recorded {_shown(missing.node)} ({was}) is a part of it now",
+            _shown(missing.replacement),
+            f"the recorded {_shown(missing.node)} ({recorded_line}) is a part of it now",
             f"Write `value = {value}` in its place, and log `value` in a statement below."
             if len(value) <= 60
             else "Put it back as `value = ...`, and log `value` in a statement below.",
@@ -82,18 +82,18 @@ def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefu
         return ProbeRefusal(
             path,
             missing.line,
-            _shown(missing.instead),
-            f"in the recorded {_shown(missing.node)} ({was}), {missing.why}, so the order would differ",
+            _shown(missing.replacement),
+            f"in the recorded {_shown(missing.node)} ({recorded_line}), {missing.why}, so the order would differ",
             "Put the recorded statement back and name the value in it, "
             "`(value := ...)`; then log it in a statement below.",
         )
-    parts = differing(missing.node, missing.instead)
-    change = f": `{parts[1]}` where `{parts[0]}` was" if parts is not None else ""
+    parts = differing(missing.node, missing.replacement)
+    shown_change = f": `{parts[1]}` where `{parts[0]}` was" if parts is not None else ""
     return ProbeRefusal(
         path,
         missing.line,
-        _shown(missing.instead),
-        f"it replaces the recorded {_shown(missing.node)} ({was}){change}",
+        _shown(missing.replacement),
+        f"it replaces the recorded {_shown(missing.node)} ({recorded_line}){shown_change}",
         "Put the recorded statement back and log in a separate statement; to change the program, "
         "run it again.",
     )
@@ -106,7 +106,7 @@ def extracted_variable_refusal(
     comparison: StatementComparison,
     parents: tuple[ast.AST, ...],
 ) -> ProbeRefusal | None:
-    """Return why an edit may not give this name to a value of the run; None if it may."""
+    """Return why an edit may not extract this variable from a recorded statement, or None if it may."""
     name = variable.target.id
     home = scope.home(name) or scope
     line = home.recorded_use(name)
@@ -130,26 +130,26 @@ def extracted_variable_refusal(
 
 
 def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
-    """Return the only part in which two statements differ, as text; None if they differ in several.
+    """Return the old and the new text of the only part in which two statements differ, or None if several parts do.
 
     >>> differing(*ast.parse("f(a, lr=0.1); f(a, lr=0.2)").body)
     ('0.1', '0.2')
     """
     difference: tuple[ast.AST, ast.AST] | None = None
-    whole = old.value if isinstance(old, ast.Expr) else None
+    whole_expression = old.value if isinstance(old, ast.Expr) else None
     while type(old) is type(new):
-        pairs = _unlike(old, new)
+        pairs = _differing_children(old, new)
         if pairs is None or len(pairs) != 1:
             break
         difference = old, new = pairs[0]
-    if difference is None or difference[0] is whole:
-        return None  # both are shown anyway
-    was, now = (" ".join(ast.unparse(part).split()) for part in difference)
-    return (was, now) if max(len(was), len(now)) <= 60 else None
+    if difference is None or difference[0] is whole_expression:
+        return None  # the refusal shows both statements in full
+    old_text, new_text = (" ".join(ast.unparse(part).split()) for part in difference)
+    return (old_text, new_text) if max(len(old_text), len(new_text)) <= 60 else None
 
 
-def _unlike(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
-    """Return the children in which two nodes differ; None if they differ in more than children."""
+def _differing_children(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
+    """Return the pairs of unequal children of two nodes, or None if the nodes differ in more than their children."""
     pairs: list[tuple[ast.AST, ast.AST]] = []
     for name in old._fields:
         if name in BODIES and blocks(old):
@@ -171,9 +171,11 @@ def _unlike(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
 def class_refusal(
     path: str, item: Added, attributes: frozenset[str], methods: frozenset[str]
 ) -> ProbeRefusal | None:
-    """Return why a statement may not be added to a recorded class; None if it may."""
-    inner = [node for node in item.parents if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
-    if not inner or not isinstance(inner[-1], ast.ClassDef):
+    """Return why a statement may not be added to a recorded class, or None if it may or is in no class."""
+    enclosing_definitions = [
+        node for node in item.parents if isinstance(node, (*FUNCTIONS, ast.ClassDef))
+    ]
+    if not enclosing_definitions or not isinstance(enclosing_definitions[-1], ast.ClassDef):
         return None
     node = item.node
     if not isinstance(node, FUNCTIONS):
@@ -181,7 +183,7 @@ def class_refusal(
             path,
             node.lineno,
             _shown(node),
-            f"it changes the recorded class `{inner[-1].name}`",
+            f"it changes the recorded class `{enclosing_definitions[-1].name}`",
             "Put it into a function, or outside the class.",
         )
     dunder = node.name.startswith("__") and node.name.endswith("__")
@@ -199,7 +201,10 @@ def class_refusal(
 def reflection_refusal(
     path: str, item: Added, names: list[str], comparison: StatementComparison, scope: Scope
 ) -> ProbeRefusal | None:
-    """Return the refusal for a probe that binds a variable before recorded code lists the variables there."""
+    """Return the refusal for a probe that binds a variable which a later `locals()` or `dir()` of recorded code would list.
+
+    Return None if recorded code lists no variables of this scope.
+    """
     if not names or scope.is_class:
         return None
     for _, stmt in comparison.matched:
@@ -237,8 +242,8 @@ def _is_in_scope(stmt: ast.stmt, scope: Scope) -> bool:
     return False
 
 
-def shadow_refusals(trees: Mapping[str, ast.Module], fresh: set[str]) -> list[ProbeRefusal]:
-    """Return refusals for new files that take the place of a module which recorded code imports."""
+def shadow_refusals(trees: Mapping[str, ast.Module], new_paths: set[str]) -> list[ProbeRefusal]:
+    """Return a refusal for each new file that hides a module of the same name which recorded code imports."""
     imported: dict[str, tuple[str, int]] = {}
     folders = {path.rpartition("/")[0] for path in trees}
     for path, tree in trees.items():
@@ -249,17 +254,17 @@ def shadow_refusals(trees: Mapping[str, ast.Module], fresh: set[str]) -> list[Pr
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.setdefault(node.module.split(".")[0], (path, node.lineno))
     refusals: list[ProbeRefusal] = []
-    for path in sorted(fresh):
+    for path in sorted(new_paths):
         folder, _, file = path.removesuffix("/__init__.py").rpartition("/")
         name = file.removesuffix(".py")
         if path.endswith(".py") and folder in folders and name in imported:
-            where, line = imported[name]
+            importing_path, line = imported[name]
             refusals.append(
                 ProbeRefusal(
                     path,
                     1,
                     f"`{path}`",
-                    f"it takes the place of the module `{name}` that {where}:{line} imports",
+                    f"it takes the place of the module `{name}` that {importing_path}:{line} imports",
                     "Give the file another name.",
                 )
             )

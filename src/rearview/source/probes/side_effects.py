@@ -1,4 +1,4 @@
-"""Which added statements would change the recorded computation, and why."""
+"""Refuse added statements that would change the recorded computation, and say why."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Judge(ast.NodeVisitor):
         self.cautions: dict[int, list[str]] = {}
         self.generators: dict[int, list[ast.expr]] = {}
         self.relied: dict[tuple[int, str], int] = {}
-        """(scope, name) of a variable of a probe -> line at which recorded code reads it."""
+        """(id of a scope, extracted variable) -> line at which recorded code reads the variable."""
         self._scope: Scope = scopes.top
         self._loops = 0
         self._own = False
@@ -53,7 +53,7 @@ class Judge(ast.NodeVisitor):
         self._line = 0
         self._aliases = Aliases(ast.Module([], []))
 
-    def look(self, stmt: ast.stmt, aliases: Aliases) -> None:
+    def examine(self, stmt: ast.stmt, aliases: Aliases) -> None:
         """Examine one added statement."""
         self._scope = self.scopes.of[id(stmt)]
         self._loops, self._own, self._line = 0, False, stmt.lineno
@@ -77,11 +77,11 @@ class Judge(ast.NodeVisitor):
         if opens is None:
             super().visit(node)
             return
-        kept = self._scope, self._loops, self._own
+        outer = self._scope, self._loops, self._own
         self._scope, self._loops = opens, 0
         self._own = self._own or isinstance(node, (*FUNCTIONS, ast.Lambda))
         super().visit(node)
-        self._scope, self._loops, self._own = kept
+        self._scope, self._loops, self._own = outer
 
     def _bindings(self, stmt: ast.stmt) -> None:
         # only the bindings of the compound statement itself; inner statements are visited later
@@ -95,7 +95,7 @@ class Judge(ast.NodeVisitor):
             for name, node in bound_by(part):
                 home = scope.home(name) or scope
                 if home.is_class:
-                    continue  # judged where the class is
+                    continue  # `class_refusal` judges attributes of a recorded class
                 line = home.recorded_use(name) or self.relied.get((id(home), name))
                 if line is None or self._same_import(name, stmt, home):
                     continue
@@ -110,10 +110,10 @@ class Judge(ast.NodeVisitor):
         if home is not self.scopes.top or not isinstance(stmt, ast.Import | ast.ImportFrom):
             return False
         own_names = {ast.dump(a) for a in stmt.names}
-        where = getattr(stmt, "module", None)
+        module = getattr(stmt, "module", None)
         return any(
             type(node) is type(stmt)
-            and getattr(node, "module", None) == where
+            and getattr(node, "module", None) == module
             and any(
                 (alias.asname or alias.name.split(".")[0]) == name and ast.dump(alias) in own_names
                 for alias in node.names
@@ -131,9 +131,9 @@ class Judge(ast.NodeVisitor):
             )
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._own, kept = True, self._own
+        self._own, outer_own = True, self._own
         self.generic_visit(node)
-        self._own = kept
+        self._own = outer_own
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         self._loops += 1
@@ -231,7 +231,7 @@ class Judge(ast.NodeVisitor):
             verdict = self._verdict(node)
             if verdict is not None:
                 self._refuse(node, *verdict)
-        self._note_generators(node)
+        self._record_generators(node)
         self.generic_visit(node)
 
     def _verdict(self, node: ast.Call) -> tuple[str, str] | None:
@@ -314,11 +314,14 @@ class Judge(ast.NodeVisitor):
         return None
 
     def _effect(self, name: str, visited: set[str]) -> str:
-        """Return the strongest training call that a project function leads to, or ''."""
+        """Return a training method (`mutations.TRAINS`) that a project function calls, directly or through others.
+
+        Else return a method that switches the mode of a model (`mutations.SWITCHES`), or '' if it calls neither.
+        """
         if name in visited or name not in self.functions:
             return ""
         visited.add(name)
-        weak = ""
+        switch = ""
         for function in self.functions[name]:
             locals_ = {n for stmt in function.body for n, _ in bound_by(stmt)}
             for node in ast.walk(function):
@@ -331,19 +334,19 @@ class Judge(ast.NodeVisitor):
                     if called in mutations.TRAINS and not is_local:
                         return called
                     if called in mutations.SWITCHES:
-                        weak = called
-                inner = self._effect(called, visited)
-                if inner in mutations.TRAINS:
-                    return inner
-                weak = weak or inner
-        return weak
+                        switch = called
+                inner_effect = self._effect(called, visited)
+                if inner_effect in mutations.TRAINS:
+                    return inner_effect
+                switch = switch or inner_effect
+        return switch
 
-    def _note_generators(self, node: ast.Call) -> None:
-        used: list[ast.expr] = [k.value for k in node.keywords if k.arg == "generator"]
-        used += node.args
+    def _record_generators(self, node: ast.Call) -> None:
+        expressions: list[ast.expr] = [k.value for k in node.keywords if k.arg == "generator"]
+        expressions += node.args
         if isinstance(node.func, ast.Attribute):
-            used.append(node.func.value)
-        for expr in used:
+            expressions.append(node.func.value)
+        for expr in expressions:
             if ast.unparse(expr) in self.facts.generators:
                 generators = self.generators.setdefault(self._line, [])
                 if ast.dump(expr) not in {ast.dump(generator) for generator in generators}:
