@@ -41,11 +41,11 @@ class MissingStatement:
 
     node: ast.stmt
     replacement: ast.stmt | None
-    """The added statement that most likely replaced it, if there is one."""
+    """The added statement that most likely replaced the recorded statement, if there is one."""
     line: int
     """Line of the edited text where the statement was expected."""
     why: str = ""
-    """Why `replacement` may compute something else, if it only extracts variables."""
+    """Why `replacement` may compute something else although it only extracts variables."""
     inside: ast.stmt | None = None
     """The added statement into which the recorded statement was moved, unchanged."""
     contained: bool = False
@@ -77,9 +77,9 @@ class StatementComparison:
 
 
 SIMILAR = 0.35
-"""Least similarity of a missing statement and its replacement, from 0 to 1, if both are of one type."""
+"""Least similarity of a missing statement and its replacement, from 0 to 1, if their types are equal."""
 SIMILAR_ACROSS_TYPES = 0.6
-"""The same limit for two statements of different types."""
+"""Least similarity of a missing statement and its replacement if their types differ."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -206,7 +206,7 @@ class _Aligner:
                 self.places.update({id(stmt): (block, at) for at, stmt in enumerate(block)})
 
     def weight(self, old: ast.stmt, new: ast.stmt, surplus: tuple[set[int], set[int]]) -> int:
-        """Return the total weight of the pairs in two statements if they are paired, or 0 if they cannot be paired.
+        """Return the weight of the pair (`old`, `new`) and of all pairs inside, or 0 if the two cannot be paired.
 
         `surplus` has the heads that occur more often in the recorded block, and more often in the edited block.
         """
@@ -342,7 +342,7 @@ class _Aligner:
     def _without_reordered(
         self, pairs: list[tuple[ast.stmt, ast.stmt]], news: list[ast.stmt]
     ) -> list[tuple[ast.stmt, ast.stmt]]:
-        """Return the pairs without those whose extracted value is now computed before recorded code that ran before it."""
+        """Return the pairs without each one whose extracted value is now computed before recorded code that ran earlier."""
         index_of = {id(stmt): at for at, stmt in enumerate(news)}
         recorded_at = {index_of[id(new)]: new for _, new in pairs}
         valid_pairs = []

@@ -99,7 +99,7 @@ def _ids(recorded: ast.Module | None, new: ast.Module, path: str) -> dict[int, s
 
 
 def _changed(old: ast.Module, new: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield (line, how it was changed) for each line of `new` that differs from `old`."""
+    """Yield (line, description of the change) for each line of `new` that differs from `old`."""
     comparison = compare(old, new)
     partners = {id(before): after for before, after in comparison.matched}
     for added in comparison.added:
@@ -120,7 +120,7 @@ def _lines(node: ast.stmt) -> range:
 
 
 def _replaced_lines(missing: MissingStatement, replacement: ast.stmt) -> Iterator[int]:
-    """Yield the changed lines of a replacement: of a function, the body; of other statements, all lines."""
+    """Yield the changed lines of a replacement: the body of a function, or all lines of another statement."""
     old = missing.node
     if isinstance(old, FUNCTIONS) and isinstance(replacement, FUNCTIONS):
         # defaults and decorators are values, which are part of the restored state

@@ -26,7 +26,7 @@ class Rebindable:
     names: frozenset[str] = frozenset()
     """Variables that some function declares `global` or `nonlocal`."""
     attributes: frozenset[str] = frozenset()
-    """Attributes that are assigned outside `__init__`, or computed when they are read."""
+    """Attributes that are assigned outside `__init__`, or computed at each read, such as properties."""
 
 
 def rebindable(trees: Iterable[ast.Module]) -> Rebindable:
@@ -196,7 +196,7 @@ class _StatementComparer:
         self._conditional = 0
 
     def statement(self, old: ast.stmt) -> bool:
-        """Return True if the new statement is the statement `old` with variables extracted from it."""
+        """Return True if the new statement is the statement `old` with variables extracted."""
         new = self.new
         if isinstance(old, ast.Expr) and isinstance(new, ast.Assign | ast.AnnAssign):
             targets = _targets(new)
@@ -307,7 +307,7 @@ def _children(old: ast.AST, new: ast.AST) -> Iterator[tuple[object, object]]:
 
 
 def _names(target: ast.expr) -> Iterator[ast.Name]:
-    """Yield the names in a target of an assignment, or nothing if it contains anything but names."""
+    """Yield the names in a target of an assignment, or nothing if the target contains anything but names."""
     items = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
     if all(isinstance(item, ast.Name) for item in items):
         yield from (item for item in items if isinstance(item, ast.Name))
@@ -316,7 +316,7 @@ def _names(target: ast.expr) -> Iterator[ast.Name]:
 def _changed_order(
     variables_above: list[ExtractedVariable], stmt: ast.stmt, rebindable: Rebindable
 ) -> str:
-    """Return why values that are now assigned above `stmt` are computed in another order, or '' if they are not."""
+    """Return why the values of variables assigned above `stmt` are computed in another order now, or ''."""
     names = [variable.target.id for variable in variables_above]
     repeated_name = next((name for name in names if names.count(name) > 1), None)
     if repeated_name is not None:

@@ -64,7 +64,7 @@ def find(
     used: Collection[str] | None = None,
     names: FileNames | None = None,
 ) -> Probes:
-    """Return the probes that `new` adds to the recorded source `old`; raise if it changes the computation.
+    """Return the probes that `new` adds to the recorded source `old`; raise if `new` changes the computation.
 
     `used` has the paths of the files that the run executed; edits of other files do not matter. `names` has the
     new names of renamed files; the result uses the old names.
@@ -98,7 +98,7 @@ def check(
     used: Collection[str] | None = None,
     names: FileNames | None = None,
 ) -> tuple[Probes, tuple[ProbeRefusal, ...]]:
-    """Return the probes of an edit and all reasons to refuse the edit, without raising them."""
+    """Return the probes of an edit, and all reasons to refuse the edit."""
     names = names or FileNames()
     new = names.as_then(new, old)
     used_paths = [path for path in old if path.endswith(".py") and (used is None or path in used)]
@@ -275,7 +275,7 @@ class _CallSite:
 
 
 def _last_line(node: Loop | ast.Call) -> int:
-    """Return the last line of a call, or of the body of a loop: its `else` clause runs after it."""
+    """Return the last line of a call, or of the body of a loop, whose `else` clause runs after the loop."""
     last = node if isinstance(node, ast.Call) else node.body[-1]
     return last.end_lineno or 0
 

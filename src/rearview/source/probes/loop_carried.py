@@ -30,7 +30,7 @@ VariableInContext = tuple[ExtractedVariable, tuple[ast.AST, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Where the replay of an added statement may start, and which other loops must run to assign what it reads."""
+    """Where the replay of an added statement may start, and which other loops assign what the statement reads."""
 
     depth: int
     """How many of the loops around the statement, from the outermost in, a replay may enter after their first
@@ -191,7 +191,7 @@ def needs(
     aliases: Aliases,
     extracted_variables: Sequence[VariableInContext] = (),
 ) -> list[Need]:
-    """Return for each added statement where its replay may start, and which other loops it needs."""
+    """Return the `Need` of each added statement, in order."""
     collector = _Collector(scopes, aliases)
     loops: dict[int, ast.AST] = {}
     chains: list[Chain] = []

@@ -22,13 +22,13 @@ class ProbeKind(StrEnum):
     """The purpose of an added statement."""
 
     LOG = "log"
-    """It logs names, to Rearview or to a tracker."""
+    """The statement logs named values, to Rearview or to a tracker."""
     PRINT = "print"
-    """It prints, or logs a line of text."""
+    """The statement prints, or logs a line of text."""
     IMPORT = "import"
     DEFINITION = "definition"
     VALUE = "value"
-    """It computes a value that other probes read."""
+    """The statement computes a value that other probes read."""
 
 
 class Position(StrEnum):
@@ -54,25 +54,25 @@ class Probe:
     """Line of the statement itself, after its decorators."""
     kind: ProbeKind
     names: tuple[str, ...]
-    """The names that it logs; `*` stands for a part that is known only at run time."""
+    """The names that the probe logs; `*` stands for a part that is known only at run time."""
     function: str
     loops: tuple[str, ...]
-    """Recorded loops around it in its function, outermost first."""
+    """Recorded loops of its function that enclose the probe, from the outermost in."""
     place: Position
     chains: tuple[tuple[str, ...], ...]
-    """Nested loops that may enclose it at run time, including loops of callers; empty if no call names its function."""
+    """Nested loops that may enclose the probe at run time, with loops of callers; empty if no call names its function."""
     depth: int
     """How many of `loops` a replay may enter in the middle; START: the replay starts with the program."""
     feeds: tuple[tuple[str, ...], ...] = ()
-    """Other loops of its function whose iterations must run because they assign what it reads."""
+    """Other loops of its function whose iterations must run because they assign what the probe reads."""
     paths: tuple[tuple[str, ...], ...] = ()
     """Like `chains`, with the ids of the loops: two loops may have one name."""
     fed_by: tuple[tuple[str, ...], ...] = ()
     """Like `feeds`, with ids, including the loops of callers."""
     runs_first: bool = False
-    """Whether it certainly runs before the loops of its level, and its function is not called after any loop."""
+    """Whether the probe is before all loops of its level, in a function that no call after a loop names."""
     generators: tuple[str, ...] = ()
-    """Random generators of the run that it draws from; a replay saves them before it and restores them after it."""
+    """Random generators of the run that the probe uses; a replay restores their states after the probe."""
     cautions: tuple[str, ...] = ()
 
 

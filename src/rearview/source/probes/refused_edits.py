@@ -106,7 +106,7 @@ def extracted_variable_refusal(
     comparison: StatementComparison,
     parents: tuple[ast.AST, ...],
 ) -> ProbeRefusal | None:
-    """Return why an edit may not extract this variable from a recorded statement, or None if it may."""
+    """Return why an edit may not extract this variable from a recorded statement, or None if nothing forbids the edit."""
     name = variable.target.id
     home = scope.home(name) or scope
     line = home.recorded_use(name)
@@ -171,7 +171,7 @@ def _differing_children(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.A
 def class_refusal(
     path: str, item: Added, attributes: frozenset[str], methods: frozenset[str]
 ) -> ProbeRefusal | None:
-    """Return why a statement may not be added to a recorded class, or None if it may or is in no class."""
+    """Return why a statement may not be added to a recorded class, or None if nothing forbids the addition."""
     enclosing_definitions = [
         node for node in item.parents if isinstance(node, (*FUNCTIONS, ast.ClassDef))
     ]
@@ -243,7 +243,7 @@ def _is_in_scope(stmt: ast.stmt, scope: Scope) -> bool:
 
 
 def shadow_refusals(trees: Mapping[str, ast.Module], new_paths: set[str]) -> list[ProbeRefusal]:
-    """Return a refusal for each new file that hides a module of the same name which recorded code imports."""
+    """Return a refusal for each new file that hides a module which recorded code imports under the name of the file."""
     imported: dict[str, tuple[str, int]] = {}
     folders = {path.rpartition("/")[0] for path in trees}
     for path, tree in trees.items():

@@ -316,7 +316,7 @@ class Judge(ast.NodeVisitor):
     def _effect(self, name: str, visited: set[str]) -> str:
         """Return a training method (`mutations.TRAINS`) that a project function calls, directly or through others.
 
-        Else return a method that switches the mode of a model (`mutations.SWITCHES`), or '' if it calls neither.
+        Else return a method that switches the mode of a model (`mutations.SWITCHES`), or '' if the function calls neither.
         """
         if name in visited or name not in self.functions:
             return ""
@@ -354,7 +354,7 @@ class Judge(ast.NodeVisitor):
 
 
 def _harmless(node: ast.Call) -> bool:
-    """Return True for `clip_grad_norm_` with infinity: the usual way to read a norm; it changes nothing."""
+    """Return True for `clip_grad_norm_` with infinity, which only computes the norm."""
     if last_name(node.func) != "clip_grad_norm_":
         return False
     limit = node.args[1] if len(node.args) > 1 else None
