@@ -150,7 +150,7 @@ def test_a_loop_is_matched_by_its_body_if_two_loops_have_the_same_header():
             return counter
     """
     trees = [grow(try_parse(dedent(text))) for text in (new, old)]
-    pairs = {a.start: b.start for a, b in match(*trees).there.items() if a.kind == "For"}
+    pairs = {a.start: b.start for a, b in match(*trees).old_of.items() if a.kind == "For"}
     assert pairs[8] == 3
     assert pairs.get(3) is None
 
@@ -323,7 +323,7 @@ def test_a_body_that_went_into_another_function_is_found_in_the_old_one():
     )
     old = f"def train(model, step_0):\n{body}    for batch in data:\n        fit(batch)\n        store(batch)\n"
     trees = [grow(try_parse(text)) for text in (new, old)]
-    pairs = {a.start: b.start for a, b in match(*trees).there.items() if a.kind == "FunctionDef"}
+    pairs = {a.start: b.start for a, b in match(*trees).old_of.items() if a.kind == "FunctionDef"}
     assert pairs == {5: 1}
     assert "        fit(batch)\n        log(step_0)  # LOG\n" in carried(new, old)
 

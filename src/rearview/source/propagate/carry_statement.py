@@ -351,7 +351,7 @@ def _present(old: Sequence[str], line: int, text: str) -> tuple[int, int] | None
 
 def _has_partner(matching: Matching, lines: tuple[int, int]) -> bool:
     """Return True if the old statement on some lines is another one of the new text."""
-    return any(old.start == lines[0] and not old.is_block for old in matching.back)
+    return any(old.start == lines[0] and not old.is_block for old in matching.new_of)
 
 
 def _absent(listed: list[str]) -> str:

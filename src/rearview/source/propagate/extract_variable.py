@@ -54,7 +54,7 @@ def extract_variables(
     old_tree = grow(there)
     partner = _partner(here, binds, reads, extraction.names, old_tree) or match(
         new_tree, old_tree
-    ).there.get(reads)
+    ).old_of.get(reads)
     if partner is None or there.repaired:
         return f"the statement that computes `{first}` cannot be found there"
     try:
@@ -112,7 +112,7 @@ def _partner(
         return None
     tree = grow(plain, without=without) if without is not None else grow(plain)
     node = _at(tree, reads.start)
-    return match(tree, old).there.get(node) if node is not None else None
+    return match(tree, old).old_of.get(node) if node is not None else None
 
 
 def _named(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit]:

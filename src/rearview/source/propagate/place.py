@@ -80,7 +80,7 @@ def _by_comment(matching: Matching, new_place: NewPlace) -> tuple[StatementNode,
     if (
         below is None
         or below.parent is None
-        or _scope_of(below.parent) is not matching.there.get(home)
+        or _scope_of(below.parent) is not matching.old_of.get(home)
     ):
         return None
     if any(
@@ -184,7 +184,7 @@ def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
         side = siblings(matching, new_place, before=before)
         for position, new in enumerate(side[:REACH]):
             far = position
-            old = matching.there.get(new)
+            old = matching.old_of.get(new)
             gives = before and bool(uses([new.tree]).writes & new_place.used.reads)
             inside = new.parent is new_place.block
             if not inside:
@@ -203,10 +203,10 @@ def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
 
 
 def _edge(matching: Matching, new: StatementNode, *, last: bool) -> StatementNode | None:
-    inner = [node for node in new.walk() if not node.is_block and node in matching.there]
+    inner = [node for node in new.walk() if not node.is_block and node in matching.old_of]
     if not inner or new.is_scope:
         return None
-    return matching.there[inner[-1 if last else 0]]
+    return matching.old_of[inner[-1 if last else 0]]
 
 
 def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode | None:
@@ -297,7 +297,7 @@ def _beside_definition(
     around = {target, *target.above()}
     for name in sorted(new_place.used.reads):
         home = definition(new_place.block, new_place.index, name)
-        partner = matching.there.get(home) if home is not None and not home.is_scope else None
+        partner = matching.old_of.get(home) if home is not None and not home.is_scope else None
         if home is None or partner is None or partner.scope() is not _scope_of(target):
             continue
         if home.parent is not new_place.block or partner.parent is None:
@@ -322,7 +322,7 @@ def _same_values(matching: Matching, new_place: NewPlace, target: StatementNode,
     """Return True if the variables read at a place were set by the same statements in the old text."""
     for name in new_place.used.reads:
         home = definition(new_place.block, new_place.index, name)
-        partner = matching.there.get(home) if home is not None and not home.is_scope else None
+        partner = matching.old_of.get(home) if home is not None and not home.is_scope else None
         if partner is None or partner.scope() is not _scope_of(target):
             continue
         if name in binds(partner) and definition(target, at, name) not in {partner, None}:
@@ -480,7 +480,7 @@ def _after_definitions(
         home = definition(new_place.block, new_place.index, name)
         if home is None or home.is_scope or child_of(home, new_place.block) is None:
             continue
-        partner = matching.there.get(home)
+        partner = matching.old_of.get(home)
         at = child_of(partner, target) if partner is not None else None
         if at is not None:
             yield at + 1
@@ -511,12 +511,12 @@ def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | No
     twins = [
         node
         for node in owner.scope().walk()
-        if node.kind == owner.kind and node.words == owner.words and node in matching.there
+        if node.kind == owner.kind and node.words == owner.words and node in matching.old_of
     ]
     if len(twins) != 1 or twins[0].is_block:
         return None
     same = [
-        block for block in matching.there[twins[0]].children if block.role == new_place.block.role
+        block for block in matching.old_of[twins[0]].children if block.role == new_place.block.role
     ]
     return same[0] if same else None
 
@@ -546,7 +546,7 @@ def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> 
     if owner is not None and matching.same(owner) and not owner.is_scope and new_place.index == 0:
         return Place(target, 0, 0.7, ("it is the first of the same block",))
     if (
-        owner in matching.there
+        owner in matching.old_of
         and owner is not None
         and not owner.is_scope
         and new_place.index == 0
@@ -558,7 +558,7 @@ def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> 
         if new_place.index == len(new_place.block.children) and not leaves:
             return Place(target, last, 0.8, ("it is the last of the same block",))
     only = _only_place(target)
-    if only is not None and owner is not None and owner.is_scope and owner in matching.there:
+    if only is not None and owner is not None and owner.is_scope and owner in matching.old_of:
         return Place(target, only, 0.75, ("it is the only place in that function",))
     return Nowhere("none of the statements around it can be found there")
 
@@ -598,7 +598,7 @@ def others(matching: Matching, new_place: NewPlace) -> list[Place]:
             candidates.append((anchor.old.parent, anchor.old.index + anchor.before, sure))
     for name in sorted(new_place.used.reads):
         home = definition(new_place.block, new_place.index, name)
-        partner = matching.there.get(home) if home is not None and not home.is_scope else None
+        partner = matching.old_of.get(home) if home is not None and not home.is_scope else None
         if partner is not None and home is not None and home.parent is new_place.block:
             assert partner.parent is not None
             candidates.append((partner.parent, partner.index + 1, 0.65))

@@ -80,10 +80,10 @@ def siblings(matching: Matching, new_place: NewPlace, *, before: bool) -> list[S
         children = block.children
         run += children[:index][::-1] if before else children[index:]
         owner = block.parent
-        if owner is None or owner.is_scope or owner in matching.there or len(run) >= REACH:
+        if owner is None or owner.is_scope or owner in matching.old_of or len(run) >= REACH:
             return run
         if owner.kind not in {"With", "Try"} and not any(
-            n in matching.there for n in block.children
+            n in matching.old_of for n in block.children
         ):
             return run  # a branch or loop that is all new, not one put around old statements
         assert owner.parent is not None
@@ -106,8 +106,8 @@ def between(
     after = _run(siblings(matching, new_place, before=False), matching)
     gap = target.children[low:high]
     tied = [node for node in gap if conflict(new_place.used, uses([node.tree]))]
-    moved = [node for node in gap if node in matching.back]
-    sides = [(node, child_of(matching.back[node], new_place.block)) for node in moved]
+    moved = [node for node in gap if node in matching.new_of]
+    sides = [(node, child_of(matching.new_of[node], new_place.block)) for node in moved]
     ordered = [(node, at < new_place.index) for node, at in sides if at is not None]
     if len(ordered) < len(moved) and not (before or after):
         if any(_decides(new_place.used, node) for node in tied):
@@ -155,7 +155,7 @@ def _follows_definition(
         return False
     above = new_place.block.children[new_place.index - 1]
     sets = bool(binds(above) & new_place.used.reads)
-    return sets and matching.same(above) and matching.there[above] is target.children[low - 1]
+    return sets and matching.same(above) and matching.old_of[above] is target.children[low - 1]
 
 
 def _split_gap(
@@ -181,7 +181,7 @@ def _split_gap(
             [
                 n
                 for n in siblings(matching, new_place, before=side)[:REACH]
-                if n not in matching.there
+                if n not in matching.old_of
             ]
             for side in (True, False)
         )
@@ -242,7 +242,7 @@ def _completed(
     """
     for name in new_place.used.reads:
         home = definition(new_place.block, new_place.index, name)
-        partner = matching.there.get(home) if home is not None and not home.is_scope else None
+        partner = matching.old_of.get(home) if home is not None and not home.is_scope else None
         if home is None or partner is None:
             continue
         rest = binds(home) - binds(partner)
@@ -322,7 +322,7 @@ def _run(siblings: list[StatementNode], matching: Matching) -> list[StatementNod
     """Return the unpaired siblings up to the first paired one."""
     run: list[StatementNode] = []
     for node in siblings:
-        if node in matching.there:
+        if node in matching.old_of:
             break
         run.append(node)
     return run

@@ -60,7 +60,7 @@ def _file(path: str, matching: Matching) -> list[StatementChange]:
     stayed = _in_order(matching)
     changes: list[tuple[int, StatementChange]] = []
     for node in matching.new.statements():
-        partner = matching.there.get(node)
+        partner = matching.old_of.get(node)
         text = _head(matching.new.parsed.lines, node)
         if partner is None:
             changes.append(
@@ -75,7 +75,7 @@ def _file(path: str, matching: Matching) -> list[StatementChange]:
             (node.start, StatementChange(edit, path, partner.start, node.start, was, text))
         )
     for node in matching.old.statements():
-        if node not in matching.back:
+        if node not in matching.new_of:
             was = _head(matching.old.parsed.lines, node)
             at = _below(matching, node)
             changes.append((at, StatementChange(Edit.REMOVED, path, node.start, None, was, "")))
@@ -104,7 +104,7 @@ def _in_order(matching: Matching) -> set[StatementNode]:
         pairs = [
             (node, partner.index)
             for node in block.children
-            if (partner := matching.there.get(node)) is not None and partner.parent is home
+            if (partner := matching.old_of.get(node)) is not None and partner.parent is home
         ]
         indexes = [index for _, index in pairs]
         kept |= {pairs[at][0] for at, _ in align_items(indexes, sorted(indexes))}
@@ -114,8 +114,8 @@ def _in_order(matching: Matching) -> set[StatementNode]:
 def _below(matching: Matching, node: StatementNode) -> int:
     """Return the line of the new text at which a removed statement is listed."""
     for other in reversed(matching.old.nodes[: node.order]):
-        if not other.is_block and other in matching.back:
-            return matching.back[other].start
+        if not other.is_block and other in matching.new_of:
+            return matching.new_of[other].start
     return 0
 
 

@@ -35,7 +35,7 @@ class Votes:
         self.matching = matching
         self.table: dict[str, Counter[str]] = defaultdict(Counter)
         self.kept: Counter[str] = Counter()
-        for new, old in matching.there.items():
+        for new, old in matching.old_of.items():
             if new.is_block:
                 continue
             if new.words == old.words:
@@ -132,7 +132,7 @@ class _Resolver:
             lost = name not in BUILTINS and name not in seen and "*" not in self.at_home
             return name, 0.9 if lost else 1.0
         home = definition(*self.here, name)
-        partner = self.matching.there.get(home) if home is not None else None
+        partner = self.matching.old_of.get(home) if home is not None else None
         target = _target(home, partner, name)
         if target == "*":  # a star import of the same module
             return name, 0.95
@@ -269,7 +269,7 @@ def free_names(tree: StatementTree) -> set[str]:
 
 def _exchanged(matching: Matching, home: StatementNode | None) -> bool:
     """Return True if a definition is between the same two statements in both texts."""
-    partner = matching.there.get(home) if home is not None else None
+    partner = matching.old_of.get(home) if home is not None else None
     if home is None or partner is None or home.parent is None or partner.parent is None:
         return False
     for step in (-1, 1):
@@ -279,7 +279,7 @@ def _exchanged(matching: Matching, home: StatementNode | None) -> bool:
             siblings = node.parent.children if node.parent is not None else []
             sides.append(siblings[at] if 0 <= at < len(siblings) else None)
         new, old = sides
-        if (matching.there.get(new) if new is not None else None) is not old:
+        if (matching.old_of.get(new) if new is not None else None) is not old:
             return False
     return True
 
@@ -443,7 +443,7 @@ def keywords(matching: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
         called = last_name(call.func)
         pairs = [
             (new.tree.args, old.tree.args)
-            for new, old in matching.there.items()
+            for new, old in matching.old_of.items()
             if isinstance(new.tree, functions)
             and isinstance(old.tree, functions)
             and not new.is_block
@@ -475,7 +475,7 @@ def _renamed_functions(matching: Matching, names: set[str]) -> dict[str, str]:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {
         new.tree.name: old.tree.name
-        for new, old in matching.there.items()
+        for new, old in matching.old_of.items()
         if isinstance(new.tree, functions)
         and isinstance(old.tree, functions)
         and new.tree.name in names
