@@ -279,8 +279,8 @@ def _write(
     names = resolve(
         matching, votes, free, (new_place.block, new_place.index), (place.block, place.index)
     )
-    imports = imports_for(names.missing, matching)
-    unknown = [name for name in names.missing if name not in imports]
+    imports = imports_for(names.missing_names, matching)
+    unknown = [name for name in names.missing_names if name not in imports]
     if unknown:
         return refuse(_absent([f"`{name}`" for name in unknown]), *place.reasons)
     attributes, absent = members(matching, votes, used)

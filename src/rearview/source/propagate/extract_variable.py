@@ -1,4 +1,4 @@
-"""Give a value of an older text the name that a recorded statement of the newest text gives it."""
+"""Extract in an older text the variables that the newest text extracts from a recorded statement."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rearview.source.mutations import last_name
 from rearview.source.probes.probe import VariableExtraction
 from rearview.source.propagate.match import match
 from rearview.source.propagate.splice import put
-from rearview.source.propagate.variable_names import names_in
+from rearview.source.propagate.variable_names import words_in_scope
 from rearview.source.statement_trees import StatementNode, StatementTree, grow
 from rearview.source.text import Parsed, newline, split, try_parse
 
-Path = tuple[tuple[str, int], ...]
-"""Fields, with the index in those that are lists, from a statement to an expression in it."""
+ExpressionPath = tuple[tuple[str, int], ...]
+"""(field, index in the field if it is a list, else 0) of each syntax node from a statement down to an expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,73 +27,75 @@ class _Edit:
     text: str
 
 
-class _NotThereError(Exception):
-    """The older text cannot have the names; the message says why."""
+class _NotExtractableError(Exception):
+    """Raised if the variables cannot be extracted in the older text; the message says why."""
 
 
 def extract_variables(
     new: str, extraction: VariableExtraction, old: str
 ) -> tuple[str, VariableExtraction] | str:
-    r"""Return (an older text in which the value has the same names, where it has them), or why that is impossible.
+    r"""Return (the old text with the same variables extracted, their position in it), or why that is impossible.
 
-    The older text may compute the value with other code, which stays as it is.
+    The old text may compute the values with different code, which remains unchanged.
 
     >>> extract_variables("n = f(x, 2)\nlog(n)\n", VariableExtraction("t.py", 1, ("n",)), "# why\nf(x, 1)\n")[0]
     '# why\nn = f(x, 1)\n'
     """
-    here, there = try_parse(new), try_parse(old)
-    if isinstance(here, str):
-        return f"the new text cannot be read: {here}"
-    if isinstance(there, str):
-        return f"the old text cannot be read: {there}"
-    new_tree, first = grow(here), extraction.names[0]
-    binds = _at(new_tree, extraction.line)
-    reads = binds if extraction.into is None else _at(new_tree, extraction.into)
+    new_parsed, old_parsed = try_parse(new), try_parse(old)
+    if isinstance(new_parsed, str):
+        return f"the new text cannot be read: {new_parsed}"
+    if isinstance(old_parsed, str):
+        return f"the old text cannot be read: {old_parsed}"
+    new_tree, first_name = grow(new_parsed), extraction.names[0]
+    binds = _statement_at(new_tree, extraction.line)
+    reads = binds if extraction.into is None else _statement_at(new_tree, extraction.into)
     if binds is None or reads is None:
         return f"line {extraction.line} of the new text holds no statement"
-    old_tree = grow(there)
-    partner = _partner(here, binds, reads, extraction.names, old_tree) or match(
+    old_tree = grow(old_parsed)
+    partner = _partner(new_parsed, binds, reads, extraction.names, old_tree) or match(
         new_tree, old_tree
     ).old_of.get(reads)
-    if partner is None or there.repaired:
-        return f"the statement that computes `{first}` cannot be found there"
+    if partner is None or old_parsed.repaired:
+        return f"the statement that computes `{first_name}` cannot be found there"
     try:
         if extraction.into is None:
-            edits = list(_named(binds.tree, partner.tree, extraction.names))
-            taken = names_in(partner) & set(extraction.names) if edits else None
-            if taken:
-                return f"`{min(taken)}` means something else in that version"
-            return _applied(there, edits), VariableExtraction(
+            edits = list(_assigning_edits(binds.tree, partner.tree, extraction.names))
+            used_names = words_in_scope(partner) & set(extraction.names) if edits else None
+            if used_names:
+                return f"`{min(used_names)}` means something else in that version"
+            return _applied(old_parsed, edits), VariableExtraction(
                 extraction.path, partner.start, extraction.names
             )
-        if first in names_in(partner):
-            return f"`{first}` means something else in that version"
-        if not partner.leads or there.lines[partner.start - 1].lstrip().startswith("elif"):
-            return f"`{first}` cannot have a separate line in that version"
-        edit, value = _lifted(binds.tree, reads.tree, partner.tree, first, there)
-    except _NotThereError as exc:
+        if first_name in words_in_scope(partner):
+            return f"`{first_name}` means something else in that version"
+        if not partner.leads or old_parsed.lines[partner.start - 1].lstrip().startswith("elif"):
+            return f"`{first_name}` cannot have a separate line in that version"
+        edit, value = _replacing_edit(binds.tree, reads.tree, partner.tree, first_name, old_parsed)
+    except _NotExtractableError as exc:
         return str(exc)
-    text = _applied(there, [edit])
+    text = _applied(old_parsed, [edit])
     lines = split(text)
     line = lines[partner.start - 1]
-    lead = line[: len(line) - len(line.lstrip())]
-    above = f"{lead}{first} = {value}{newline(lines, partner.start - 1)}"
-    at = partner.start
-    return put(text, at, above), VariableExtraction(extraction.path, at, extraction.names, at + 1)
+    indent = line[: len(line) - len(line.lstrip())]
+    assignment = f"{indent}{first_name} = {value}{newline(lines, partner.start - 1)}"
+    first_line = partner.start
+    return put(text, first_line, assignment), VariableExtraction(
+        extraction.path, first_line, extraction.names, first_line + 1
+    )
 
 
-def _at(tree: StatementTree, line: int) -> StatementNode | None:
+def _statement_at(tree: StatementTree, line: int) -> StatementNode | None:
     return next((n for n in tree.nodes if not n.is_block and n.start == line and n.parent), None)
 
 
 def _partner(
-    here: Parsed,
+    new_parsed: Parsed,
     binds: StatementNode,
     reads: StatementNode,
     names: tuple[str, ...],
     old: StatementTree,
 ) -> StatementNode | None:
-    """Return the old statement that corresponds to the new one without its name for the value."""
+    """Return the old statement that corresponds to the new statement before its variables were extracted, or None."""
     new, without = binds.tree, None
     edits: list[_Edit] = []
     if reads is not binds:
@@ -107,63 +109,73 @@ def _partner(
     elif isinstance(new, ast.Assign | ast.AnnAssign) and set(_bound(new)) == set(names):
         assert new.value is not None
         edits.append(_Edit(*_span(new), ast.unparse(new.value)))
-    plain = try_parse(_applied(here, edits))
-    if isinstance(plain, str):
+    without_variables = try_parse(_applied(new_parsed, edits))
+    if isinstance(without_variables, str):
         return None
-    tree = grow(plain, without=without) if without is not None else grow(plain)
-    node = _at(tree, reads.start)
+    tree = (
+        grow(without_variables, without=without) if without is not None else grow(without_variables)
+    )
+    node = _statement_at(tree, reads.start)
     return match(tree, old).old_of.get(node) if node is not None else None
 
 
-def _named(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit]:
-    """Yield edits that give the values of an old statement the names that they have in the new one."""
+def _assigning_edits(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit]:
+    """Yield the edits by which an old statement assigns its values to the variables of the new statement."""
     assert isinstance(old, ast.stmt)
-    left = set(names)
+    unassigned_names = set(names)
     targets: list[ast.expr] = []
     if isinstance(new, ast.Assign | ast.AnnAssign):
-        every = new.targets if isinstance(new, ast.Assign) else [new.target]
-        targets = [t for t in every if left & set(_bound(t))]
-        left -= {name for target in targets for name in _bound(target)}
+        all_targets = new.targets if isinstance(new, ast.Assign) else [new.target]
+        targets = [t for t in all_targets if unassigned_names & set(_bound(t))]
+        unassigned_names -= {name for target in targets for name in _bound(target)}
     if targets and not (isinstance(old, ast.Assign) and set(_bound(old)) >= set(names)):
         value = getattr(new, "value", None)
         if not isinstance(old, ast.Expr | ast.Assign) or not _corresponds(value, old.value):
-            raise _NotThereError(f"`{names[0]}` is computed differently in that version")
+            raise _NotExtractableError(f"`{names[0]}` is computed differently in that version")
         text = "".join(f"{ast.unparse(target)} = " for target in targets)
         start = (old.lineno, old.col_offset)
         yield _Edit(start, start, text)
     for path, node in _walk(new):
-        if isinstance(node, ast.NamedExpr) and node.target.id in left:
+        if isinstance(node, ast.NamedExpr) and node.target.id in unassigned_names:
             old_value = _follow(old, path)
             if isinstance(old_value, ast.NamedExpr) and old_value.target.id == node.target.id:
                 continue
             if type(old) is not type(new) or not _corresponds(node.value, old_value):
-                raise _NotThereError(f"`{node.target.id}` is computed differently in that version")
+                raise _NotExtractableError(
+                    f"`{node.target.id}` is computed differently in that version"
+                )
             assert old_value is not None
             start, end = _span(old_value)
             yield _Edit(start, start, f"({node.target.id} := ")
             yield _Edit(end, end, ")")
 
 
-def _lifted(
-    binds: ast.AST, reads: ast.AST, old: ast.AST, name: str, there: Parsed
+def _replacing_edit(
+    binds: ast.AST, reads: ast.AST, old: ast.AST, name: str, old_parsed: Parsed
 ) -> tuple[_Edit, str]:
-    """Return the edit that replaces a value of an old statement by a name, and the text of the value."""
+    """Return the edit that replaces a value of an old statement by the variable `name`, and the text of the value."""
     value = getattr(binds, "value", None)
     for path, node in _walk(reads):
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-            part = _follow(old, path)
-            if type(reads) is not type(old) or not _corresponds(value, part) or part is None:
-                raise _NotThereError(f"`{name}` is computed differently in that version")
-            (row, begin), (last, stop) = _span(part)
+            old_value = _follow(old, path)
+            if (
+                type(reads) is not type(old)
+                or not _corresponds(value, old_value)
+                or old_value is None
+            ):
+                raise _NotExtractableError(f"`{name}` is computed differently in that version")
+            (row, begin), (last, stop) = _span(old_value)
             if row != last:
-                raise _NotThereError(f"the value of `{name}` takes several lines in that version")
-            text = there.code_lines[row - 1].encode()[begin:stop].decode()
+                raise _NotExtractableError(
+                    f"the value of `{name}` takes several lines in that version"
+                )
+            text = old_parsed.code_lines[row - 1].encode()[begin:stop].decode()
             return _Edit((row, begin), (row, stop), name), text
-    raise _NotThereError(f"`{name}` is inside another named value; name only one of them")
+    raise _NotExtractableError(f"`{name}` is inside another named value; name only one of them")
 
 
-def _walk(stmt: ast.AST, path: Path = ()) -> Iterator[tuple[Path, ast.AST]]:
-    """Yield the expressions of a statement's head with their paths; `(name := value)` counts as `value`, too."""
+def _walk(stmt: ast.AST, path: ExpressionPath = ()) -> Iterator[tuple[ExpressionPath, ast.AST]]:
+    """Yield (path, expression) in a statement without its blocks; `(name := value)` and `value` have the same path."""
     for field, value in ast.iter_fields(stmt):
         items = value if isinstance(value, list) else [value]
         for at, item in enumerate(items):
@@ -177,7 +189,7 @@ def _walk(stmt: ast.AST, path: Path = ()) -> Iterator[tuple[Path, ast.AST]]:
             yield from _walk(node, inner)
 
 
-def _follow(stmt: ast.AST, path: Path) -> ast.expr | None:
+def _follow(stmt: ast.AST, path: ExpressionPath) -> ast.expr | None:
     node: object = stmt
     for field, at in path:
         value = getattr(node, field, None)
@@ -217,10 +229,10 @@ def _applied(parsed: Parsed, edits: list[_Edit]) -> str:
     lines = list(parsed.lines)
     for edit in sorted(edits, key=lambda each: each.start, reverse=True):
         (row, _), (last, _) = edit.start, edit.end
-        rest = lines[last - 1][_character(parsed, *edit.end) :]
-        lines[row - 1] = lines[row - 1][: _character(parsed, *edit.start)] + edit.text + rest
-        for gone in range(row, last):  # blank, so that later lines keep their numbers
-            lines[gone] = "\n"
+        after_edit = lines[last - 1][_character(parsed, *edit.end) :]
+        lines[row - 1] = lines[row - 1][: _character(parsed, *edit.start)] + edit.text + after_edit
+        for emptied_row in range(row, last):  # emptied, so that later lines keep their numbers
+            lines[emptied_row] = "\n"
     return "".join(lines)
 
 
