@@ -582,7 +582,7 @@ def _why_nowhere(block: StatementNode) -> str:
     return "the code around it cannot be found there"
 
 
-def others(matching: Matching, new_place: NewPlace) -> list[Place]:
+def further_places(matching: Matching, new_place: NewPlace) -> list[Place]:
     """Return further places for a statement, the most likely first.
 
     They are used after a replay has shown that the first place is wrong: under its comment, next to each
@@ -606,10 +606,14 @@ def others(matching: Matching, new_place: NewPlace) -> list[Place]:
     return [Place(block, index, sure, reasons) for block, index, sure in candidates]
 
 
-def anywhere(chosen: list[ast.stmt], new_place: NewPlace, old: StatementTree) -> Place | None:
+def place_of_definitions(
+    statements: list[ast.stmt], new_place: NewPlace, old: StatementTree
+) -> Place | None:
     """Return a place for imports and definitions of a module, whose order rarely matters."""
     loose = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    if new_place.block.parent is not None or not all(isinstance(each, loose) for each in chosen):
+    if new_place.block.parent is not None or not all(
+        isinstance(each, loose) for each in statements
+    ):
         return None
     imports = [n for n in old.root.children if isinstance(n.tree, (ast.Import, ast.ImportFrom))]
     at = imports[-1].index + 1 if imports else 0
