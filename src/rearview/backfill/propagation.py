@@ -410,8 +410,10 @@ class Probing:
         return statements
 
     def _moved(self, extraction: VariableExtraction) -> VariableExtraction:
-        cuts = self._separated[extraction.path].cuts if extraction.path in self._separated else ()
-        for line, _ in reversed(cuts):
+        breaks = (
+            self._separated[extraction.path].breaks if extraction.path in self._separated else ()
+        )
+        for line, _ in reversed(breaks):
             extraction = extraction.shifted(extraction.path, line + 1, 1)
         return extraction
 

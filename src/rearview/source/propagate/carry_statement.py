@@ -20,12 +20,12 @@ from rearview.source.propagate.place import (
 from rearview.source.propagate.place_between_anchors import NewPlace, Nowhere
 from rearview.source.propagate.splice import (
     comment_above,
-    idle,
     indent_of,
+    indent_unit,
+    is_blank_or_comment,
     line_at,
     put,
     render,
-    step,
 )
 from rearview.source.propagate.variable_names import (
     Votes,
@@ -244,7 +244,7 @@ def statements_on(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | st
                 for at in range(start, min(end, len(parsed.lines)) + 1)
                 if at not in statement_lines
             ]
-            if all(idle(parsed.lines[at - 1]) for at in other_lines if at > 0):
+            if all(is_blank_or_comment(parsed.lines[at - 1]) for at in other_lines if at > 0):
                 return inside
             return f"lines {start} to {end} of the new text hold more than whole statements"
         if inside or len(partly_inside) > 1:
@@ -336,7 +336,7 @@ def _write(
             **{f"{a}=": b for a, b in arguments.items()},
         },
         indent=indent,
-        unit=step(old),
+        unit=indent_unit(old),
         end=end,
     )
     if line == len(old_lines) + 1 and old_lines and not old_lines[-1].endswith(("\n", "\r")):
