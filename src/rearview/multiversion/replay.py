@@ -196,7 +196,7 @@ def plan_study(
         planner=options.planner,
         workers=options.workers,
         patience=10**9,
-        going=lambda: clock() < end,
+        may_continue=lambda: clock() < end,
     )
     return StudyPlan(tree, best_order, tuple(levels), names)
 

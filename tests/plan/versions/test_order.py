@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from rearview.errors import PlanError
 from rearview.plan.versions.chex_planners import (
     depth_first_cost,
+    depth_first_steps,
     lfu,
     parent_choice,
     prp,
     sequential,
-    walk,
 )
 from rearview.plan.versions.order import (
     by_blocks,
@@ -207,7 +207,9 @@ def test_the_depth_first_cost_is_the_cost_of_its_steps(tree, room, data):
     kept = data.draw(st.sets(st.integers(0, len(tree) - 1)))
     kept = {n for n in kept if tree.children[n]}
     cost = depth_first_cost(tree, kept, room)
-    steps = walk(tree, lambda node, _: (tree.children[node] if node in kept else (), 0))
+    steps = depth_first_steps(
+        tree, lambda node, _: (tree.children[node] if node in kept else (), 0)
+    )
     if cost == float("inf"):
         with pytest.raises(PlanError, match="do not fit"):
             check(tree, steps, room)
@@ -260,7 +262,7 @@ def test_blocks_replayed_in_any_order_are_never_worse_than_depth_first(tree, mem
     choose = depth_first_choice(tree, levels)
     best = check(tree, dynamic(tree, levels), levels)
     for going in (True, False):
-        steps = by_blocks(tree, levels, choose, most=most, going=lambda going=going: going)
+        steps = by_blocks(tree, levels, choose, most=most, may_continue=lambda going=going: going)
         assert check(tree, steps, levels) <= best + 1e-9
 
 
@@ -306,7 +308,7 @@ A, C, F, I, J, L, M, O, P = (ord(letter) - ord("a") for letter in "acfijlmop")  
 
 
 def keeping(tree, kept):
-    return walk(tree, lambda node, _: (tree.children[node] if node in kept else (), 0))
+    return depth_first_steps(tree, lambda node, _: (tree.children[node] if node in kept else (), 0))
 
 
 def test_figures_6_and_7_of_the_paper():
@@ -387,7 +389,7 @@ def test_a_search_that_is_cut_short_reports_its_gap_to_the_bound():
     tree = Tree.of(parent, made)
     short = order(tree, 7, patience=5)
     assert 0.0 < short.gap < 1.0
-    stopped = order(tree, 7, going=lambda: False)
+    stopped = order(tree, 7, may_continue=lambda: False)
     assert stopped.seconds >= short.seconds
     assert stopped.bound <= short.bound
 
