@@ -29,7 +29,7 @@ from rearview.source.probes.probe import (
     fits,
     needed_probes,
 )
-from rearview.source.propagate.carry_statement import SURE
+from rearview.source.propagate.carry_statement import MIN_CONFIDENCE
 from rearview.source.propagate.splice import SeparatedLines, separate_lines
 from rearview.source.propagate.versions import (
     HandPlace,
@@ -173,7 +173,7 @@ class Probing:
     """Places given by hand."""
     only: tuple[str, ...] = ()
     """Only the statements that log these names count, with the statements that they need; empty: all."""
-    sure: float = SURE
+    sure: float = MIN_CONFIDENCE
     """Places less likely right than this are refused."""
     disproved: dict[str, dict[int, dict[tuple[str, int], str]]] = field(default_factory=dict)
     """Version -> number of a statement -> place that a replay showed to be wrong -> reason."""

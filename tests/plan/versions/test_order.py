@@ -55,7 +55,7 @@ def trees(draw, most=7, *, costs=False, exists=True):
     made = [
         Cell(
             f"c{i}", "", float(draw(st.integers(0, 20))), draw(st.integers(1, 9)),
-            save=draw(cost), load=draw(cost), kept=exists and draw(st.integers(0, 5)) == 0,
+            save=draw(cost), load=draw(cost), has_checkpoint=exists and draw(st.integers(0, 5)) == 0,
         )
         for i in range(count)
     ]  # fmt: skip
@@ -68,7 +68,7 @@ def brute(tree, room):
     A situation is the node in the process, the kept (node, level) pairs and the leaves done.
     """
     levels = levels_of(room)
-    always = {(n, -1) for n, cell in enumerate(tree.cells) if cell.kept}
+    always = {(n, -1) for n, cell in enumerate(tree.cells) if cell.has_checkpoint}
     start = (None, frozenset(), frozenset())
     best = {start: 0.0}
     heap = [(0.0, 0, start)]
@@ -184,7 +184,7 @@ def test_the_order_is_the_best_if_saving_loading_and_existing_states_are_counted
     best = brute(tree, room)
     assert check(tree, found.steps, room) == pytest.approx(found.seconds)
     assert found.bound - 1e-9 <= best <= found.seconds + 1e-9
-    if not any(cell.kept and cell.load > cell.seconds for cell in tree.cells):
+    if not any(cell.has_checkpoint and cell.load > cell.seconds for cell in tree.cells):
         assert found.seconds == pytest.approx(best)
 
 
@@ -370,8 +370,10 @@ def test_a_version_that_is_the_beginning_of_another_costs_nothing_more():
 
 
 def test_replay_starts_from_existing_checkpoints():
-    tree = Tree.of([START, 0, 0], cells((10, 5), (1, 5), (1, 5), kept=False))
-    kept = Tree.of(tree.parent, [Cell("a", "", 10.0, 5, load=0.5, kept=True), *tree.cells[1:]])
+    tree = Tree.of([START, 0, 0], cells((10, 5), (1, 5), (1, 5), has_checkpoint=False))
+    kept = Tree.of(
+        tree.parent, [Cell("a", "", 10.0, 5, load=0.5, has_checkpoint=True), *tree.cells[1:]]
+    )
     assert order(kept, 0).seconds == pytest.approx(1 + 1 + 2 * 0.5)
 
 

@@ -84,17 +84,17 @@ def depth_first_cost(
     """
     level = level or CacheLevel(room)
     total = 0.0
-    used = [0.0] * len(tree)
+    used_bytes = [0.0] * len(tree)
     nearest_kept = [START] * len(tree)
     for node, above in enumerate(tree.parent):
         if above != START:
-            used[node], nearest_kept[node] = used[above], nearest_kept[above]
+            used_bytes[node], nearest_kept[node] = used_bytes[above], nearest_kept[above]
             if above in kept_nodes:
                 nearest_kept[node] = above
         has_children = bool(tree.children[node])
         if node in kept_nodes and has_children:
-            used[node] += tree.cells[node].size
-            if used[node] > room:
+            used_bytes[node] += tree.cells[node].size
+            if used_bytes[node] > room:
                 return float("inf")
             # the first child continues from the state in the process, without a load
             total += tree.save(node, level) - tree.load(node, level)
@@ -133,13 +133,13 @@ def _savings(tree: Tree, kept_nodes: set[int], level: CacheLevel) -> Iterator[tu
     pass down the tree are enough for all nodes; the published listing computes the whole tree again for each node.
     """
     count = len(tree)
-    nearest_kept, used = [START] * count, [0.0] * count
+    nearest_kept, used_bytes = [START] * count, [0.0] * count
     for node, above in enumerate(tree.parent):
         if above != START:
             nearest_kept[node] = above if above in kept_nodes else nearest_kept[above]
-            used[node] = used[above]
-        used[node] += tree.cells[node].size if node in kept_nodes else 0
-    path_ends, most = [0] * count, used[:]
+            used_bytes[node] = used_bytes[above]
+        used_bytes[node] += tree.cells[node].size if node in kept_nodes else 0
+    path_ends, most = [0] * count, used_bytes[:]
     for node in range(count - 1, -1, -1):
         above = tree.parent[node]
         if above != START:
@@ -172,11 +172,11 @@ def parent_choice(
     situations: list[tuple[int, tuple[int, ...], float]] = [(root, (), 0.0) for root in tree.roots]
     known_situations = {(node, ancestors) for node, ancestors, _ in situations}
     # (node, kept ancestors, room used) of every situation, parents first; the loop appends to this list
-    for node, ancestors, used in situations:
+    for node, ancestors, used_bytes in situations:
         cell = tree.cells[node]
-        options: list[tuple[tuple[int, ...], float]] = [(ancestors, used)]
-        if used + cell.size <= cache_level.room:
-            options.append(((*ancestors, node), used + cell.size))
+        options: list[tuple[tuple[int, ...], float]] = [(ancestors, used_bytes)]
+        if used_bytes + cell.size <= cache_level.room:
+            options.append(((*ancestors, node), used_bytes + cell.size))
         for child in tree.children[node]:
             for kept_after, room_used in options:
                 if (child, kept_after) not in known_situations:
@@ -188,7 +188,7 @@ def parent_choice(
                 f"{len(tree)} cells. Use `--planner auto`, which does not need them.",
                 slug="parent-choice",
             )
-    for node, ancestors, used in reversed(situations):
+    for node, ancestors, used_bytes in reversed(situations):
         nearest_kept = ancestors[-1] if ancestors else START
         children, cell = tree.children[node], tree.cells[node]
         if not children:
@@ -197,7 +197,7 @@ def parent_choice(
             )
             continue
         with_node = (*ancestors, node)
-        if used + cell.size > cache_level.room:
+        if used_bytes + cell.size > cache_level.room:
             costs[node, ancestors] = sum(costs[child, ancestors] for child in children)
             choices[node, ancestors] = ()
             continue
@@ -231,7 +231,7 @@ def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[ReplayStep]
     subtree_sizes = tree.subtree_sizes()
     uses = [0] * len(tree)
     kept_nodes: set[int] = set()
-    used = 0.0
+    used_bytes = 0.0
     steps: list[ReplayStep] = []
 
     def worth(node: int) -> float:
@@ -253,15 +253,15 @@ def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[ReplayStep]
             if not tree.children[node] or size > cache_level.room or node in kept_nodes:
                 continue
             less_worthy = sorted((n for n in kept_nodes if worth(n) < worth(node)), key=worth)
-            if used + size - sum(tree.cells[n].size for n in less_worthy) > cache_level.room:
+            if used_bytes + size - sum(tree.cells[n].size for n in less_worthy) > cache_level.room:
                 continue
-            while used + size > cache_level.room:
+            while used_bytes + size > cache_level.room:
                 evicted = less_worthy.pop(0)
                 kept_nodes.discard(evicted)
-                used -= tree.cells[evicted].size
+                used_bytes -= tree.cells[evicted].size
                 steps.append(ReplayStep(Do.EVICT, evicted, level=level))
             kept_nodes.add(node)
-            used += size
+            used_bytes += size
             steps.append(ReplayStep(Do.CHECKPOINT, node, level=level))
             steps.append(ReplayStep(Do.RESTORE, node, path[i + 1], level))
     return steps

@@ -377,12 +377,12 @@ def _block(
         [tree.cells[node] for node in nodes],
         start=tree.load(nearest_kept, levels[nearest_level]),
     )
-    used = [
+    used_bytes = [
         sum(tree.cells[n].size for n, at in kept_ancestors if at == i) for i in range(len(levels))
     ]
     free = [
-        replace(level, room=level.room - used_bytes)
-        for level, used_bytes in zip(levels, used, strict=True)
+        replace(level, room=level.room - bytes_in_level)
+        for level, bytes_in_level in zip(levels, used_bytes, strict=True)
     ]
     best = dynamic(part, free)
     beam_steps = (

@@ -38,7 +38,7 @@ class Cell:
     """Seconds to checkpoint the state, in addition to `CacheLevel.save_byte` for each byte."""
     load: float = 0.0
     """Seconds to restore the state, in addition to `CacheLevel.load_byte` for each byte."""
-    kept: bool = False
+    has_checkpoint: bool = False
     """Whether a checkpoint of the state existed before the replay."""
 
     def similar(self, other: Cell) -> bool:
@@ -175,7 +175,9 @@ class Tree:
             cell, base = self.cells[node], base_of[node]
             seconds_to_compute = self.load(base) + self.between(base, node)
             is_base[node] = (
-                cell.kept and bool(self.children[node]) and cell.load <= seconds_to_compute
+                cell.has_checkpoint
+                and bool(self.children[node])
+                and cell.load <= seconds_to_compute
             )
         is_needed = [not below for below in self.children]
         for node in range(len(self) - 1, -1, -1):
@@ -190,7 +192,7 @@ class Tree:
         for base, nodes in sorted(bases.items()):
             number = {node: i for i, node in enumerate(nodes)}
             parent = [number.get(self.parent[node], START) for node in nodes]
-            cells = [replace(self.cells[node], kept=False) for node in nodes]
+            cells = [replace(self.cells[node], has_checkpoint=False) for node in nodes]
             ends = [number[node] for node in dict.fromkeys(self.versions) if node in number]
             part = Tree.of(parent, cells, start=self.load(base), versions=ends)
             parts.append((base, nodes, part))
@@ -228,8 +230,8 @@ def merge(versions: Iterable[Sequence[Cell]], *, start: float = 0.0) -> Tree:
                 candidates.append(node)
                 parent.append(at)
                 cells.append(cell)
-            elif cell.kept and not cells[node].kept:
-                cells[node] = replace(cells[node], kept=True, load=cell.load)
+            elif cell.has_checkpoint and not cells[node].has_checkpoint:
+                cells[node] = replace(cells[node], has_checkpoint=True, load=cell.load)
             at = node
         ends.append(at)
     return Tree.of(parent, cells, start=start, versions=ends)
@@ -310,7 +312,7 @@ def check(  # noqa: C901, PLR0912 - one check after another
     the cache is refused, as in CHEX.
     """
     levels = levels_of(room)
-    kept_nodes = {(node, EXISTING) for node, cell in enumerate(tree.cells) if cell.kept}
+    kept_nodes = {(node, EXISTING) for node, cell in enumerate(tree.cells) if cell.has_checkpoint}
     used = [0.0] * len(levels)
     seconds, computed, process_state = 0.0, START, START
     previous: ReplayStep | None = None

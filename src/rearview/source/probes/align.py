@@ -27,7 +27,7 @@ from rearview.source.text import BODIES, blocks, effective, parse
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedStatement:
     """A statement that only the edited text has."""
 
     node: ast.stmt
@@ -61,8 +61,8 @@ class StatementComparison:
     old: ast.Module
     new: ast.Module
     matched: list[tuple[ast.stmt, ast.stmt]] = field(default_factory=list)
-    added: list[Added] = field(default_factory=list)
-    missing: list[MissingStatement] = field(default_factory=list)
+    added_statements: list[AddedStatement] = field(default_factory=list)
+    missing_statements: list[MissingStatement] = field(default_factory=list)
     widened: list[tuple[ast.stmt, tuple[ast.alias, ...]]] = field(default_factory=list)
     """Recorded imports that now import further names, with these names."""
     extracted_variables: list[tuple[ExtractedVariable, tuple[ast.AST, ...]]] = field(
@@ -73,7 +73,9 @@ class StatementComparison:
     @property
     def changed(self) -> list[ast.stmt]:
         """Statements of the edited text that replace recorded ones."""
-        return [each.replacement for each in self.missing if each.replacement is not None]
+        return [
+            each.replacement for each in self.missing_statements if each.replacement is not None
+        ]
 
 
 SIMILAR = 0.35
@@ -83,7 +85,7 @@ SIMILAR_ACROSS_TYPES = 0.6
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-def most_similar(old: ast.stmt, added: list[ast.stmt]) -> ast.stmt | None:
+def most_similar(old: ast.stmt, added_statements: list[ast.stmt]) -> ast.stmt | None:
     """Return the added statement whose text is most similar to `old`, or None if none is similar enough.
 
     >>> old, *new = ast.parse("lr = 0.1; rearview.log('lr', lr); lr = 0.2").body
@@ -92,7 +94,7 @@ def most_similar(old: ast.stmt, added: list[ast.stmt]) -> ast.stmt | None:
     """
     words = _words(old)
     best: tuple[float, ast.stmt | None] = (0.0, None)
-    for new in added:
+    for new in added_statements:
         if isinstance(new, ast.Import | ast.ImportFrom) and type(new) is not type(old):
             continue
         if _logs(new) and not _logs(old):
@@ -184,11 +186,11 @@ def _wider(old: ast.stmt, new: ast.stmt) -> tuple[ast.alias, ...] | None:
             return None
     else:
         return None
-    before = {(alias.name, alias.asname) for alias in old.names}
-    after = {(alias.name, alias.asname) for alias in new.names}
-    if not before < after or any(alias.name == "*" for alias in new.names):
+    old_names = {(alias.name, alias.asname) for alias in old.names}
+    new_names = {(alias.name, alias.asname) for alias in new.names}
+    if not old_names < new_names or any(alias.name == "*" for alias in new.names):
         return None
-    return tuple(alias for alias in new.names if (alias.name, alias.asname) not in before)
+    return tuple(alias for alias in new.names if (alias.name, alias.asname) not in old_names)
 
 
 class _Aligner:
@@ -319,9 +321,11 @@ class _Aligner:
         for old, new in [*pairs, (None, None)]:
             to_old = len(olds) if old is None else place_old[id(old)]
             to_new = len(news) if new is None else place_new[id(new)]
-            added = [stmt for stmt in news[at_new:to_new] if id(stmt) not in extracting_ids]
+            added_statements = [
+                stmt for stmt in news[at_new:to_new] if id(stmt) not in extracting_ids
+            ]
             line = new.lineno if new is not None else _end(parents)
-            self.gaps.append(_Gap(olds[at_old:to_old], added, parents, line))
+            self.gaps.append(_Gap(olds[at_old:to_old], added_statements, parents, line))
             at_old, at_new = to_old + 1, to_new + 1
             if old is None or new is None:
                 continue
@@ -370,56 +374,62 @@ class _Aligner:
         """Record each missing statement with the added statement that replaced it, and all other added statements."""
         while self.gaps:
             gaps, self.gaps = self.gaps, []
-            added: dict[int, ast.stmt] = {}
+            added_by_shape: dict[int, ast.stmt] = {}
             for gap in gaps:
-                for stmt in gap.added:
-                    added.setdefault(self.shapes.shape(stmt)[0], stmt)
+                for stmt in gap.added_statements:
+                    added_by_shape.setdefault(self.shapes.shape(stmt)[0], stmt)
             used_ids: set[int] = set()
             for gap in gaps:
-                for stmt in gap.missing:
-                    self._record_missing(stmt, gap, added, used_ids)
-            self.result.added.extend(
-                Added(stmt, gap.parents)
+                for stmt in gap.missing_statements:
+                    self._record_missing(stmt, gap, added_by_shape, used_ids)
+            self.result.added_statements.extend(
+                AddedStatement(stmt, gap.parents)
                 for gap in gaps
-                for stmt in gap.added
+                for stmt in gap.added_statements
                 if id(stmt) not in used_ids
             )
 
     def _record_missing(
-        self, stmt: ast.stmt, gap: _Gap, added: Mapping[int, ast.stmt], used_ids: set[int]
+        self, stmt: ast.stmt, gap: _Gap, added_by_shape: Mapping[int, ast.stmt], used_ids: set[int]
     ) -> None:
-        missing = self.result.missing
+        missing_statements = self.result.missing_statements
         shape = self.shapes.shape(stmt)[0]
-        twin = added.get(shape)
+        twin = added_by_shape.get(shape)
         if twin is not None and id(twin) not in used_ids:
             used_ids.add(id(twin))
-            missing.append(MissingStatement(stmt, twin, twin.lineno, moved=True))
+            missing_statements.append(MissingStatement(stmt, twin, twin.lineno, moved=True))
             return
         outer_candidates = [
-            each for each in added.values() if each in gap.added or isinstance(each, FUNCTIONS)
+            each
+            for each in added_by_shape.values()
+            if each in gap.added_statements or isinstance(each, FUNCTIONS)
         ]
         for outer in outer_candidates:
             inner = self._inner(outer, shape)
             if inner is not None:
-                missing.append(MissingStatement(stmt, None, inner.lineno, inside=outer))
+                missing_statements.append(MissingStatement(stmt, None, inner.lineno, inside=outer))
                 return
-        for outer in gap.added:
+        for outer in gap.added_statements:
             if (
                 isinstance(stmt, ast.Expr)
                 and id(outer) not in used_ids
                 and _contains_expression(outer, stmt.value)
             ):
                 used_ids.add(id(outer))
-                missing.append(MissingStatement(stmt, outer, outer.lineno, contained=True))
+                missing_statements.append(
+                    MissingStatement(stmt, outer, outer.lineno, contained=True)
+                )
                 return
-        replacement = most_similar(stmt, [each for each in gap.added if id(each) not in used_ids])
+        replacement = most_similar(
+            stmt, [each for each in gap.added_statements if id(each) not in used_ids]
+        )
         if replacement is None:
-            first_line = next((each.lineno for each in gap.added), gap.line)
-            missing.append(MissingStatement(stmt, None, first_line))
+            first_line = next((each.lineno for each in gap.added_statements), gap.line)
+            missing_statements.append(MissingStatement(stmt, None, first_line))
             return
         used_ids.add(id(replacement))
         rewrite = self.rewrites.get((id(stmt), id(replacement)))
-        missing.append(
+        missing_statements.append(
             MissingStatement(
                 stmt, replacement, replacement.lineno, rewrite.why if rewrite is not None else ""
             )
@@ -441,8 +451,8 @@ class _Aligner:
 class _Gap:
     """The added and missing statements between two consecutive pairs of a block."""
 
-    missing: list[ast.stmt]
-    added: list[ast.stmt]
+    missing_statements: list[ast.stmt]
+    added_statements: list[ast.stmt]
     parents: tuple[ast.AST, ...]
     line: int
     """Line of the edited text where the gap ends."""
@@ -473,7 +483,7 @@ def compare(
     aligner = _Aligner(result, recorded if recorded is not None else rebindable([old]))
     aligner.walk(old.body, new.body, (new,))
     aligner.find_replacements()
-    result.added.sort(key=lambda item: (item.node.lineno, item.node.col_offset))
+    result.added_statements.sort(key=lambda item: (item.node.lineno, item.node.col_offset))
     return result
 
 

@@ -102,26 +102,34 @@ def _changed(old: ast.Module, new: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, description of the change) for each line of `new` that differs from `old`."""
     comparison = compare(old, new)
     partners = {id(before): after for before, after in comparison.matched}
-    for added in comparison.added:
-        if not isinstance(added.node, _DEFINITIONS) and not _is_text(added.node):
-            yield from ((line, "was added") for line in _lines(added.node))
-    for missing in comparison.missing:
-        if missing.replacement is not None:
+    for added_statement in comparison.added_statements:
+        if not isinstance(added_statement.node, _DEFINITIONS) and not _is_text(
+            added_statement.node
+        ):
+            yield from ((line, "was added") for line in _lines(added_statement.node))
+    for missing_statement in comparison.missing_statements:
+        if missing_statement.replacement is not None:
             yield from (
-                (line, "was changed") for line in _replaced_lines(missing, missing.replacement)
+                (line, "was changed")
+                for line in _replaced_lines(missing_statement, missing_statement.replacement)
             )
-        elif not isinstance(missing.node, _DEFINITIONS) and not _is_text(missing.node):
-            line = _neighbour(old, missing.node, partners) or missing.line
-            yield line, f"is next to `{ast.unparse(missing.node)[:60]}`, which was removed"
+        elif not isinstance(missing_statement.node, _DEFINITIONS) and not _is_text(
+            missing_statement.node
+        ):
+            line = _neighbour(old, missing_statement.node, partners) or missing_statement.line
+            yield (
+                line,
+                f"is next to `{ast.unparse(missing_statement.node)[:60]}`, which was removed",
+            )
 
 
 def _lines(node: ast.stmt) -> range:
     return range(first_line(node), last_line(node) + 1)
 
 
-def _replaced_lines(missing: MissingStatement, replacement: ast.stmt) -> Iterator[int]:
+def _replaced_lines(missing_statement: MissingStatement, replacement: ast.stmt) -> Iterator[int]:
     """Yield the changed lines of a replacement: the body of a function, or all lines of another statement."""
-    old = missing.node
+    old = missing_statement.node
     if isinstance(old, FUNCTIONS) and isinstance(replacement, FUNCTIONS):
         # defaults and decorators are values, which are part of the restored state
         if old.name == replacement.name and _values(old) == _values(replacement):

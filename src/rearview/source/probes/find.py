@@ -31,7 +31,7 @@ from rearview.source.loops import (
 )
 from rearview.source.moved_files import FileNames
 from rearview.source.mutations import Levels, ProgramFacts, facts
-from rearview.source.probes.align import Added, StatementComparison, compare
+from rearview.source.probes.align import AddedStatement, StatementComparison, compare
 from rearview.source.probes.extracted_variables import ExtractedVariable, Rebindable, rebindable
 from rearview.source.probes.loop_carried import START, Need, needs
 from rearview.source.probes.probe import (
@@ -83,7 +83,7 @@ def find(
             f" Also refused: {listed}{' and more' if len(refusals) > 4 else ''}." if listed else ""
         )
         raise ProbeError(
-            f"{path}:{first.line}{old_name} is not a probe: {first.what}: {first.why}. "
+            f"{path}:{first.line}{old_name} is not a probe: {first.code}: {first.why}. "
             f"{first.remedy}{further}",
             path=path,
             line=first.line,
@@ -122,7 +122,7 @@ def check(
     collector.add_modules(old, new)
     refusals += [*collector.refusals, *shadow_refusals(trees, set(new) - set(old))]
     # changed statements first: other refusals may follow from them
-    all_refusals = dict.fromkeys([*sorted(collector.changed), *sorted(refusals)])
+    all_refusals = dict.fromkeys([*sorted(collector.changed_refusals), *sorted(refusals)])
     source = {**old, **{path: new[path] for path in (*edited, *collector.modules)}}
     probes = Probes(
         tuple(collector.probes),
@@ -287,7 +287,7 @@ class _ProbeCollector:
         self.context = context
         self.probes: list[Probe] = []
         self.refusals: list[ProbeRefusal] = []
-        self.changed: list[ProbeRefusal] = []
+        self.changed_refusals: list[ProbeRefusal] = []
         self.extractions: list[VariableExtraction] = []
         self.variables: dict[tuple[str, str], frozenset[str]] = {}
         self.loops: dict[str, Mapping[int, LoopId]] = {}
@@ -297,13 +297,16 @@ class _ProbeCollector:
     def add_file(self, path: str, comparison: StatementComparison) -> None:
         """Add the probes of one edited file."""
         self.loops[path] = recorded_loop_ids(comparison.old, comparison.matched, path)
-        self.changed += [missing_statement_refusal(path, missing) for missing in comparison.missing]
+        self.changed_refusals += [
+            missing_statement_refusal(path, missing_statement)
+            for missing_statement in comparison.missing_statements
+        ]
         added_aliases = [alias for _, aliases in comparison.widened for alias in aliases]
-        added = [item.node for item in comparison.added]
-        if not added and not added_aliases and not comparison.extracted_variables:
+        added_statements = [item.node for item in comparison.added_statements]
+        if not added_statements and not added_aliases and not comparison.extracted_variables:
             return
         # a statement that replaces recorded code is no probe
-        added_ids = {id(node) for node in (*added, *comparison.changed)}
+        added_ids = {id(node) for node in (*added_statements, *comparison.changed)}
         for variable, _ in comparison.extracted_variables:
             added_ids |= {id(variable.target), id(variable.read)}
         scopes = Scopes(comparison.new, added_ids, {id(alias) for alias in added_aliases})
@@ -311,7 +314,7 @@ class _ProbeCollector:
         self.extractions += extractions(
             path, [variable for variable, _ in comparison.extracted_variables]
         )
-        self.changed += [
+        self.changed_refusals += [
             refusal
             for variable, parents in comparison.extracted_variables
             if (
@@ -323,7 +326,7 @@ class _ProbeCollector:
         judge = self._judge(
             path,
             scopes,
-            added,
+            added_statements,
             aliases,
             [variable for variable, _ in comparison.extracted_variables],
         )
@@ -336,8 +339,10 @@ class _ProbeCollector:
             judge.examine(added_import, aliases)
             self._imports.append(added_import)
         self.refusals += judge.refusals
-        needs_of_added = needs(comparison.added, scopes, aliases, comparison.extracted_variables)
-        for item, need in zip(comparison.added, needs_of_added, strict=True):
+        needs_of_added = needs(
+            comparison.added_statements, scopes, aliases, comparison.extracted_variables
+        )
+        for item, need in zip(comparison.added_statements, needs_of_added, strict=True):
             self._imports += ast.walk(item.node)
             context = self.context
             refusal = class_refusal(path, item, context.attributes, context.methods)
@@ -347,14 +352,16 @@ class _ProbeCollector:
             reflection = reflection_refusal(path, item, names, comparison, scopes.of[id(item.node)])
             if reflection is not None:
                 self.refusals.append(reflection)
-            self.probes.append(self._probe(item, need, judge, aliases, set(map(id, added))))
+            self.probes.append(
+                self._probe(item, need, judge, aliases, set(map(id, added_statements)))
+            )
         self._record_variables(path, scopes)
 
     def _judge(
         self,
         path: str,
         scopes: Scopes,
-        added: list[ast.stmt],
+        added_statements: list[ast.stmt],
         aliases: Aliases,
         extracted_variables: Sequence[ExtractedVariable] = (),
     ) -> Judge:
@@ -363,12 +370,12 @@ class _ProbeCollector:
             for each in extracted_variables
             if (scope := scopes.of[id(each.stmt)])
         ]
-        levels = Levels(scopes, added, homes)
+        levels = Levels(scopes, added_statements, homes)
         judge = Judge(path, scopes, levels, self.context.facts, self.context.functions)
         for (home, name), each in zip(homes, extracted_variables, strict=True):
             if each.read is not None:
                 judge.relied[id(home), name] = each.read.lineno
-        for stmt in added:
+        for stmt in added_statements:
             judge.examine(stmt, aliases)
         return judge
 
@@ -387,7 +394,7 @@ class _ProbeCollector:
                 self.variables[key] = self.variables.get(key, frozenset()) | names
 
     def _probe(
-        self, item: Added, need: Need, judge: Judge, aliases: Aliases, added: set[int]
+        self, item: AddedStatement, need: Need, judge: Judge, aliases: Aliases, added_ids: set[int]
     ) -> Probe:
         node, path = item.node, judge.path
         function, loops = enclosing(item.parents)
@@ -397,7 +404,7 @@ class _ProbeCollector:
         chains = tuple(sorted({path + own_path for path in caller_paths}))
         calls = calls_in(node, aliases)
         decorators = getattr(node, "decorator_list", ())
-        place = _place(item, added, self.context.loopers)
+        place = _place(item, added_ids, self.context.loopers)
         return Probe(
             path=path,
             first=min([node.lineno, *(d.lineno for d in decorators)]),
@@ -474,7 +481,7 @@ def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tu
     return enclosing((*outside, *chain))[1]
 
 
-def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
+def _place(item: AddedStatement, added_ids: set[int], loopers: frozenset[str]) -> Position:
     """Return whether a statement is before, between or after the recorded loops of its level.
 
     A call of a function that contains loops counts as a loop.
@@ -484,24 +491,24 @@ def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
         for node in reversed(item.parents)
         if isinstance(node, (*LOOPS, *FUNCTIONS, ast.Module))
     )
-    lines = [node.lineno for node in _loops_at(level, added, loopers)]
-    before = any(line < item.node.lineno for line in lines)
-    after = any(line > item.node.lineno for line in lines)
-    if before and after:
+    lines = [node.lineno for node in _loops_at(level, added_ids, loopers)]
+    loop_before = any(line < item.node.lineno for line in lines)
+    loop_after = any(line > item.node.lineno for line in lines)
+    if loop_before and loop_after:
         return Position.BETWEEN
-    if before or after:
-        return Position.AFTER if before else Position.BEFORE
+    if loop_before or loop_after:
+        return Position.AFTER if loop_before else Position.BEFORE
     return Position.ALONE
 
 
 def _loops_at(
-    level: ast.AST, added: set[int], loopers: frozenset[str]
+    level: ast.AST, added_ids: set[int], loopers: frozenset[str]
 ) -> Iterator[Loop | ast.Call]:
     """Yield the recorded loops that are directly in `level`, and the calls there of functions that contain loops."""
     stack: list[ast.AST] = list(ast.iter_child_nodes(level))
     while stack:
         node = stack.pop()
-        if id(node) in added or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        if id(node) in added_ids or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             continue
         if isinstance(node, LOOPS):
             yield node

@@ -15,7 +15,7 @@ from rearview.source import mutations
 from rearview.source.log_calls import Aliases, log_call
 from rearview.source.loops import FUNCTIONS, LOOPS
 from rearview.source.mutations import last_name, root
-from rearview.source.probes.align import Added
+from rearview.source.probes.align import AddedStatement
 from rearview.source.probes.extracted_variables import ExtractedVariable
 from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
 
@@ -69,19 +69,23 @@ class _Collector(ast.NodeVisitor):
         self.chain: Chain = ()
         self.blocks: tuple[int, ...] = ()
 
-    def collect(self, number: int, added: Added, chain: Chain) -> None:
+    def collect(self, number: int, added_statement: AddedStatement, chain: Chain) -> None:
         self.stmt, self.chain = number, chain
-        self.blocks = tuple(id(parent) for parent in added.parents)
-        self.base = self.scope = self.scopes.of[id(added.node)]
-        self.visit(added.node)
+        self.blocks = tuple(id(parent) for parent in added_statement.parents)
+        self.base = self.scope = self.scopes.of[id(added_statement.node)]
+        self.visit(added_statement.node)
 
     def collect_extracted(
-        self, number: int, added: Added, chain: Chain, variable: ExtractedVariable
+        self,
+        number: int,
+        added_statement: AddedStatement,
+        chain: Chain,
+        variable: ExtractedVariable,
     ) -> None:
         """Record that a recorded statement assigns an extracted variable."""
         self.stmt, self.chain = number, chain
-        self.blocks = tuple(id(parent) for parent in added.parents)
-        self.base = self.scope = self.scopes.of[id(added.node)]
+        self.blocks = tuple(id(parent) for parent in added_statement.parents)
+        self.base = self.scope = self.scopes.of[id(added_statement.node)]
         self._record(variable.target.id, variable.target, write=True, plain=variable.sure)
 
     def visit(self, node: ast.AST) -> None:
@@ -186,7 +190,7 @@ class _Collector(ast.NodeVisitor):
 
 
 def needs(
-    added: Sequence[Added],
+    added_statements: Sequence[AddedStatement],
     scopes: Scopes,
     aliases: Aliases,
     extracted_variables: Sequence[VariableInContext] = (),
@@ -195,8 +199,10 @@ def needs(
     collector = _Collector(scopes, aliases)
     loops: dict[int, ast.AST] = {}
     chains: list[Chain] = []
-    extracting_statements = [Added(each.stmt, parents) for each, parents in extracted_variables]
-    for number, item in enumerate([*added, *extracting_statements]):
+    extracting_statements = [
+        AddedStatement(each.stmt, parents) for each, parents in extracted_variables
+    ]
+    for number, item in enumerate([*added_statements, *extracting_statements]):
         chain: Chain = ()
         for parent in item.parents:
             if isinstance(parent, FUNCTIONS):
@@ -205,11 +211,11 @@ def needs(
                 loops[id(parent)] = parent
                 chain = (*chain, id(parent))
         chains.append(chain)
-        if number < len(added):
+        if number < len(added_statements):
             collector.collect(number, item, chain)
         else:
             collector.collect_extracted(
-                number, item, chain, extracted_variables[number - len(added)][0]
+                number, item, chain, extracted_variables[number - len(added_statements)][0]
             )
     depths = [len(chain) for chain in chains]
     feeds: list[set[Chain]] = [set() for _ in chains]
@@ -225,7 +231,7 @@ def needs(
                     changed = True
     return [
         Need(depth, tuple(tuple(loops[key] for key in chain) for chain in sorted(feed, key=len)))
-        for depth, feed in zip(depths[: len(added)], feeds, strict=False)
+        for depth, feed in zip(depths[: len(added_statements)], feeds, strict=False)
     ]
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from rearview.source.loops import FUNCTIONS
-from rearview.source.probes.align import Added, MissingStatement, StatementComparison
+from rearview.source.probes.align import AddedStatement, MissingStatement, StatementComparison
 from rearview.source.probes.extracted_variables import ExtractedVariable
 from rearview.source.probes.side_effects import ProbeRefusal
 from rearview.source.scopes import Scope
@@ -39,61 +39,61 @@ def missing_file_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
     )
 
 
-def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefusal:
+def missing_statement_refusal(path: str, missing_statement: MissingStatement) -> ProbeRefusal:
     """Return the refusal for a recorded statement that was changed, moved or removed."""
-    recorded_line = f"line {missing.node.lineno} of the version"
-    if missing.inside is not None:
+    recorded_line = f"line {missing_statement.node.lineno} of the version"
+    if missing_statement.inside is not None:
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.node),
-            f"this recorded statement ({recorded_line}) was put inside {_shown(missing.inside)} (line "
-            f"{missing.inside.lineno}), so it would not run as it did",
+            missing_statement.line,
+            _shown(missing_statement.node),
+            f"this recorded statement ({recorded_line}) was put inside {_shown(missing_statement.inside)} (line "
+            f"{missing_statement.inside.lineno}), so it would not run as it did",
             "Take it out again; put only the log statements into a new block.",
         )
-    if missing.moved:
+    if missing_statement.moved:
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.node),
+            missing_statement.line,
+            _shown(missing_statement.node),
             f"this recorded statement ({recorded_line}) is at another place now",
             "Move it back; put the log statement where the value exists.",
         )
-    if missing.replacement is None:
+    if missing_statement.replacement is None:
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.node),
+            missing_statement.line,
+            _shown(missing_statement.node),
             f"this recorded statement ({recorded_line}) is gone",
             "Put it back; a probe only adds statements.",
         )
-    if missing.contained and missing.replacement is not None:
-        value = ast.unparse(missing.node)
+    if missing_statement.contained and missing_statement.replacement is not None:
+        value = ast.unparse(missing_statement.node)
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.replacement),
-            f"the recorded {_shown(missing.node)} ({recorded_line}) is a part of it now",
+            missing_statement.line,
+            _shown(missing_statement.replacement),
+            f"the recorded {_shown(missing_statement.node)} ({recorded_line}) is a part of it now",
             f"Write `value = {value}` in its place, and log `value` in a statement below."
             if len(value) <= 60
             else "Put it back as `value = ...`, and log `value` in a statement below.",
         )
-    if missing.why:
+    if missing_statement.why:
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.replacement),
-            f"in the recorded {_shown(missing.node)} ({recorded_line}), {missing.why}, so the order would differ",
+            missing_statement.line,
+            _shown(missing_statement.replacement),
+            f"in the recorded {_shown(missing_statement.node)} ({recorded_line}), {missing_statement.why}, so the order would differ",
             "Put the recorded statement back and name the value in it, "
             "`(value := ...)`; then log it in a statement below.",
         )
-    parts = differing(missing.node, missing.replacement)
+    parts = differing(missing_statement.node, missing_statement.replacement)
     shown_change = f": `{parts[1]}` where `{parts[0]}` was" if parts is not None else ""
     return ProbeRefusal(
         path,
-        missing.line,
-        _shown(missing.replacement),
-        f"it replaces the recorded {_shown(missing.node)} ({recorded_line}){shown_change}",
+        missing_statement.line,
+        _shown(missing_statement.replacement),
+        f"it replaces the recorded {_shown(missing_statement.node)} ({recorded_line}){shown_change}",
         "Put the recorded statement back and log in a separate statement; to change the program, "
         "run it again.",
     )
@@ -126,7 +126,9 @@ def extracted_variable_refusal(
             f"it gives the value the name `{name}`, which the recorded code uses (line {line})",
             "Choose a name that the recorded code does not use.",
         )
-    return reflection_refusal(path, Added(variable.stmt, parents), [name], comparison, scope)
+    return reflection_refusal(
+        path, AddedStatement(variable.stmt, parents), [name], comparison, scope
+    )
 
 
 def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
@@ -169,7 +171,7 @@ def _differing_children(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.A
 
 
 def class_refusal(
-    path: str, item: Added, attributes: frozenset[str], methods: frozenset[str]
+    path: str, item: AddedStatement, attributes: frozenset[str], methods: frozenset[str]
 ) -> ProbeRefusal | None:
     """Return why a statement may not be added to a recorded class, or None if nothing forbids the addition."""
     enclosing_definitions = [
@@ -199,7 +201,7 @@ def class_refusal(
 
 
 def reflection_refusal(
-    path: str, item: Added, names: list[str], comparison: StatementComparison, scope: Scope
+    path: str, item: AddedStatement, names: list[str], comparison: StatementComparison, scope: Scope
 ) -> ProbeRefusal | None:
     """Return the refusal for a probe that binds a variable which a later `locals()` or `dir()` of recorded code would list.
 

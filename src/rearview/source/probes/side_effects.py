@@ -21,12 +21,13 @@ class ProbeRefusal:
 
     path: str
     line: int
-    what: str
+    code: str
+    """The refused code, as the message shows it."""
     why: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.what}: {self.why}. {self.remedy}"
+        return f"{self.path}:{self.line}: {self.code}: {self.why}. {self.remedy}"
 
 
 class Judge(ast.NodeVisitor):

@@ -46,7 +46,7 @@ from rearview.source.statement_trees import (
 from rearview.source.text import Parsed, newline, split, try_parse
 
 BY_HAND = "put there by hand"
-SURE = 0.7  # a place with less confidence is refused, unless the user sets another limit
+MIN_CONFIDENCE = 0.7  # a place with less confidence is refused, unless the user sets another limit
 CALIBRATION = (
     (0.0, 0.0),
     (0.679, 0.712),
@@ -123,13 +123,13 @@ def carry(
     new: str,
     lines: tuple[int, int],
     old: str,
-    sure: float = SURE,
+    min_confidence: float = MIN_CONFIDENCE,
     disproved: Mapping[int, str] | None = None,
     inserted: Sequence[tuple[int, int]] = (),
 ) -> Carried:
     r"""Return where the statements on `lines` of the new text belong in the old one, and as what text.
 
-    Lines are 1-based and inclusive. The statements are refused if the confidence is less than `sure`, a variable does
+    Lines are 1-based and inclusive. The statements are refused if the confidence is less than `min_confidence`, a variable does
     not exist in the old text, two places are equally good, or the code around the statements cannot be found.
     `disproved` maps lines of the old text to the reason why the statements were wrong before that line; then the next
     likely place is used. `inserted` has (line, number of lines) of earlier insertions into the old text, in order;
@@ -153,11 +153,13 @@ def carry(
         if place_of_definition is None:
             return refuse(place.reason(inserted))
         place = place_of_definition
-    answer = _write(selection, matching, new_place, place, sure=sure)
+    answer = _write(selection, matching, new_place, place, min_confidence=min_confidence)
     if not disproved or answer.line not in disproved:
         return answer
     for further_place in further_places(matching, new_place):
-        answer = _write(selection, matching, new_place, further_place, sure=sure)
+        answer = _write(
+            selection, matching, new_place, further_place, min_confidence=min_confidence
+        )
         if answer.line is not None and answer.line not in disproved:
             return answer
     return refuse(f"{' and '.join(dict.fromkeys(disproved.values()))}; no other place is certain")
@@ -222,9 +224,9 @@ def _prepare(
     return _Selection(new_parsed, lines, statements), matching, new_place
 
 
-def unsure(confidence: float, sure: float) -> str:
+def unsure(confidence: float, min_confidence: float) -> str:
     """Return the reason for refusing a place with too little confidence."""
-    return f"the best place is only {int(100 * confidence)}% sure, less than {sure:.0%}"
+    return f"the best place is only {int(100 * confidence)}% sure, less than {min_confidence:.0%}"
 
 
 def statements_on(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
@@ -282,13 +284,13 @@ def _write(
     new_place: NewPlace,
     place: Place,
     by_hand: _HandPlace | None = None,
-    sure: float = SURE,
+    min_confidence: float = MIN_CONFIDENCE,
 ) -> Carried:
     new_parsed, lines, statements = selection.parsed, selection.lines, selection.statements
-    used = new_place.used
+    statement_uses = new_place.uses
     old = matching.old
     renames = by_hand.renames if by_hand is not None else {}
-    used_without_renames = replace(used, reads=used.reads - renames.keys())
+    used_without_renames = replace(statement_uses, reads=statement_uses.reads - renames.keys())
     votes = Votes(matching)
     names = resolve(
         matching,
@@ -301,20 +303,20 @@ def _write(
     unknown = [name for name in names.missing_names if name not in imports]
     if unknown:
         return refuse(_absence([f"`{name}`" for name in unknown]), *place.reasons)
-    attributes, absent_members = members(matching, votes, used)
+    attributes, absent_members = members(matching, votes, statement_uses)
     if absent_members:
         return refuse(
             _absence([f"`{root}.{member}`" for root, member in absent_members]), *place.reasons
         )
     arguments = keywords(matching, statements)
-    clash = overwritten(used, (new_place.block, place.block))
+    clash = overwritten(statement_uses, (new_place.block, place.block))
     if clash:
         return refuse(f"it would overwrite `{clash}`, which the old text uses for something else")
     certainty = names.certainty * (0.9 if attributes else 1.0)
     score = place.confidence * certainty
     confidence = calibrated(score) if by_hand is None else 1.0
-    if confidence < sure:
-        return refuse(unsure(confidence, sure), *place.reasons, confidence=confidence)
+    if confidence < min_confidence:
+        return refuse(unsure(confidence, min_confidence), *place.reasons, confidence=confidence)
     block, index = place.block, place.index
     indent = _indent(old, block, index)
     if indent is None:

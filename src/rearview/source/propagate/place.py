@@ -127,10 +127,10 @@ def _by_statements(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
         reachable *= 0.9
     else:
         low = after_definitions
-    chosen = choose_place(matching, new_place, target, low, high)
-    if isinstance(chosen, Nowhere):
-        return chosen
-    at, certainty = chosen
+    choice = choose_place(matching, new_place, target, low, high)
+    if isinstance(choice, Nowhere):
+        return choice
+    at, certainty = choice
     certainty *= reachable
     if not _same_values(matching, new_place, target, at):
         at = _with_same_values(matching, new_place, target, anchor_indexes, at)
@@ -144,7 +144,7 @@ def _by_statements(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
             0.8 * agreement * certainty,
             ("it is next to the statement that sets what it reads",),
         )
-    refusal = _refusal_of_split_neighbours(anchors, target, old_block, new_place.used)
+    refusal = _refusal_of_split_neighbours(anchors, target, old_block, new_place.uses)
     if refusal is not None:
         return refusal
     strength, reasons = _evidence(anchor_indexes, target, at)
@@ -206,7 +206,7 @@ def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
         for position, new in enumerate(side[:REACH]):
             far = position
             old = matching.old_of.get(new)
-            sets_variable = before and bool(uses([new.tree]).writes & new_place.used.reads)
+            sets_variable = before and bool(uses([new.tree]).writes & new_place.uses.reads)
             inside = new.parent is new_place.block
             if not inside:
                 far += 2  # outside the statement's own block
@@ -326,7 +326,7 @@ def _block_of_definition(
     After a loop, a variable has only its last value; after a branch, a variable may have no value.
     """
     around = {target, *target.above()}
-    for name in sorted(new_place.used.reads):
+    for name in sorted(new_place.uses.reads):
         new_definition = definition(new_place.block, new_place.index, name)
         old_definition = (
             matching.old_of.get(new_definition)
@@ -359,7 +359,7 @@ def _block_of_definition(
 
 def _same_values(matching: Matching, new_place: NewPlace, target: StatementNode, at: int) -> bool:
     """Return True if, at an old place, corresponding statements set the variables that the statement reads."""
-    for name in new_place.used.reads:
+    for name in new_place.uses.reads:
         new_definition = definition(new_place.block, new_place.index, name)
         old_definition = (
             matching.old_of.get(new_definition)
@@ -381,7 +381,7 @@ def _inside_branch(
 ) -> tuple[StatementNode, int] | None:
     """Return the place after a definition in a branch if a variable has a value only in this branch, else None."""
     above = next((a.old for a in anchors if a.near and a.before and a.exact), None)
-    for name in sorted(new_place.used.reads):
+    for name in sorted(new_place.uses.reads):
         new_definition = definition(new_place.block, new_place.index, name)
         if new_definition is None or new_definition.is_scope:
             continue
@@ -439,7 +439,10 @@ def _stays_at_edge(
 
 
 def _refusal_of_split_neighbours(
-    anchors: list[_Anchor], target: StatementNode, old_block: StatementNode | None, used: Uses
+    anchors: list[_Anchor],
+    target: StatementNode,
+    old_block: StatementNode | None,
+    statement_uses: Uses,
 ) -> Nowhere | None:
     """Return a refusal if the two old neighbours are in branches that run at different times, else None."""
     neighbours = {
@@ -461,7 +464,7 @@ def _refusal_of_split_neighbours(
         and index_of_child(neighbours[True], target) == neighbours[False].index - 1
     ):
         inner = target.children[neighbours[False].index - 1]
-        if isinstance(inner.tree, ast.If) and used.reads & bound_in(inner) <= visible(
+        if isinstance(inner.tree, ast.If) and statement_uses.reads & bound_in(inner) <= visible(
             target, inner.index
         ):
             return None  # a branch only sets the variable again, which has a value before
@@ -475,7 +478,7 @@ def _refusal_of_split_neighbours(
             if (
                 loop
                 and target is old_block
-                and (follows or not uses([node.tree]).writes & used.reads)
+                and (follows or not uses([node.tree]).writes & statement_uses.reads)
             ):
                 continue  # once per iteration of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
@@ -536,7 +539,7 @@ def _after_definitions(
     matching: Matching, new_place: NewPlace, target: StatementNode
 ) -> Iterable[int]:
     """Yield, for each variable that the statement reads and that its block sets, the first index after that in `target`."""
-    for name in new_place.used.reads:
+    for name in new_place.uses.reads:
         new_definition = definition(new_place.block, new_place.index, name)
         if (
             new_definition is None
@@ -562,7 +565,7 @@ def _values_are_set(
     )
     return at_neighbour and all(
         definition(target, at, name) is not None
-        for name in new_place.used.reads
+        for name in new_place.uses.reads
         if definition(new_place.block, new_place.index, name) is not None
     )
 
@@ -669,7 +672,7 @@ def further_places(matching: Matching, new_place: NewPlace) -> list[Place]:
         if anchor.near and anchor.old.parent is not None:
             confidence = 0.75 if anchor.exact else 0.65
             candidates.append((anchor.old.parent, anchor.old.index + anchor.before, confidence))
-    for name in sorted(new_place.used.reads):
+    for name in sorted(new_place.uses.reads):
         new_definition = definition(new_place.block, new_place.index, name)
         old_definition = (
             matching.old_of.get(new_definition)
@@ -694,9 +697,15 @@ def place_of_definitions(
 
     There is a place only for statements that are imports and definitions themselves.
     """
-    loose = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    definition_types = (
+        ast.Import,
+        ast.ImportFrom,
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+        ast.ClassDef,
+    )
     if new_place.block.parent is not None or not all(
-        isinstance(each, loose) for each in statements
+        isinstance(each, definition_types) for each in statements
     ):
         return None
     imports = [n for n in old.root.children if isinstance(n.tree, (ast.Import, ast.ImportFrom))]

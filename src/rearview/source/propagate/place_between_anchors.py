@@ -29,12 +29,12 @@ LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 class NewPlace:
     """A statement's place in the new tree: before child `index` of `block`, under `comment`.
 
-    `used` are the names that the statement uses.
+    `uses` has the names that the statement reads and writes.
     """
 
     block: StatementNode
     index: int
-    used: Uses
+    uses: Uses
     comment: tuple[str, ...] = ()
 
 
@@ -109,12 +109,12 @@ def choose_place(
     unpaired_before = _unpaired(siblings(matching, new_place, before=True), matching)
     unpaired_after = _unpaired(siblings(matching, new_place, before=False), matching)
     gap = target.children[low:high]
-    dependent_nodes = [node for node in gap if conflict(new_place.used, uses([node.tree]))]
+    dependent_nodes = [node for node in gap if conflict(new_place.uses, uses([node.tree]))]
     moved_nodes = [node for node in gap if node in matching.new_of]
     sides = [(node, index_of_child(matching.new_of[node], new_place.block)) for node in moved_nodes]
     ordered = [(node, at < new_place.index) for node, at in sides if at is not None]
     if len(ordered) < len(moved_nodes) and not (unpaired_before or unpaired_after):
-        if any(_decides(new_place.used, node) for node in dependent_nodes):
+        if any(_decides(new_place.uses, node) for node in dependent_nodes):
             return Nowhere(
                 "two places are equally good: line {} of the old text moved over it",
                 (moved_nodes[0].start,),
@@ -134,11 +134,11 @@ def choose_place(
         return low, 0.9
     if unpaired_before and not unpaired_after:
         return high, 0.9
-    deciding = [node for node in dependent_nodes if _decides(new_place.used, node)]
+    deciding = [node for node in dependent_nodes if _decides(new_place.uses, node)]
     if not deciding:
         return by_similarity, 0.85
     at_end = high == len(target.children) and new_place.index == len(new_place.block.children)
-    if at_end and not any(_rebinds_or_leaves(new_place.used, node) for node in deciding):
+    if at_end and not any(_rebinds_or_leaves(new_place.uses, node) for node in deciding):
         return high, 0.8  # objects that the statement reads change up to the end of the block
     after_definitions = _after_definitions_of(matching, new_place, deciding)
     if after_definitions is not None:
@@ -162,7 +162,7 @@ def _follows_definition(
     if not new_place.index or not low:
         return False
     above = new_place.block.children[new_place.index - 1]
-    sets = bool(binds(above) & new_place.used.reads)
+    sets = bool(binds(above) & new_place.uses.reads)
     return sets and matching.same(above) and matching.old_of[above] is target.children[low - 1]
 
 
@@ -238,7 +238,7 @@ def _possible_range(
         if isinstance(node.tree, LEAVING):
             high = node.index
             break
-    unset_names = new_place.used.reads - visible(target, low)
+    unset_names = new_place.uses.reads - visible(target, low)
     for node in target.children[low:high]:
         set_by_node = unset_names & (bound_in(node) | binds(node))
         if set_by_node:
@@ -254,7 +254,7 @@ def _after_definitions_of(
 
     `x, y = f(z)` may have been `x = f(z)` and an `if` that sets `x` and `y`.
     """
-    for name in new_place.used.reads:
+    for name in new_place.uses.reads:
         new_definition = definition(new_place.block, new_place.index, name)
         old_definition = (
             matching.old_of.get(new_definition)
@@ -269,10 +269,10 @@ def _after_definitions_of(
     return None
 
 
-def _rebinds_or_leaves(used: Uses, node: StatementNode) -> bool:
+def _rebinds_or_leaves(statement_uses: Uses, node: StatementNode) -> bool:
     """Return True if a statement binds a variable that is read, or leaves the block."""
     node_uses = uses([node.tree])
-    return node_uses.leaves or bool(node_uses.writes & used.reads)
+    return node_uses.leaves or bool(node_uses.writes & statement_uses.reads)
 
 
 def _docstring(block: StatementNode) -> bool:
@@ -286,10 +286,10 @@ def _docstring(block: StatementNode) -> bool:
     )
 
 
-def _decides(used: Uses, node: StatementNode) -> bool:
+def _decides(statement_uses: Uses, node: StatementNode) -> bool:
     """Return True if it matters whether the inserted statement is before or after `node`."""
     node_uses = uses([node.tree])
-    return node_uses.leaves or rebinds(used, node_uses)
+    return node_uses.leaves or rebinds(statement_uses, node_uses)
 
 
 def _by_assigned_variables(
@@ -311,7 +311,7 @@ def _by_assigned_variables(
     if at is None:
         return None
     following = [n for n in gap if n.index >= at and lead(n) not in sets_after]
-    return None if any(_decides(new_place.used, n) for n in following) else at
+    return None if any(_decides(new_place.uses, n) for n in following) else at
 
 
 def _under_comment(

@@ -83,19 +83,19 @@ def aligned(new_words: tuple[str, ...], old_words: tuple[str, ...]) -> list[tupl
 def resolve(
     matching: Matching,
     votes: Votes,
-    used: Uses,
+    statement_uses: Uses,
     new_position: tuple[StatementNode, int],
     old_position: tuple[StatementNode, int],
 ) -> VariableNames:
     """Return the old names of all variables that a statement reads.
 
-    `used` has the names in the statement; the positions are its (block, index) in the new and in the old tree.
+    `statement_uses` has the names in the statement; the positions are its (block, index) in the new and in the old tree.
     """
-    resolver = _Resolver(matching, votes, used, new_position, old_position)
+    resolver = _Resolver(matching, votes, statement_uses, new_position, old_position)
     renamed: dict[str, str] = {}
     missing_names: list[str] = []
     certainty = 1.0
-    for name in sorted(used.reads):
+    for name in sorted(statement_uses.reads):
         old_name, certainty_of_name = resolver.old_name(name, set(renamed.values()))
         certainty *= certainty_of_name
         if old_name is None:
@@ -113,13 +113,13 @@ class _Resolver:
         self,
         matching: Matching,
         votes: Votes,
-        used: Uses,
+        statement_uses: Uses,
         new_position: tuple[StatementNode, int],
         old_position: tuple[StatementNode, int],
     ) -> None:
         self.matching = matching
         self.votes = votes
-        self.used = used
+        self.uses = statement_uses
         self.new_position = new_position
         self.old_visible = visible(*old_position)
         self.new_visible = visible(*new_position)
@@ -185,7 +185,7 @@ class _Resolver:
             for old_name, count in votes.best(name)
             # a statement that reads both names reads two variables
             if old_name in old_visible
-            and old_name not in self.used.reads
+            and old_name not in self.uses.reads
             and not self.used_otherwise(name, old_name)
             and not (old_name in self.new_visible and votes.unchanged[old_name])
             and (old_name not in self.old_modules or name in self.new_modules)
@@ -194,7 +194,7 @@ class _Resolver:
         if options and options[0][1] * 2 > total:
             return options[0][0], 0.9 if options[0][1] > 1 else 0.75
         candidates = votes.best(name)
-        variables = old_visible - self.old_modules - self.used.reads
+        variables = old_visible - self.old_modules - self.uses.reads
         if (
             len(candidates) == 1
             and not votes.unchanged[name]
@@ -230,7 +230,7 @@ class _Resolver:
 
     def used_otherwise(self, name: str, old_name: str) -> bool:
         """Return True if a variable of the new text and one of the old text have no attribute in common."""
-        new_members = {member for root, member in self.used.members if root == name}
+        new_members = {member for root, member in self.uses.members if root == name}
         if not new_members or name in self.new_modules:
             return False
         old_members = members_of(self.matching.old, old_name)
@@ -239,7 +239,7 @@ class _Resolver:
 
     def logger(self, name: str) -> str | None:
         """Return the object with which the old text logs or prints where the new text uses `name`, or None."""
-        methods = {method for root, method in self.used.members if root == name}
+        methods = {method for root, method in self.uses.members if root == name}
         if methods and methods <= _SEVERITIES:
             tally = Counter(
                 node.words[0]
@@ -369,18 +369,18 @@ def _name_in_old_definition(
         if name in old_names:
             return name
         if name in new_names and len(new_names) == len(old_names):
-            other = old_names[new_names.index(name)]
-            return other if other not in new_names else None
+            old_name = old_names[new_names.index(name)]
+            return old_name if old_name not in new_names else None
         return None
     new_names, old_names = _bound_list(new.tree), _bound_list(old.tree)
     if name in old_names:
         return name
     if old_names == ["*"]:
-        same = getattr(new.tree, "module", None) == getattr(old.tree, "module", None)
-        return "*" if same else None
+        same_module = getattr(new.tree, "module", None) == getattr(old.tree, "module", None)
+        return "*" if same_module else None
     if name in new_names and len(new_names) == len(old_names):
-        other = old_names[new_names.index(name)]
-        return other if other not in new_names else None
+        old_name = old_names[new_names.index(name)]
+        return old_name if old_name not in new_names else None
     return None
 
 
@@ -405,7 +405,7 @@ def _bound_list(tree: ast.AST) -> list[str]:
 
 
 def members(
-    matching: Matching, votes: Votes, used: Uses
+    matching: Matching, votes: Votes, statement_uses: Uses
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Return the old names of attributes, and the attributes that do not exist in the old text.
 
@@ -413,13 +413,13 @@ def members(
     paired statements. Otherwise it does not exist in the old text if the new text itself defines the attribute.
     """
     old_words = {word.lstrip("'") for node in matching.old.nodes for word in node.words}
-    unmentioned = set(used.attributes) - old_words if used.attributes else set()
+    unmentioned = set(statement_uses.attributes) - old_words if statement_uses.attributes else set()
     if not unmentioned:
         return {}, []
     renamed = _renamed_members(matching, votes, unmentioned)
     unmentioned -= renamed.keys()
     missing_attributes = unmentioned & _defined(matching, unmentioned) if unmentioned else set()
-    return renamed, sorted(pair for pair in used.members if pair[1] in missing_attributes)
+    return renamed, sorted(pair for pair in statement_uses.members if pair[1] in missing_attributes)
 
 
 def _renamed_members(matching: Matching, votes: Votes, unmentioned: set[str]) -> dict[str, str]:
@@ -553,10 +553,10 @@ def imports_for(missing_names: tuple[str, ...], matching: Matching) -> dict[str,
     return lines
 
 
-def overwritten(used: Uses, blocks: tuple[StatementNode, StatementNode]) -> str | None:
+def overwritten(statement_uses: Uses, blocks: tuple[StatementNode, StatementNode]) -> str | None:
     """Return a variable that the statement assigns and that only the old code around it uses already, or None."""
     new_words, old_words = (words_in_scope(block) for block in blocks)
-    assigned_names = used.writes - used.reads
+    assigned_names = statement_uses.writes - statement_uses.reads
     return next(
         (name for name in sorted(assigned_names) if name in old_words and name not in new_words),
         None,

@@ -12,7 +12,7 @@ from difflib import unified_diff
 from rearview.source.data_flow import uses
 from rearview.source.probes.probe import VariableExtraction
 from rearview.source.propagate.carry_statement import (
-    SURE,
+    MIN_CONFIDENCE,
     Carried,
     candidate_files,
     carry,
@@ -100,7 +100,7 @@ def through(
     chain: Sequence[Files],
     corrections: Mapping[int, Mapping[int, HandPlace]] | None = None,
     extractions: Sequence[VariableExtraction] = (),
-    sure: float = SURE,
+    min_confidence: float = MIN_CONFIDENCE,
     disproved: Mapping[int, Disproved] | None = None,
 ) -> tuple[VersionOutcome, ...]:
     """Return for each version of a chain, newest first, where the statements belong, or a refusal.
@@ -109,7 +109,7 @@ def through(
     that the user gave. A version that is nearer to a corrected version than to the newest source gets the statements
     from the corrected version, unless only the newest source gives a place. `extractions` are the recorded statements
     of the newest source from which the user extracted variables; the variables are extracted in every version, too.
-    Places with less confidence than `sure` are refused. `disproved` has, by the index of a version, the places at
+    Places with less confidence than `min_confidence` are refused. `disproved` has, by the index of a version, the places at
     which a replay showed that a statement is wrong.
     """
     newest = _Source(new, tuple(statements), 1.0, tuple(extractions))
@@ -145,7 +145,7 @@ def through(
                 sources[origin],
                 carried_sources[neighbour] if neighbour is not None else None,
                 chain[index],
-                sure,
+                min_confidence,
                 (disproved or {}).get(index, {}),
             )
             if index not in outcomes or not outcome.refused:
@@ -160,14 +160,14 @@ def _version(
     origin: _Source,
     neighbour: _Source | None,
     old: Files,
-    sure: float,
+    min_confidence: float,
     disproved: Disproved,
 ) -> tuple[VersionOutcome, _Positions | None]:
     """Return the outcome for one version: carried directly from `origin` and, in doubt, also from `neighbour`."""
-    direct = _carry_all(origin, old, sure=sure, disproved=disproved)
+    direct = _carry_all(origin, old, min_confidence=min_confidence, disproved=disproved)
     if neighbour is None or (not direct.reason and direct.confidence >= CLEAR):
         return direct.outcome(index, old), direct.positions
-    stepwise = _carry_all(neighbour, old, sure=sure, disproved=disproved)
+    stepwise = _carry_all(neighbour, old, min_confidence=min_confidence, disproved=disproved)
     stepwise_confidence = min(stepwise.confidence, neighbour.confidence)
     if direct.reason and stepwise.reason:
         return direct.outcome(index, old), None
@@ -186,8 +186,8 @@ def _version(
         best = stepwise.adjusted(stepwise_confidence, "carried step by step")
     else:
         best = direct
-    if not best.reason and best.confidence < sure:
-        best = _Attempt({}, (), None, best.confidence, (), unsure(best.confidence, sure))
+    if not best.reason and best.confidence < min_confidence:
+        best = _Attempt({}, (), None, best.confidence, (), unsure(best.confidence, min_confidence))
     return best.outcome(index, old), best.positions
 
 
@@ -217,8 +217,8 @@ def difference(old: Files, files: Files) -> str:
     """Return the unified diff between a version and its changed files."""
     parts: list[str] = []
     for path in sorted(files):
-        before, after = split(old[path]), split(files[path])
-        for line in unified_diff(before, after, f"a/{path}", f"b/{path}"):
+        old_lines, new_lines = split(old[path]), split(files[path])
+        for line in unified_diff(old_lines, new_lines, f"a/{path}", f"b/{path}"):
             ended = line.endswith(("\n", "\r"))
             parts.append(line if ended else f"{line}\n\\ No newline at end of file\n")
     return "".join(parts)
@@ -228,7 +228,7 @@ def _carry_all(
     source: _Source,
     old: Files,
     by_hand: Mapping[int, HandPlace] | None = None,
-    sure: float = SURE,
+    min_confidence: float = MIN_CONFIDENCE,
     disproved: Disproved | None = None,
 ) -> _Attempt:
     """Carry all statements of `source` into the version `old`, each definition before its readers.
@@ -258,7 +258,7 @@ def _carry_all(
         else:
             disproved_places = (disproved or {}).get(number, {})
             path, carried = _carry_one(
-                source.files, new, statement, texts, sure, disproved_places, insertions
+                source.files, new, statement, texts, min_confidence, disproved_places, insertions
             )
         if carried.line is None and carried.present is None:
             return _Attempt({}, (), None, carried.confidence, carried.reasons, carried.reason)
@@ -316,17 +316,19 @@ def _extract_all(
 
 def _order(source: _Source) -> list[int]:
     """Return the indexes of the statements, definitions before readers, else in the given order."""
-    used = []
+    statement_uses = []
     for statement in source.statements:
         parsed = try_parse(source.files[statement.path])
         statements = statements_on(parsed, statement.lines) if not isinstance(parsed, str) else ""
-        used.append(uses(statements) if isinstance(statements, list) else uses([]))
-    remaining, order = list(range(len(used))), []
+        statement_uses.append(uses(statements) if isinstance(statements, list) else uses([]))
+    remaining, order = list(range(len(statement_uses))), []
     while remaining:
         independent = [
             k
             for k in remaining
-            if not any(used[k].reads & used[j].writes for j in remaining if j != k)
+            if not any(
+                statement_uses[k].reads & statement_uses[j].writes for j in remaining if j != k
+            )
         ]
         number = (independent or remaining)[0]
         order.append(number)
@@ -358,7 +360,7 @@ def _carry_one(
     new: str,
     statement: Statement,
     old: Mapping[str, str],
-    sure: float,
+    min_confidence: float,
     disproved: Mapping[tuple[str, int], str],
     insertions: Mapping[str, _Insertions],
 ) -> tuple[str, Carried]:
@@ -371,24 +373,31 @@ def _carry_one(
     if path in old:
         disproved_lines = {line: why for (file, line), why in disproved.items() if file == path}
         carried = carry(
-            new, statement.lines, old[path], sure, disproved_lines, insertions.get(path, ())
+            new,
+            statement.lines,
+            old[path],
+            min_confidence,
+            disproved_lines,
+            insertions.get(path, ()),
         )
         if carried.line is not None or carried.present is not None:
             return path, carried
     moves: list[tuple[str, Carried]] = []
     for old_path in candidate_files(files, new, statement.path, statement.lines, old):
-        moved = carry(new, statement.lines, old[old_path])
-        unusable = moved.line is None or (old_path, moved.line) in disproved
-        if not unusable and moved.confidence >= max(sure, 0.75):
-            moves.append((old_path, moved))
+        moved_insertion = carry(new, statement.lines, old[old_path])
+        unusable = moved_insertion.line is None or (old_path, moved_insertion.line) in disproved
+        if not unusable and moved_insertion.confidence >= max(min_confidence, 0.75):
+            moves.append((old_path, moved_insertion))
     if len(moves) > 1:
         names = " and ".join(name for name, _ in moves)
         return path, refuse(f"two places are equally good: {names}")
     if not moves:
         return path, carried
-    old_path, moved = moves[0]
-    reasons = (*moved.reasons, f"that code was in {old_path} then")
-    return old_path, Carried(moved.line, moved.text, moved.confidence * 0.95, reasons)
+    old_path, moved_insertion = moves[0]
+    reasons = (*moved_insertion.reasons, f"that code was in {old_path} then")
+    return old_path, Carried(
+        moved_insertion.line, moved_insertion.text, moved_insertion.confidence * 0.95, reasons
+    )
 
 
 def _put_by_hand(
