@@ -1,4 +1,4 @@
-"""The planners that CHEX published: PRP-v1, PRP-v2, Parent Choice and LFU.
+"""The published planners of CHEX, a system that replays many versions as one tree: PRP-v1, PRP-v2, Parent Choice, LFU.
 
 Each planner returns the steps of a replay that keeps checkpoints in one cache level only. `tree.check` counts the
 cost of the steps; the sums of the published listings are not used, because they count some computations twice or not

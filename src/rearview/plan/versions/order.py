@@ -2,8 +2,8 @@
 
 The planner `auto` tries all published planners, so it is never worse than the best one. A dynamic program covers all
 depth-first orders that keep only ancestors of the current node. A beam search finds other orders, in large trees block
-by block. A best-first search over all legal sequences then tries to improve the best order until a limit; the lower
-bound that this search has proved gives the gap.
+by block. A best-first search over all legal sequences then tries to improve the best order until its limit is
+reached; the lower bound that this search has proved gives the gap.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BEAM_LEAVES = 60
 GRIDS = (64, 20, 10, 5)
 """Numbers of equal parts into which the dynamic program divides the room of a level, from fine to coarse."""
 MAX_SITUATIONS = 150_000
-"""Situations that the dynamic program may examine; if there are more, it divides the room more coarsely."""
+"""Situations that the dynamic program examines at most; if there are more, the room is divided more coarsely."""
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 
 

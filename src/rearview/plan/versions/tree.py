@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rearview.errors import PlanError
 
 START = -1
-"""The state before the first cell: a fresh process. It is the parent of every root."""
+"""Node number of the state before the first cell, a fresh process. START is the parent of every root."""
 EXISTING = -1
 """Level of checkpoints that existed before the replay: they take no room and are never evicted."""
 SIMILAR = 10.0

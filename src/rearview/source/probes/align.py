@@ -72,7 +72,7 @@ class StatementComparison:
 
     @property
     def changed(self) -> list[ast.stmt]:
-        """Statements of the edited text that replace recorded ones."""
+        """Statements of the edited text that replace recorded statements."""
         return [
             each.replacement for each in self.missing_statements if each.replacement is not None
         ]
@@ -123,7 +123,7 @@ def _words(stmt: ast.stmt) -> Counter[str]:
 
 
 SAME, NEAR = 8, 7
-"""Weights of a pair of equal statements, and of a pair in which the edited one extracts a variable or widens an import."""
+"""Weights of a pair of equal statements, and of a pair that differs by extracted variables or further imported names."""
 
 
 class _Shapes:
@@ -210,7 +210,7 @@ class _Aligner:
     def weight(self, old: ast.stmt, new: ast.stmt, surplus: tuple[set[int], set[int]]) -> int:
         """Return the weight of the pair (`old`, `new`) and of all pairs inside, or 0 if the two cannot be paired.
 
-        `surplus` has the heads that occur more often in the recorded block, and more often in the edited block.
+        `surplus` has the heads that the recorded block has more often, and the heads that the edited block has more often.
         """
         whole_old, head_old, size = self.shapes.shape(old)
         whole_new, head_new, _ = self.shapes.shape(new)
@@ -346,7 +346,7 @@ class _Aligner:
     def _without_reordered(
         self, pairs: list[tuple[ast.stmt, ast.stmt]], news: list[ast.stmt]
     ) -> list[tuple[ast.stmt, ast.stmt]]:
-        """Return the pairs without each one whose extracted value is now computed before recorded code that ran earlier."""
+        """Return the pairs, but no pair whose extracted value is now computed before recorded code that ran earlier."""
         index_of = {id(stmt): at for at, stmt in enumerate(news)}
         recorded_at = {index_of[id(new)]: new for _, new in pairs}
         valid_pairs = []

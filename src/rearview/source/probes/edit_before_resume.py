@@ -1,4 +1,4 @@
-"""Find what an edit of a stopped run changed before the run is resumed: the changed lines, and the ids of the loops.
+"""Find what an edit changed in the source of a stopped run before the run is resumed.
 
 A run that is resumed with an edited source restores a state that the old source computed. So a changed
 line must not run before that state is restored: its effect would disappear, or happen twice.
@@ -25,11 +25,11 @@ class EditBeforeResume:
     """The changes in the source of a stopped run, by path and line of the edited files."""
 
     lines: dict[str, dict[int, str]] = field(default_factory=dict)
-    """By path and line: how a line was changed that must not run before the state is restored."""
+    """Path -> changed line -> how it was changed. A changed line must not run before the state is restored."""
     trees: dict[str, ast.Module] = field(default_factory=dict)
-    """By path: the syntax tree of the edited text."""
+    """Path -> syntax tree of the edited text."""
     ids: dict[str, dict[int, str]] = field(default_factory=dict)
-    """By path and line: the id of a loop; a recorded loop keeps its recorded id."""
+    """Path -> line of a loop -> id of the loop. A recorded loop keeps its recorded id."""
 
     def changed_lines_in(self, loop: str) -> Iterator[tuple[str, int]]:
         """Yield (path, line) of each changed line in a loop and in the functions that the loop mentions."""

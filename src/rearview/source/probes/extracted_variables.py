@@ -150,7 +150,7 @@ class ExtractedVariable:
     sure: bool
     """Whether the variable is assigned whenever the statement runs."""
     read: ast.Name | None = None
-    """Where the value was computed and the variable is read now, if a separate statement assigns the variable."""
+    """The name that replaced the value, if a separate statement assigns the variable."""
     into: ast.stmt | None = None
     """The statement that contains `read`."""
 

@@ -150,7 +150,7 @@ class _FileFacts:
 _FILES = 4096
 """Most files whose facts are cached."""
 _facts_of_files: dict[tuple[str, str], _FileFacts] = {}
-"""By path and text: most files are equal in all versions, and a backfill needs the facts of each file often."""
+"""(path, text) -> facts, because most files are equal in all versions, and a backfill needs the facts of each often."""
 
 
 def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
@@ -204,7 +204,7 @@ class _Context:
 
     @cached_property
     def functions(self) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
-        """The functions of all files, by last name."""
+        """The functions of all files, by name without class or module."""
         functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
         for tree in self.trees.values():
             for node in ast.walk(tree):

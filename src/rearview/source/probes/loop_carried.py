@@ -1,7 +1,7 @@
-"""How far back the replay of a probe must start because its own variables carry values between iterations.
+"""Compute how far back the replay of a probe must start, because variables of probes carry values between iterations.
 
 A checkpoint contains the state of the run, not the variables that a probe adds. A probe that counts
-iterations, or that reads at the end of an epoch what it collected in its steps, is exact only if the
+iterations, or that reads at the end of an epoch what it collected in the steps, is exact only if the
 replay starts before the first of those iterations.
 """
 

@@ -48,10 +48,10 @@ class Probe:
     path: str
     first: int
     last: int
-    """Lines in the edited text, inclusive."""
+    """First and last line of the statement in the edited text, with its decorators."""
     column: int
     line: int
-    """Line of the statement itself, after its decorators."""
+    """Line of the statement without its decorators."""
     kind: ProbeKind
     names: tuple[str, ...]
     """The names that the probe logs; `*` stands for a part that is known only at run time."""
@@ -62,13 +62,13 @@ class Probe:
     chains: tuple[tuple[str, ...], ...]
     """Nested loops that may enclose the probe at run time, with loops of callers; empty if no call names its function."""
     depth: int
-    """How many of `loops` a replay may enter in the middle; START: the replay starts with the program."""
+    """How many of `loops` a replay may enter after their first iteration; START: the replay starts with the program."""
     feeds: tuple[tuple[str, ...], ...] = ()
     """Other loops of its function whose iterations must run because they assign what the probe reads."""
     paths: tuple[tuple[str, ...], ...] = ()
     """Like `chains`, with the ids of the loops: two loops may have one name."""
     fed_by: tuple[tuple[str, ...], ...] = ()
-    """Like `feeds`, with ids, including the loops of callers."""
+    """Like `feeds`, with the ids of the loops, and with loops of callers."""
     runs_first: bool = False
     """Whether the probe is before all loops of its level, in a function that no call after a loop names."""
     generators: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Probes:
 
     probes: tuple[Probe, ...]
     source: Mapping[str, str]
-    """The recorded version with the probes in it: the source that is replayed."""
+    """The recorded version with the probes added, as a replay runs it."""
     variables: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     """(path, function) -> variables that only probes bind there, so that the recorded state lacks them."""
     loops: Mapping[str, Mapping[int, LoopId]] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Probes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name the probes log, in the order of the text."""
+        """All names that the probes log, in the order of the text."""
         return tuple(dict.fromkeys(name for probe in self.probes for name in probe.names))
 
     def of(self, name: str) -> tuple[Probe, ...]:
@@ -170,8 +170,8 @@ def logging_fingerprint(probes: Probes, name: str) -> str:
 def needed_probes(probes: Probes, names: Sequence[str]) -> set[Probe]:
     """Return the statements that log `names`, the statements that bind their variables, and so on.
 
-    Names that recorded code binds need no added statement. Other added statements that mention one of the
-    variables may change it, so they are included; if such a statement is no probe, the edit is refused.
+    Names that recorded code binds need no added statement. Other added statements that mention one of these
+    variables may change the variable, so they are included; if such a statement is no probe, the edit is refused.
     """
     _, nodes = _nodes(probes)
     selected_probes = {probe for name in names for probe in probes.of(name)}

@@ -132,7 +132,7 @@ def extracted_variable_refusal(
 
 
 def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
-    """Return the old and the new text of the only part in which two statements differ, or None if several parts do.
+    """Return the old and the new text of the only part in which two statements differ, or None if several parts differ.
 
     >>> differing(*ast.parse("f(a, lr=0.1); f(a, lr=0.2)").body)
     ('0.1', '0.2')

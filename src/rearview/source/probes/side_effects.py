@@ -17,7 +17,7 @@ Functions = Mapping[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProbeRefusal:
-    """Why an edit is not a probe, at one line of the edited text."""
+    """One reason why an edit is not a probe, with its line of the edited text."""
 
     path: str
     line: int

@@ -20,7 +20,7 @@ ExpressionPath = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """New text between two positions, (line, column in bytes)."""
+    """A replacement of the text between two positions, each (line, column in bytes)."""
 
     start: tuple[int, int]
     end: tuple[int, int]

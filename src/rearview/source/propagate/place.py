@@ -183,7 +183,7 @@ def _with_same_values(
     anchor_indexes: dict[_Anchor, int],
     at: int,
 ) -> int:
-    """Return an index next to an unchanged neighbour at which corresponding statements set what is read, or else `at`."""
+    """Return an index next to an unchanged neighbour at which `_same_values` holds, or `at` if there is none."""
     neighbouring_indexes = [
         a.old.index + a.before
         for a in anchor_indexes
@@ -538,7 +538,7 @@ def _range_at_neighbour(
 def _after_definitions(
     matching: Matching, new_place: NewPlace, target: StatementNode
 ) -> Iterable[int]:
-    """Yield, for each variable that the statement reads and that its block sets, the first index after that in `target`."""
+    """Yield, for each variable that is read and that the same block sets, the first index after its definition in `target`."""
     for name in new_place.uses.reads:
         new_definition = definition(new_place.block, new_place.index, name)
         if (
@@ -571,7 +571,10 @@ def _values_are_set(
 
 
 def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | None:
-    """Return the old block in the partner of the only statement of which the statement around the place is a copy."""
+    """Return the old block for a place in a compound statement that is a copy of another statement, or None.
+
+    The old text has only the original, which is the only paired statement of the scope with the same head.
+    """
     owner = new_place.block.parent
     if owner is None or owner.is_scope:
         return None
@@ -589,7 +592,10 @@ def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | No
 
 
 def _beside_copies(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | None:
-    """Return the place between old statements of which the new siblings are copies, though paired elsewhere, or None."""
+    """Return the place between old statements that equal the new siblings, or None.
+
+    These old statements are paired with other copies in the new text.
+    """
     low, high, copies = 0, len(target.children), 0
     neighbouring_indexes: list[int] = []
     for before in (True, False):

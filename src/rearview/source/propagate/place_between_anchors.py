@@ -76,7 +76,7 @@ def index_of_child(old: StatementNode, target: StatementNode) -> int | None:
 def siblings(matching: Matching, new_place: NewPlace, *, before: bool) -> list[StatementNode]:
     """Return the siblings of a statement on one side, nearest first.
 
-    If the old text lacks the statement around the block, its siblings follow.
+    If the old text lacks the statement around the block, the siblings of this statement follow.
     """
     block, index = new_place.block, new_place.index
     run: list[StatementNode] = []
@@ -250,7 +250,7 @@ def _possible_range(
 def _after_definitions_of(
     matching: Matching, new_place: NewPlace, deciding: list[StatementNode]
 ) -> int | None:
-    """Return the place after the statements that together set what one definition sets in the new text, or None.
+    """Return the index after the statements that together set what one definition sets in the new text, or None.
 
     `x, y = f(z)` may have been `x = f(z)` and an `if` that sets `x` and `y`.
     """

@@ -20,7 +20,7 @@ _ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 def without_logs(
     source: Mapping[str, str], names: Collection[str], *, with_values: bool = False
 ) -> dict[str, str] | None:
-    r"""Return the source without the statements that log `names`, or None if one of them does more than log.
+    r"""Return the source without the statements that log `names`, or None if such a statement does more than log.
 
     With `with_values`, assignments of variables that only these statements read are removed, too. An `if` or `with`
     that contains only removed statements is removed, too.

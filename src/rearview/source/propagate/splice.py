@@ -1,4 +1,4 @@
-"""Insert lines into another text: at the right place among comments, with its indentation and its names.
+"""Insert lines into another text: between the right comments, with the indentation and the names of that text.
 
 Statements that share a line with other statements are first put on separate lines.
 """

@@ -1,4 +1,4 @@
-"""Find the names that the variables of a new statement have in an older text, or that they do not exist in it."""
+"""Find the names that the variables of a new statement have in an older text, and the variables that the text lacks."""
 
 from __future__ import annotations
 
