@@ -147,7 +147,7 @@ class _FileFacts:
     methods: frozenset[str]
 
 
-_FILES = 4096
+_MAX_FILES = 4096
 """Most files whose facts are cached."""
 _facts_of_files: dict[tuple[str, str], _FileFacts] = {}
 """(path, text) -> facts, because most files are equal in all versions, and a backfill needs the facts of each often."""
@@ -156,7 +156,7 @@ _facts_of_files: dict[tuple[str, str], _FileFacts] = {}
 def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
     file_facts = _facts_of_files.get((path, text))
     if file_facts is None:
-        if len(_facts_of_files) >= _FILES:
+        if len(_facts_of_files) >= _MAX_FILES:
             _facts_of_files.clear()
         nodes = list(ast.walk(tree))
         file_facts = _facts_of_files[path, text] = _FileFacts(
@@ -305,7 +305,7 @@ class _ProbeCollector:
         added_statements = [item.node for item in comparison.added_statements]
         if not added_statements and not added_aliases and not comparison.extracted_variables:
             return
-        # a statement that replaces recorded code is no probe
+        # a statement that replaces recorded code is no probe, but what it binds is not recorded, either
         added_ids = {id(node) for node in (*added_statements, *comparison.changed)}
         for variable, _ in comparison.extracted_variables:
             added_ids |= {id(variable.target), id(variable.read)}
@@ -365,16 +365,16 @@ class _ProbeCollector:
         aliases: Aliases,
         extracted_variables: Sequence[ExtractedVariable] = (),
     ) -> Judge:
-        homes = [
+        bindings = [
             (scope.home(each.target.id) or scope, each.target.id)
             for each in extracted_variables
             if (scope := scopes.of[id(each.stmt)])
         ]
-        levels = Levels(scopes, added_statements, homes)
+        levels = Levels(scopes, added_statements, bindings)
         judge = Judge(path, scopes, levels, self.context.facts, self.context.functions)
-        for (home, name), each in zip(homes, extracted_variables, strict=True):
+        for (binding_scope, name), each in zip(bindings, extracted_variables, strict=True):
             if each.read is not None:
-                judge.relied[id(home), name] = each.read.lineno
+                judge.relied[id(binding_scope), name] = each.read.lineno
         for stmt in added_statements:
             judge.examine(stmt, aliases)
         return judge
@@ -401,7 +401,7 @@ class _ProbeCollector:
         caller_paths = self.context.paths.get((path, function), ())
         ids = self.loops[path]
         own_path = _path(item.parents, ids)
-        chains = tuple(sorted({path + own_path for path in caller_paths}))
+        chains = tuple(sorted({caller_path + own_path for caller_path in caller_paths}))
         calls = calls_in(node, aliases)
         decorators = getattr(node, "decorator_list", ())
         place = _place(item, added_ids, self.context.loopers)
@@ -422,7 +422,11 @@ class _ProbeCollector:
             depth=need.depth,
             feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
             paths=chains,
-            fed_by=tuple(path + _path(chain, ids) for path in caller_paths for chain in need.feeds),
+            fed_by=tuple(
+                caller_path + _path(chain, ids)
+                for caller_path in caller_paths
+                for chain in need.feeds
+            ),
             generators=tuple(ast.unparse(e) for e in judge.generators.get(node.lineno, ())),
             cautions=tuple(judge.cautions.get(node.lineno, ())),
         )
@@ -477,8 +481,8 @@ def _path(parents: tuple[ast.AST, ...], ids: Mapping[int, LoopId]) -> tuple[str,
 
 
 def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tuple[str, ...]:
-    outside = [node for node in parents if not isinstance(node, LOOPS)]
-    return enclosing((*outside, *chain))[1]
+    enclosing_nodes = [node for node in parents if not isinstance(node, LOOPS)]
+    return enclosing((*enclosing_nodes, *chain))[1]
 
 
 def _place(item: AddedStatement, added_ids: set[int], loopers: frozenset[str]) -> Position:

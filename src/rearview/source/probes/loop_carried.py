@@ -101,16 +101,20 @@ class _Collector(ast.NodeVisitor):
         self.scope, self.blocks = outer
 
     def _record(self, name: str, node: ast.AST, *, write: bool, plain: bool) -> None:
-        home = self.scope.home(name)
-        if home is None or name not in home.added_bound or self._within(home):
+        binding_scope = self.scope.home(name)
+        if (
+            binding_scope is None
+            or name not in binding_scope.added_bound
+            or self._within(binding_scope)
+        ):
             return
         position = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
         scope = self.scope
         while isinstance(scope.node, COMPREHENSIONS) and scope.parent is not None:
             scope = scope.parent
-        foreign = home is not self.base or scope is not self.base
+        foreign = binding_scope is not self.base or scope is not self.base
         event = _Event(self.stmt, position, self.chain, self.blocks, plain, foreign)
-        uses = self.uses.setdefault((id(home), name), _Uses())
+        uses = self.uses.setdefault((id(binding_scope), name), _Uses())
         (uses.writes if write else uses.reads).append(event)
 
     def _within(self, scope: Scope) -> bool:
@@ -146,8 +150,8 @@ class _Collector(ast.NodeVisitor):
             bases.append(root(call.func.value))
         for base in bases:
             if isinstance(base, ast.Name):
-                home = self.scope.home(base.id)
-                if home is not None and home.kinds.get(base.id) == "value":
+                binding_scope = self.scope.home(base.id)
+                if binding_scope is not None and binding_scope.kinds.get(base.id) == "value":
                     self._record(base.id, base, write=True, plain=False)
 
     def visit_Name(self, node: ast.Name) -> None:

@@ -108,9 +108,9 @@ def extracted_variable_refusal(
 ) -> ProbeRefusal | None:
     """Return why an edit may not extract this variable from a recorded statement, or None if nothing forbids the edit."""
     name = variable.target.id
-    home = scope.home(name) or scope
-    line = home.recorded_use(name)
-    if home.is_class:
+    binding_scope = scope.home(name) or scope
+    line = binding_scope.recorded_use(name)
+    if binding_scope.is_class:
         return ProbeRefusal(
             path,
             variable.stmt.lineno,

@@ -51,6 +51,7 @@ class Judge(ast.NodeVisitor):
         self._own = False
         """Whether the visitor is inside a function that the edit adds."""
         self._alone: int = 0
+        """The `id()` of the expression that is a statement of its own."""
         self._line = 0
         self._aliases = Aliases(ast.Module([], []))
 
@@ -94,11 +95,13 @@ class Judge(ast.NodeVisitor):
         scope = self.scopes.of[id(stmt)]
         for part in holder:
             for name, node in bound_by(part):
-                home = scope.home(name) or scope
-                if home.is_class:
+                binding_scope = scope.home(name) or scope
+                if binding_scope.is_class:
                     continue  # `class_refusal` judges attributes of a recorded class
-                line = home.recorded_use(name) or self.relied.get((id(home), name))
-                if line is None or self._same_import(name, stmt, home):
+                line = binding_scope.recorded_use(name) or self.relied.get(
+                    (id(binding_scope), name)
+                )
+                if line is None or self._same_import(name, stmt, binding_scope):
                     continue
                 verb = "deletes" if isinstance(stmt, ast.Delete) else "rebinds"
                 self._refuse(
@@ -107,8 +110,10 @@ class Judge(ast.NodeVisitor):
                     "Choose a name that the recorded code does not use.",
                 )
 
-    def _same_import(self, name: str, stmt: ast.stmt, home: Scope) -> bool:
-        if home is not self.scopes.top or not isinstance(stmt, ast.Import | ast.ImportFrom):
+    def _same_import(self, name: str, stmt: ast.stmt, binding_scope: Scope) -> bool:
+        if binding_scope is not self.scopes.top or not isinstance(
+            stmt, ast.Import | ast.ImportFrom
+        ):
             return False
         own_names = {ast.dump(a) for a in stmt.names}
         module = getattr(stmt, "module", None)
@@ -119,7 +124,7 @@ class Judge(ast.NodeVisitor):
                 (alias.asname or alias.name.split(".")[0]) == name and ast.dump(alias) in own_names
                 for alias in node.names
             )
-            for node in getattr(home.node, "body", ())
+            for node in getattr(binding_scope.node, "body", ())
             if isinstance(node, ast.Import | ast.ImportFrom) and node is not stmt
         )
 
@@ -198,8 +203,8 @@ class Judge(ast.NodeVisitor):
         self._store(node.target)
         target = node.target
         if isinstance(target, ast.Name):
-            home = self._scope.home(target.id)
-            used = home is not None and home.recorded_use(target.id) is not None
+            binding_scope = self._scope.home(target.id)
+            used = binding_scope is not None and binding_scope.recorded_use(target.id) is not None
             if not used and self.levels.of(target, self._scope) is Level.LIVE:
                 self._refuse(
                     node, f"`{target.id}` may be a live tensor, changed in place", mutations.COPY

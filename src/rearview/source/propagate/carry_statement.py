@@ -14,26 +14,26 @@ from rearview.source.propagate.place import (
     Place,
     further_places,
     locate,
-    place_at,
+    place_at_line,
     place_of_definitions,
 )
-from rearview.source.propagate.place_between_anchors import NewPlace, Nowhere
+from rearview.source.propagate.place_between_anchors import NewPlace, NoPlace
 from rearview.source.propagate.splice import (
     comment_above,
     indent_of,
     indent_unit,
+    insert_lines,
+    insertion_line,
     is_blank_or_comment,
-    line_at,
-    put,
     render,
 )
 from rearview.source.propagate.variable_names import (
     Votes,
     imports_for,
-    keywords,
-    members,
-    overwritten,
-    resolve,
+    overwritten_variable,
+    resolve_attributes,
+    resolve_keywords,
+    resolve_variables,
 )
 from rearview.source.statement_trees import (
     StatementNode,
@@ -83,7 +83,7 @@ class Carried:
 
     def into(self, old: str) -> str:
         """Return the old text with the statements inserted, or unchanged if they are refused."""
-        return old if self.line is None else put(old, self.line, self.text)
+        return old if self.line is None else insert_lines(old, self.line, self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +148,16 @@ def carry(
         return refuse(prepared)
     selection, matching, new_place = prepared
     place = locate(matching, new_place)
-    if isinstance(place, Nowhere):
+    if isinstance(place, NoPlace):
         place_of_definition = place_of_definitions(selection.statements, new_place, matching.old)
         if place_of_definition is None:
             return refuse(place.reason(inserted))
         place = place_of_definition
-    answer = _write(selection, matching, new_place, place, min_confidence=min_confidence)
+    answer = _insertion(selection, matching, new_place, place, min_confidence=min_confidence)
     if not disproved or answer.line not in disproved:
         return answer
     for further_place in further_places(matching, new_place):
-        answer = _write(
+        answer = _insertion(
             selection, matching, new_place, further_place, min_confidence=min_confidence
         )
         if answer.line is not None and answer.line not in disproved:
@@ -189,12 +189,12 @@ def carry_to(
     if isinstance(prepared, str):
         return refuse(prepared)
     selection, matching, new_place = prepared
-    place = place_at(matching.old, line, after=after)
-    if isinstance(place, Nowhere):
+    place = place_at_line(matching.old, line, after=after)
+    if isinstance(place, NoPlace):
         return refuse(place.reason(inserted))
     block, index, at = place
     by_hand = Place(block, index, 1.0, (BY_HAND,))
-    return _write(selection, matching, new_place, by_hand, _HandPlace(at, renames or {}))
+    return _insertion(selection, matching, new_place, by_hand, _HandPlace(at, renames or {}))
 
 
 def _prepare(
@@ -224,8 +224,8 @@ def _prepare(
     return _Selection(new_parsed, lines, statements), matching, new_place
 
 
-def unsure(confidence: float, min_confidence: float) -> str:
-    """Return the reason for refusing a place with too little confidence."""
+def too_uncertain(confidence: float, min_confidence: float) -> str:
+    """Return the message that the confidence in a place is too low."""
     return f"the best place is only {int(100 * confidence)}% sure, less than {min_confidence:.0%}"
 
 
@@ -278,7 +278,7 @@ def _place_in_new_tree(tree: StatementTree, stmt: ast.stmt) -> tuple[StatementNo
     raise AssertionError("every statement is in a block")
 
 
-def _write(
+def _insertion(
     selection: _Selection,
     matching: Matching,
     new_place: NewPlace,
@@ -286,13 +286,14 @@ def _write(
     by_hand: _HandPlace | None = None,
     min_confidence: float = MIN_CONFIDENCE,
 ) -> Carried:
+    """Return the statements as they read at `place` of the old text, or a refusal."""
     new_parsed, lines, statements = selection.parsed, selection.lines, selection.statements
     statement_uses = new_place.uses
     old = matching.old
     renames = by_hand.renames if by_hand is not None else {}
     used_without_renames = replace(statement_uses, reads=statement_uses.reads - renames.keys())
     votes = Votes(matching)
-    names = resolve(
+    names = resolve_variables(
         matching,
         votes,
         used_without_renames,
@@ -303,25 +304,27 @@ def _write(
     unknown = [name for name in names.missing_names if name not in imports]
     if unknown:
         return refuse(_absence([f"`{name}`" for name in unknown]), *place.reasons)
-    attributes, absent_members = members(matching, votes, statement_uses)
+    attributes, absent_members = resolve_attributes(matching, votes, statement_uses)
     if absent_members:
         return refuse(
             _absence([f"`{root}.{member}`" for root, member in absent_members]), *place.reasons
         )
-    arguments = keywords(matching, statements)
-    clash = overwritten(statement_uses, (new_place.block, place.block))
+    arguments = resolve_keywords(matching, statements)
+    clash = overwritten_variable(statement_uses, (new_place.block, place.block))
     if clash:
         return refuse(f"it would overwrite `{clash}`, which the old text uses for something else")
     certainty = names.certainty * (0.9 if attributes else 1.0)
     score = place.confidence * certainty
     confidence = calibrated(score) if by_hand is None else 1.0
     if confidence < min_confidence:
-        return refuse(unsure(confidence, min_confidence), *place.reasons, confidence=confidence)
+        return refuse(
+            too_uncertain(confidence, min_confidence), *place.reasons, confidence=confidence
+        )
     block, index = place.block, place.index
     indent = _indent(old, block, index)
     if indent is None:
         return refuse("a place inside a one-line block would change that line")
-    line = by_hand.line if by_hand else line_at(new_parsed, lines, old.parsed, block, index)
+    line = by_hand.line if by_hand else insertion_line(new_parsed, lines, old.parsed, block, index)
     if line == 1 and old.parsed.text.startswith("\ufeff"):
         return refuse("it would come before the byte order mark")
     old_lines = old.parsed.lines

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rearview.source.mutations import last_name
 from rearview.source.probes.probe import VariableExtraction
 from rearview.source.propagate.match import match
-from rearview.source.propagate.splice import put
+from rearview.source.propagate.splice import insert_lines
 from rearview.source.propagate.variable_names import words_in_scope
 from rearview.source.statement_trees import StatementNode, StatementTree, grow
 from rearview.source.text import Parsed, newline, split, try_parse
@@ -79,7 +79,7 @@ def extract_variables(
     indent = line[: len(line) - len(line.lstrip())]
     assignment = f"{indent}{first_name} = {value}{newline(lines, partner.start - 1)}"
     first_line = partner.start
-    return put(text, first_line, assignment), VariableExtraction(
+    return insert_lines(text, first_line, assignment), VariableExtraction(
         extraction.path, first_line, extraction.names, first_line + 1
     )
 

@@ -48,12 +48,12 @@ class Matching:
         self.old_of[new] = old
         self.new_of[old] = new
 
-    def same(self, new: StatementNode) -> bool:
+    def is_unchanged(self, new: StatementNode) -> bool:
         """Return True if a node has a partner with exactly the same text."""
         old = self.old_of.get(new)
         return old is not None and old.words == new.words and old.kind == new.kind
 
-    def block(self, new: StatementNode) -> StatementNode | None:
+    def old_block(self, new: StatementNode) -> StatementNode | None:
         """Return the old block that corresponds to a new block, or None if the statement around it has no partner."""
         if new.parent is None:
             return self.old.root
@@ -469,7 +469,7 @@ class _Matcher:
         for new in self.matching.new.nodes:
             if not new.is_block:
                 continue
-            old = self.matching.block(new)
+            old = self.matching.old_block(new)
             if old is not None:
                 self.matching.pair(new, old)
             else:

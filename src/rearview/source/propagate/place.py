@@ -23,7 +23,7 @@ from rearview.source.propagate.place_between_anchors import (
     LEAVING,
     REACH,
     NewPlace,
-    Nowhere,
+    NoPlace,
     choose_place,
     index_of_child,
     siblings,
@@ -56,7 +56,7 @@ class _Anchor:
     inside: bool = True  # the anchor is in the block of the statement, not outside
 
 
-def locate(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
+def locate(matching: Matching, new_place: NewPlace) -> Place | NoPlace:
     """Return the place in the old tree where a statement of the new tree belongs."""
     place = _by_statements(matching, new_place)
     if isinstance(place, Place) and place.confidence >= 0.85:
@@ -103,16 +103,16 @@ def _by_comment(matching: Matching, new_place: NewPlace) -> tuple[StatementNode,
     return statement_below.parent, statement_below.index
 
 
-def _by_statements(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
+def _by_statements(matching: Matching, new_place: NewPlace) -> Place | NoPlace:
     anchors = _anchors(matching, new_place)
-    old_block = matching.block(new_place.block)
+    old_block = matching.old_block(new_place.block)
     if old_block is None and not anchors:
         old_block = _copied_block(matching, new_place)
     target = _block_of_inverted_nesting(anchors) or _block(anchors, old_block)
     if target is not old_block and _stays_at_edge(anchors, new_place, target, old_block):
         target = old_block
     if target is None:
-        return Nowhere(_why_nowhere(new_place.block))
+        return NoPlace(_why_no_block(new_place.block))
     target = _block_of_definition(matching, new_place, target)
     anchor_indexes = {a: at for a in anchors if (at := index_of_child(a.old, target)) is not None}
     if not anchor_indexes:
@@ -123,12 +123,12 @@ def _by_statements(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
     after_definitions = max([low, *_after_definitions(matching, new_place, target)])
     if after_definitions > high:
         if not _values_are_set(anchor_indexes, new_place, target, high):
-            return Nowhere("what it reads is set only after the place where it belongs")
+            return NoPlace("what it reads is set only after the place where it belongs")
         reachable *= 0.9
     else:
         low = after_definitions
     choice = choose_place(matching, new_place, target, low, high)
-    if isinstance(choice, Nowhere):
+    if isinstance(choice, NoPlace):
         return choice
     at, certainty = choice
     certainty *= reachable
@@ -443,7 +443,7 @@ def _refusal_of_split_neighbours(
     target: StatementNode,
     old_block: StatementNode | None,
     statement_uses: Uses,
-) -> Nowhere | None:
+) -> NoPlace | None:
     """Return a refusal if the two old neighbours are in branches that run at different times, else None."""
     neighbours = {
         a.before: a.old for a in anchors if a.near and a.old.scope() is _scope_of(target)
@@ -482,7 +482,7 @@ def _refusal_of_split_neighbours(
             ):
                 continue  # once per iteration of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
-                return Nowhere(
+                return NoPlace(
                     "two places are equally good: its neighbours are in different blocks, at lines "
                     "{} and {} of the old text",
                     (neighbours[True].start, neighbours[False].start),
@@ -618,12 +618,17 @@ def _beside_copies(matching: Matching, new_place: NewPlace, target: StatementNod
     return Place(target, neighbouring_indexes[0], 0.75, ("the code around it was copied since",))
 
 
-def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | Nowhere:
+def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | NoPlace:
     """Return the first or last place of a block whose statements were all rewritten."""
     owner = new_place.block.parent
     if not target.children:
         return Place(target, 0, 0.8, ("the block is empty there",))
-    if owner is not None and matching.same(owner) and not owner.is_scope and new_place.index == 0:
+    if (
+        owner is not None
+        and matching.is_unchanged(owner)
+        and not owner.is_scope
+        and new_place.index == 0
+    ):
         return Place(target, 0, 0.7, ("it is the first of the same block",))
     if (
         owner in matching.old_of
@@ -632,7 +637,7 @@ def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> 
         and new_place.index == 0
     ):
         return Place(target, 0, 0.65, ("it is the first of a block that is there",))
-    if owner is not None and matching.same(owner) and not owner.is_scope:
+    if owner is not None and matching.is_unchanged(owner) and not owner.is_scope:
         last = len(target.children)
         leaves = isinstance(target.children[-1].tree, LEAVING)
         if new_place.index == len(new_place.block.children) and not leaves:
@@ -640,7 +645,7 @@ def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> 
     only = _only_place(target)
     if only is not None and owner is not None and owner.is_scope and owner in matching.old_of:
         return Place(target, only, 0.75, ("it is the only place in that function",))
-    return Nowhere("none of the statements around it can be found there")
+    return NoPlace("none of the statements around it can be found there")
 
 
 def _only_place(block: StatementNode) -> int | None:
@@ -654,7 +659,7 @@ def _only_place(block: StatementNode) -> int | None:
     return at if len(remaining) == 1 and isinstance(remaining[0].tree, LEAVING) else None
 
 
-def _why_nowhere(block: StatementNode) -> str:
+def _why_no_block(block: StatementNode) -> str:
     for node in (block, *block.above()):
         tree = node.tree
         if isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -730,9 +735,9 @@ def place_of_definitions(
     return Place(old.root, at, 0.9, ("it can be anywhere among the module's definitions",))
 
 
-def place_at(
+def place_at_line(
     old: StatementTree, line: int, *, after: bool = False
-) -> tuple[StatementNode, int, int] | Nowhere:
+) -> tuple[StatementNode, int, int] | NoPlace:
     """Return (block, index in the block, line) for a line that the user gave, or a refusal.
 
     The place is before `line`, at the depth of that line or, with `after`, after the statement on that line.
@@ -744,7 +749,7 @@ def place_at(
     if after:
         inside = [n for n in statements_on_line if not n.children or n.start == line]
         if not inside:
-            return Nowhere("no statement ends on line {} to go after", (line,))
+            return NoPlace("no statement ends on line {} to go after", (line,))
         node = inside[-1]
         assert node.parent is not None
         return node.parent, node.index + 1, node.end + 1
@@ -754,7 +759,7 @@ def place_at(
         return starts.parent, starts.index, line
     interrupted = next((node for node in statements_on_line if not node.children), None)
     if interrupted is not None:
-        return Nowhere(
+        return NoPlace(
             "line {} is inside the statement that starts on line {}", (line, interrupted.start)
         )
     line_text = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""

@@ -39,7 +39,7 @@ class NewPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Nowhere:
+class NoPlace:
     """The reason why there is no certain place; each `{}` of `template` stands for one of `lines` of the old text."""
 
     template: str
@@ -50,7 +50,7 @@ class Nowhere:
 
         `inserted` has (line before which lines were inserted, number of lines), in the order of the insertions.
 
-        >>> Nowhere("before or after line {}", (9,)).reason([(2, 3), (9, 1)])
+        >>> NoPlace("before or after line {}", (9,)).reason([(2, 3), (9, 1)])
         'before or after line 6'
         """
         return self.template.format(*(line_before(line, inserted) for line in self.lines))
@@ -96,7 +96,7 @@ def siblings(matching: Matching, new_place: NewPlace, *, before: bool) -> list[S
 
 def choose_place(
     matching: Matching, new_place: NewPlace, target: StatementNode, low: int, high: int
-) -> tuple[int, float] | Nowhere:
+) -> tuple[int, float] | NoPlace:
     """Return (index in `target` from `low` to `high`, confidence), or a refusal if two places are equally good."""
     if low == high:
         return low, 1.0
@@ -115,7 +115,7 @@ def choose_place(
     ordered = [(node, at < new_place.index) for node, at in sides if at is not None]
     if len(ordered) < len(moved_nodes) and not (unpaired_before or unpaired_after):
         if any(_decides(new_place.uses, node) for node in dependent_nodes):
-            return Nowhere(
+            return NoPlace(
                 "two places are equally good: line {} of the old text moved over it",
                 (moved_nodes[0].start,),
             )
@@ -148,7 +148,7 @@ def choose_place(
     )
     if by_variables is not None:
         return by_variables, 0.8
-    return Nowhere(
+    return NoPlace(
         "two places are equally good: before or after line {} of the old text, which changes what "
         "it reads",
         (deciding[0].start,),
@@ -163,7 +163,9 @@ def _follows_definition(
         return False
     above = new_place.block.children[new_place.index - 1]
     sets = bool(binds(above) & new_place.uses.reads)
-    return sets and matching.same(above) and matching.old_of[above] is target.children[low - 1]
+    return (
+        sets and matching.is_unchanged(above) and matching.old_of[above] is target.children[low - 1]
+    )
 
 
 def _split_gap(

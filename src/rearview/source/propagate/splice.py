@@ -181,7 +181,7 @@ def _field_end(string: str, at: int) -> int:
     return len(string)
 
 
-def put(old: str, line: int, text: str) -> str:
+def insert_lines(old: str, line: int, text: str) -> str:
     """Return a text with lines inserted before a 1-based line; all other bytes stay."""
     lines = split(old)
     return "".join(lines[: line - 1]) + text + "".join(lines[line - 1 :])
@@ -306,7 +306,7 @@ def _split_line(parsed: Parsed, lines: list[str], line_break: _LineBreak) -> str
     )
 
 
-def line_at(
+def insertion_line(
     new_parsed: Parsed, lines: tuple[int, int], old_parsed: Parsed, block: StatementNode, index: int
 ) -> int:
     """Return the line before child `index` of an old block at which `lines` of the new text are inserted.
@@ -330,7 +330,7 @@ def line_at(
             at += 1
             if old_lines[at - 2].strip() and len(indent_of(old_lines[at - 2])) >= depth > 0:
                 stop = at
-    above, below = around(new_parsed.lines, lines)
+    above, below = comments_around(new_parsed.lines, lines)
     if index == len(block.children) and start == stop:
         for line in above:  # keep the number of blank lines that the new text has
             if line or stop > len(old_lines) or old_lines[stop - 1].strip():
@@ -370,7 +370,9 @@ def is_blank_or_comment(line: str) -> bool:
     return not line or line.startswith("#")
 
 
-def around(all_lines: tuple[str, ...], lines: tuple[int, int]) -> tuple[list[str], list[str]]:
+def comments_around(
+    all_lines: tuple[str, ...], lines: tuple[int, int]
+) -> tuple[list[str], list[str]]:
     """Return the blank lines and comments directly before and after some lines, stripped."""
     start, end = lines
     above: list[str] = []
@@ -386,7 +388,7 @@ def around(all_lines: tuple[str, ...], lines: tuple[int, int]) -> tuple[list[str
 
 def comment_above(parsed: Parsed, lines: tuple[int, int]) -> tuple[str, ...]:
     """Return the comment directly above some lines, line by line."""
-    above, _ = around(parsed.lines, lines)
+    above, _ = comments_around(parsed.lines, lines)
     comments: list[str] = []
     for line in reversed(above):
         if not line:

@@ -102,7 +102,7 @@ def _in_order(matching: Matching) -> set[StatementNode]:
     for block in matching.new.nodes:
         if not block.is_block:
             continue
-        old_block = matching.block(block)
+        old_block = matching.old_block(block)
         pairs = [
             (node, partner.index)
             for node in block.children

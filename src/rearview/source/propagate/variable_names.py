@@ -80,7 +80,7 @@ def aligned(new_words: tuple[str, ...], old_words: tuple[str, ...]) -> list[tupl
     return pairs
 
 
-def resolve(
+def resolve_variables(
     matching: Matching,
     votes: Votes,
     statement_uses: Uses,
@@ -404,7 +404,7 @@ def _bound_list(tree: ast.AST) -> list[str]:
     ]
 
 
-def members(
+def resolve_attributes(
     matching: Matching, votes: Votes, statement_uses: Uses
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Return the old names of attributes, and the attributes that do not exist in the old text.
@@ -471,7 +471,7 @@ def _defined(matching: Matching, attributes: set[str]) -> set[str]:
     return defined
 
 
-def keywords(matching: Matching, statements: list[ast.stmt]) -> dict[str, str]:
+def resolve_keywords(matching: Matching, statements: list[ast.stmt]) -> dict[str, str]:
     """Return new name -> old name of keyword arguments in `statements` whose parameter was renamed."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     renamed: dict[str, str] = {}
@@ -553,7 +553,9 @@ def imports_for(missing_names: tuple[str, ...], matching: Matching) -> dict[str,
     return lines
 
 
-def overwritten(statement_uses: Uses, blocks: tuple[StatementNode, StatementNode]) -> str | None:
+def overwritten_variable(
+    statement_uses: Uses, blocks: tuple[StatementNode, StatementNode]
+) -> str | None:
     """Return a variable that the statement assigns and that only the old code around it uses already, or None."""
     new_words, old_words = (words_in_scope(block) for block in blocks)
     assigned_names = statement_uses.writes - statement_uses.reads

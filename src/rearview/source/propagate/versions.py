@@ -19,10 +19,10 @@ from rearview.source.propagate.carry_statement import (
     carry_to,
     refuse,
     statements_on,
-    unsure,
+    too_uncertain,
 )
 from rearview.source.propagate.extract_variable import extract_variables
-from rearview.source.propagate.splice import put
+from rearview.source.propagate.splice import insert_lines
 from rearview.source.text import newline, split, try_parse
 
 CLEAR = 0.95  # a direct answer with at least this confidence is not compared with a stepwise answer
@@ -187,12 +187,16 @@ def _version(
     else:
         best = direct
     if not best.reason and best.confidence < min_confidence:
-        best = _Attempt({}, (), None, best.confidence, (), unsure(best.confidence, min_confidence))
+        best = _Attempt(
+            {}, (), None, best.confidence, (), too_uncertain(best.confidence, min_confidence)
+        )
     return best.outcome(index, old), best.positions
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
+    """The result of carrying all statements of one source into one version."""
+
     files: Files
     placed: tuple[Placed, ...]
     positions: _Positions | None
@@ -276,7 +280,7 @@ def _carry_all(
                 positions[k] = Statement(
                     path, (inserted.lines[0] + count, inserted.lines[1] + count)
                 )
-        texts[path] = put(texts[path], carried.line, carried.text)
+        texts[path] = insert_lines(texts[path], carried.line, carried.text)
         insertions[path].append((carried.line, count))
         extractions = tuple(each.shifted(path, carried.line, count) for each in extractions)
         placed[number] = Placed(path, carried.line, carried.text)
