@@ -113,7 +113,7 @@ def test_values_named_in_steps_feed_a_probe_after_the_loop():
     (probe,) = found(
         (CLIP, f"v = {CLIP}"), ("    history.append", f"    {LOG}\n    history.append")
     ).of("v")
-    assert (probe.depth, probe.feeds) == (0, (("epoch", "x"),))
+    assert (probe.depth, probe.feeding_loops) == (0, (("epoch", "x"),))
 
 
 def test_a_value_named_conditionally_is_carried_over_iterations():

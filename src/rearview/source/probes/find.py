@@ -420,12 +420,12 @@ class _ProbeCollector:
             and not self.context.is_called_after_loops(path, function),
             chains=tuple(sorted({names + loops for names in names_of(caller_paths)})),
             depth=need.depth,
-            feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
+            feeding_loops=tuple(_chain_names(item.parents, chain) for chain in need.feeding_loops),
             paths=chains,
-            fed_by=tuple(
+            feeding_paths=tuple(
                 caller_path + _path(chain, ids)
                 for caller_path in caller_paths
-                for chain in need.feeds
+                for chain in need.feeding_loops
             ),
             generators=tuple(ast.unparse(e) for e in judge.generators.get(node.lineno, ())),
             cautions=tuple(judge.cautions.get(node.lineno, ())),

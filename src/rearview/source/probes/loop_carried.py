@@ -36,7 +36,7 @@ class Need:
     """How many of the loops around the statement, from the outermost in, a replay may enter after their first
     iteration; START: the replay must start with the program.
     """
-    feeds: tuple[tuple[ast.AST, ...], ...]
+    feeding_loops: tuple[tuple[ast.AST, ...], ...]
     """Loops that assign what the statement reads but do not enclose it, each with the loops around it."""
 
 

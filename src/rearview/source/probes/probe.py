@@ -63,12 +63,12 @@ class Probe:
     """Nested loops that may enclose the probe at run time, with loops of callers; empty if no call names its function."""
     depth: int
     """How many of `loops` a replay may enter after their first iteration; START: the replay starts with the program."""
-    feeds: tuple[tuple[str, ...], ...] = ()
+    feeding_loops: tuple[tuple[str, ...], ...] = ()
     """Other loops of its function whose iterations must run because they assign what the probe reads."""
     paths: tuple[tuple[str, ...], ...] = ()
-    """Like `chains`, with the ids of the loops: two loops may have one name."""
-    fed_by: tuple[tuple[str, ...], ...] = ()
-    """Like `feeds`, with the ids of the loops, and with loops of callers."""
+    """The loop paths at which the probe may run: like `chains`, but ids, because two loops may have one name."""
+    feeding_paths: tuple[tuple[str, ...], ...] = ()
+    """The loop paths of `feeding_loops`, with loops of callers."""
     runs_first: bool = False
     """Whether the probe is before all loops of its level, in a function that no call after a loop names."""
     generators: tuple[str, ...] = ()

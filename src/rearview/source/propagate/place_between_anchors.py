@@ -116,7 +116,8 @@ def choose_place(
     if len(ordered) < len(moved_nodes) and not (unpaired_before or unpaired_after):
         if any(_decides(new_place.uses, node) for node in dependent_nodes):
             return NoPlace(
-                "two places are equally good: line {} of the old text moved over it",
+                "two places are equally good: before or after line {} of the old text, which was "
+                "moved elsewhere",
                 (moved_nodes[0].start,),
             )
     # a statement that moved within the block still shows on which side of the place it belongs

@@ -180,7 +180,7 @@ def _version(
         best = direct.adjusted(both, "the same place directly and step by step")
     elif abs(stepwise_confidence - direct.confidence) < 0.1:
         best = _Attempt(
-            {}, (), None, 0.0, (), "carried directly and step by step, it comes to different places"
+            {}, (), None, 0.0, (), "directly and step by step, the statement gets different places"
         )
     elif stepwise_confidence > direct.confidence:
         best = stepwise.adjusted(stepwise_confidence, "carried step by step")
