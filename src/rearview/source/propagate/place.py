@@ -116,7 +116,7 @@ def _by_statements(matching: Matching, new_place: NewPlace) -> Place | NoPlace:
     target = _block_of_definition(matching, new_place, target)
     anchor_indexes = {a: at for a in anchors if (at := index_of_child(a.old, target)) is not None}
     if not anchor_indexes:
-        return _beside_copies(matching, new_place, target) or _at_edge(matching, new_place, target)
+        return _between_copies(matching, new_place, target) or _at_edge(matching, new_place, target)
     low, high, agreement = _range(anchor_indexes, len(target.children))
     low, high = _range_at_neighbour(anchor_indexes, low, high, len(target.children))
     low, high, reachable = _reachable(target, low, high)
@@ -591,7 +591,7 @@ def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | No
     return same_role[0] if same_role else None
 
 
-def _beside_copies(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | None:
+def _between_copies(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | None:
     """Return the place between old statements that equal the new siblings, or None.
 
     These old statements are paired with other copies in the new text.
