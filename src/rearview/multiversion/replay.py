@@ -179,7 +179,7 @@ def plan_study(
         size = stored_size(store, names[node]) if store is not None else None
         if size is not None:
             load = START_SECONDS + imports[node] + size * DISK_BYTE
-            cells.append(replace(cell, save=PARK_SECONDS, load=load, kept=True))
+            cells.append(replace(cell, save=PARK_SECONDS, load=load, has_checkpoint=True))
         else:
             import_seconds = imports[node] if options.backend == "stored" else 0.0
             cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS + import_seconds))
@@ -196,7 +196,7 @@ def plan_study(
         planner=options.planner,
         workers=options.workers,
         patience=10**9,
-        going=lambda: clock() < end,
+        may_continue=lambda: clock() < end,
     )
     return StudyPlan(tree, best_order, tuple(levels), names)
 

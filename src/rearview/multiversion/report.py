@@ -29,7 +29,7 @@ def tree_lines(tree: ExecutionTree) -> list[str]:
         about = tree.nodes[node]
         cell = plan.cells[node]
         cost = f"{duration(cell.seconds)}, {size(cell.size)}" if about.measured else "not measured"
-        stored = ", stored" if cell.kept else ""
+        stored = ", stored" if cell.has_checkpoint else ""
         share = f"  x{len(about.versions)}" if len(about.versions) > 1 else ""
         names = f"  <- {', '.join(ends[node])}" if node in ends else ""
         lines.append(

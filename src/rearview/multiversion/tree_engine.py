@@ -171,7 +171,7 @@ class TreeEngine:
                 )
                 for node, cell in enumerate(self.tree.tree.cells):
                     self._stored.name(node, self.names.get(node, cell.lineage))
-                    if cell.kept:
+                    if cell.has_checkpoint:
                         self._kept[node, EXISTING] = self._stored
                 self._base_memory = self._processes.first.memory()[1]
                 self._run_paths()

@@ -408,7 +408,7 @@ def _drawn(plan: StudyPlan) -> dict[str, Any]:
                 "seconds": cell.seconds if about.measured else None,
                 "bytes": cell.size if about.measured else None,
                 "versions": list(about.versions),
-                "stored": cell.kept,
+                "stored": cell.has_checkpoint,
                 "kept": node in parked,
             }
             for node, (above, cell, about) in enumerate(
