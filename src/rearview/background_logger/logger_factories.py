@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rearview.bridges.shared_memory_ring import is_plain
+from rearview.background_logger.call_arguments import is_plain
 from rearview.errors import UsageError
 from rearview.model.run import SEEN
 

@@ -19,8 +19,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rearview.bridges import shared_memory_ring
-from rearview.bridges.shared_memory_ring import (
+from rearview.background_logger import shared_memory_ring
+from rearview.background_logger.call_arguments import decode, is_plain
+from rearview.background_logger.shared_memory_ring import (
     ASLEEP,
     ATTENTION,
     ERRORS,
@@ -30,8 +31,6 @@ from rearview.bridges.shared_memory_ring import (
     SEEN,
     TAIL,
     Ring,
-    decode,
-    is_plain,
 )
 
 NICE = 10

@@ -9,8 +9,7 @@ import json
 import pytest
 
 import rearview
-from rearview.bridges.gpu_tensor_copies import GpuTensorCopies
-from rearview.bridges.shared_memory_ring import decode, encode
+from rearview.background_logger.call_arguments import GpuTensorCopies, decode, encode
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

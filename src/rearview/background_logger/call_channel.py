@@ -23,10 +23,10 @@ from typing import Any
 
 import cloudpickle
 
-from rearview.bridges import shared_memory_ring
-from rearview.bridges.gpu_tensor_copies import GpuTensorCopies
-from rearview.bridges.logger_factories import Recipe
-from rearview.bridges.logger_process import (
+from rearview.background_logger import shared_memory_ring
+from rearview.background_logger.call_arguments import PLAIN, GpuTensorCopies, encode
+from rearview.background_logger.logger_factories import Recipe
+from rearview.background_logger.logger_process import (
     ASK,
     CALL,
     FINISH,
@@ -34,16 +34,14 @@ from rearview.bridges.logger_process import (
     START,
     run_in_fork,
 )
-from rearview.bridges.shared_memory_ring import (
+from rearview.background_logger.shared_memory_ring import (
     ASLEEP,
     ATTENTION,
     ERRORS,
     HEAD,
     PID,
-    PLAIN,
     SEEN,
     Ring,
-    encode,
 )
 from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import plural
@@ -157,7 +155,7 @@ class CallChannel:
         path = json.dumps([each for each in sys.path if each])
         code = (
             f"import sys; sys.path[:0] = [p for p in {path} if p not in sys.path]\n"
-            f"from rearview.bridges.logger_process import main; main({facts})"
+            f"from rearview.background_logger.logger_process import main; main({facts})"
         )
         env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         env.setdefault("MPLBACKEND", "Agg")

@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rearview.bridges.call_channel import CHANNELS, OPEN, PENDING, REPLAY, CallChannel
-from rearview.bridges.logger_factories import recipe_of
-from rearview.bridges.logger_process import SET
+from rearview.background_logger.call_channel import CHANNELS, OPEN, PENDING, REPLAY, CallChannel
+from rearview.background_logger.logger_factories import recipe_of
+from rearview.background_logger.logger_process import SET
 from rearview.config import Settings
 from rearview.errors import UsageError
 

@@ -1,0 +1,1 @@
+"""A background logger: the program calls it as usual, and another process makes the calls on the real logger."""

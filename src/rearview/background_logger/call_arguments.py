@@ -1,0 +1,187 @@
+"""Encode the arguments of a logger's call as bytes, and decode them in the process that owns the logger.
+
+Arguments are copied at the time of the call, so that training may change them afterwards. Numbers, texts and
+containers of them are marshalled. Everything else is pickled; the memory of arrays and tensors is sent next
+to the pickle. Tensors arrive on the CPU and without gradients.
+
+`GpuTensorCopies` copies tensors from a GPU into pinned memory without waiting for the device. The call that
+has such an argument, and all later calls, are sent when a CUDA event says that the copy is done. If the
+device or this version of torch has no pinned memory, `tensor.cpu()` is used, which blocks the program.
+"""
+
+from __future__ import annotations
+
+import io
+import marshal
+import pickle
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+
+PLAIN = frozenset({str, float, int, bool, type(None), bytes})
+"""Types that are marshalled; each is restored exactly."""
+_CONTAINERS = (dict, list, tuple)
+
+
+def is_plain(value: Any) -> bool:
+    """Return True if a value is made of numbers, texts and containers of exactly these types.
+
+    >>> is_plain({"loss": 0.5, "tags": ["a", None]}), is_plain({"x": object()})
+    (True, False)
+    """
+    kind = type(value)
+    if kind in PLAIN:
+        return True
+    if kind is dict:
+        return PLAIN.issuperset(map(type, value)) and all(map(is_plain, value.values()))
+    return kind in _CONTAINERS and all(map(is_plain, value))
+
+
+def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
+    """Return the payload of a call and its buffers."""
+    if is_plain(args) and is_plain(kwargs):
+        return marshal.dumps((number, args, kwargs)), []
+    buffers: list[Any] = []
+    out = io.BytesIO()
+    _Pickler(out, buffers).dump((args, kwargs))
+    raw = [buffer.raw() for buffer in buffers]
+    sizes = [view.nbytes for view in raw]
+    return marshal.dumps((-1 - number, out.getvalue(), sizes)), raw
+
+
+def decode(payload: Any, buffers: Callable[[Sequence[int]], list[Any]]) -> tuple[int, Any, Any]:
+    """Return number, arguments and named arguments of a call; `buffers` copies memory out."""
+    number, first, second = marshal.loads(payload)  # noqa: S302 - written by the other process of this writer
+    if number >= 0:
+        return number, first, second
+    args, kwargs = pickle.loads(first, buffers=buffers(second))
+    return -1 - number, args, kwargs
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
+    def __init__(self, out: io.BytesIO, buffers: list[Any]) -> None:
+        super().__init__(out, protocol=5, buffer_callback=buffers.append)
+        torch = sys.modules.get("torch")
+        self._tensor: Any = getattr(torch, "Tensor", None)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if self._tensor is not None and isinstance(obj, self._tensor):
+            reduced = _reduce_tensor(obj)
+            if reduced is not None:
+                return reduced
+        return super().reducer_override(obj)
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Return how to rebuild a dense tensor from its bytes; None uses its own pickling."""
+    import torch
+
+    if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
+        return None
+    plain = tensor.detach()
+    if plain.layout is not torch.strided or plain.is_quantized or plain.device.type == "meta":
+        return None
+    if plain.device.type != "cpu":
+        plain = plain.cpu()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    data = plain.reshape(-1).view(torch.uint8) if plain.numel() else None
+    shape, dtype = tuple(plain.shape), str(plain.dtype).removeprefix("torch.")
+    buffer = None if data is None else pickle.PickleBuffer(data.numpy())
+    return rebuild_tensor, (buffer, dtype, shape)
+
+
+def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return the tensor whose bytes are in a writable buffer."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    if buffer is None:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(buffer, dtype=kind).reshape(shape)
+
+
+class GpuTensorCopies:
+    """Calls whose tensors are being copied from an accelerator, in order."""
+
+    def __init__(self, torch: Any, cuda: Any = None, *, pin: bool = True) -> None:
+        self._torch = torch
+        self._cuda = cuda or torch.cuda
+        self._pin = pin
+        self._free: dict[int, list[Any]] = {}
+        self._events: list[Any] = []
+        self._pinned: list[Any] = []
+        self._held: deque[tuple[bytes, list[Any], list[Any], list[Any]]] = deque()
+        self.nbytes = 0
+        """Bytes of pinned memory in use."""
+
+    @classmethod
+    def when_present(cls) -> GpuTensorCopies | None:
+        """Return an instance if this program uses torch with a CUDA device; else None."""
+        torch = sys.modules.get("torch")
+        cuda = getattr(torch, "cuda", None)
+        try:
+            return cls(torch) if cuda is not None and cuda.is_initialized() else None
+        except Exception:
+            return None
+
+    def stage(self, value: Any) -> Any:
+        """Return `value` with device tensors replaced by pinned ones that are being filled."""
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind(map(self.stage, value))
+        if kind is dict:
+            return {key: self.stage(item) for key, item in value.items()}
+        torch = self._torch
+        if isinstance(value, torch.Tensor) and self._is_on_device(value):
+            try:
+                return self._copy(value.detach())
+            except Exception:
+                return value.detach().cpu()
+        return value
+
+    def _is_on_device(self, tensor: Any) -> bool:
+        return bool(tensor.is_cuda) and tensor.layout is self._torch.strided
+
+    def _copy(self, tensor: Any) -> Any:
+        torch, cuda = self._torch, self._cuda
+        nbytes = tensor.numel() * tensor.element_size()
+        kept = self._free.get(nbytes)
+        flat = kept.pop() if kept else torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pin)
+        host = flat.view(tensor.dtype).reshape(tensor.shape)
+        host.copy_(
+            tensor, non_blocking=True
+        )  # queued on the current stream: in order with its work
+        event = cuda.Event()
+        event.record(cuda.current_stream(tensor.device))
+        self._events.append(event)
+        self._pinned.append(flat)
+        return host
+
+    def is_under_way(self) -> bool:
+        """Return True while copies are running or calls are held back."""
+        return bool(self._events or self._held)
+
+    def hold(self, payload: bytes, buffers: list[Any]) -> None:
+        """Hold a call back until the copies for it are done."""
+        self._held.append((payload, buffers, self._events, self._pinned))
+        self.nbytes += sum(int(flat.nbytes) for flat in self._pinned)
+        self._events, self._pinned = [], []
+
+    def finished(self, *, wait: bool) -> Iterator[tuple[bytes, list[Any]]]:
+        """Yield the calls whose copies are done, in order; `wait` for all of them."""
+        while self._held:
+            payload, buffers, events, pinned = self._held[0]
+            if wait:
+                for event in events:
+                    event.synchronize()
+            elif not all(event.query() for event in events):
+                return
+            yield payload, buffers
+            self._held.popleft()
+            self.nbytes -= sum(int(flat.nbytes) for flat in pinned)
+            for flat in pinned:
+                self._free.setdefault(int(flat.nbytes), []).append(flat)
