@@ -8,7 +8,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from rearview.multiversion.execution_tree import Measurements
-from rearview.multiversion.replay import ReplayOptions, plan_study, replay_study
+from rearview.multiversion.replay_study import ReplayOptions, plan_study, replay_study
 from rearview.multiversion.study import from_files
 
 

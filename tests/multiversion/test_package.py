@@ -25,7 +25,7 @@ from rearview.multiversion.package_metadata import (
     from_crate,
     requirements,
 )
-from rearview.multiversion.replay import ReplayOptions, plan_study
+from rearview.multiversion.replay_study import ReplayOptions, plan_study
 from rearview.multiversion.study import from_files
 
 

@@ -12,7 +12,7 @@ from nbformat.v4 import new_output
 from studies import notebook, printed, replay, scripts, texts
 
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
-from rearview.multiversion.replay import shared_wrongly
+from rearview.multiversion.replay_study import shared_wrongly
 from rearview.multiversion.study import FileRef, Study, from_files
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rearview.multiversion.execution_tree import ExecutionTree
     from rearview.multiversion.open_study import OpenedStudy
     from rearview.multiversion.package import PackageReader
+    from rearview.multiversion.replay_tree import ReplayEvent
     from rearview.multiversion.study import Study
-    from rearview.multiversion.tree_engine import ReplayEvent
 
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 PLAIN_EVERY = 10.0
@@ -204,9 +204,9 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choices: Any) -> int:
     """Replay a package, scripts or notebooks; return the exit code."""
-    from rearview.multiversion.replay import ReplayOptions, plan_study
+    from rearview.multiversion.compare_outputs import Tolerance
+    from rearview.multiversion.replay_study import ReplayOptions, plan_study
     from rearview.multiversion.report import plan_lines
-    from rearview.multiversion.verdicts import Tolerance
 
     options = ReplayOptions(
         cache=float(choices["cache"] if choices["cache"] is not None else 2e9),
@@ -373,7 +373,7 @@ def _run(
     quiet: bool,
     page: Path | None,
 ) -> int:
-    from rearview.multiversion.replay import replay_study
+    from rearview.multiversion.replay_study import replay_study
     from rearview.multiversion.report import report_html, report_json, report_lines
 
     live = TreeView(plan.tree, plan.order.seconds)

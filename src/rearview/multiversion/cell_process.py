@@ -29,6 +29,7 @@ from struct import pack, unpack
 from time import perf_counter
 from typing import Any
 
+from rearview.multiversion.cell_file_access import Reads
 from rearview.multiversion.cell_outputs import (
     CellOutputs,
     Descriptors,
@@ -56,7 +57,6 @@ from rearview.multiversion.cell_process_state import (
     set_random_states,
     unpickler,
 )
-from rearview.multiversion.cell_reads import Reads
 
 
 class Channel:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rearview.multiversion.process_control import CellHandle, CellProcesses, Died
+from rearview.multiversion.cell_process_control import CellHandle, CellProcesses, Died
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, remove
 
@@ -55,7 +55,7 @@ class StateStore(Protocol):
         ...
 
 
-class ParkedStates:
+class ForkedStates:
     """StateStore as forked processes that wait: the whole process state, in milliseconds."""
 
     def __init__(self, processes: CellProcesses, folders: WorkFolders) -> None:

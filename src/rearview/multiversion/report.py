@@ -6,9 +6,9 @@ import html
 from typing import Any
 
 from rearview.model.wording import duration, plural, size
+from rearview.multiversion.compare_outputs import OutputMatch
 from rearview.multiversion.execution_tree import ExecutionTree
-from rearview.multiversion.replay import StudyPlan, StudyReport, VersionReport
-from rearview.multiversion.verdicts import OutputMatch
+from rearview.multiversion.replay_study import StudyPlan, StudyReport, VersionReport
 from rearview.plan.versions.tree import START
 
 MOST_IMAGE = 4 << 20

@@ -13,9 +13,10 @@ import shutil
 import site
 import sys
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
-from rearview.watched_folders import WatchedFolders
+from rearview.watched_folders import WatchedFolders, is_listed_by_import
 
 Signature = tuple[int, int]
 """Size of a file, and time of its last change in nanoseconds."""
@@ -159,7 +160,7 @@ class Reads:
                 )
         if event in {"open", "os.listdir", "os.scandir"}:
             with contextlib.suppress(Exception):  # a failure here must not stop the program
-                self._note(event, args)
+                self._record(event, args, sys._getframe(1))  # noqa: SLF001
 
     def _refused(self, event: str, args: tuple[Any, ...]) -> str:
         """Return the path of the author's file that is about to be changed; '' if there is none."""
@@ -178,7 +179,7 @@ class Reads:
                     return given
         return ""
 
-    def _note(self, event: str, args: tuple[Any, ...]) -> None:
+    def _record(self, event: str, args: tuple[Any, ...], caller: FrameType) -> None:
         path = args[0] if args and args[0] is not None else "."
         if isinstance(path, int):
             return
@@ -187,7 +188,7 @@ class Reads:
         inside = full == self.folder or full.startswith(self.folder + os.sep)
         name = full[len(self.folder) + 1 :]
         if event != "open":
-            if _called_by_import():
+            if is_listed_by_import(caller):
                 self._by_import.add(full)
                 if inside:
                     self.seen.setdefault(f"{name}/*.py" if name else "*.py")
@@ -223,18 +224,6 @@ def _signature(path: str) -> Signature | None:
 
 def _is_bytecode(path: str) -> bool:
     return f"{os.sep}__pycache__{os.sep}" in f"{os.sep}{path}" or path.endswith(".pyc")
-
-
-def _called_by_import() -> bool:
-    """Return True if Python itself lists a folder to find a module."""
-    frame = sys._getframe(3)  # noqa: SLF001 - the one that listed
-    for _ in range(4):
-        if frame is None or frame.f_back is None:
-            return False
-        if str(frame.f_globals.get("__name__", "")).startswith(("importlib", "_frozen_importlib")):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _paths(text: str, namespace: Mapping[str, object]) -> Iterator[str]:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rearview.multiversion.cell_process_control import CellHandle, CellProcesses, Died
 from rearview.multiversion.execution_tree import CellFacts, ExecutionTree, Measurements
 from rearview.multiversion.kept_states import (
+    ForkedStates,
     KeptState,
-    ParkedStates,
     StateStore,
     StoredStates,
     WorkPlace,
 )
-from rearview.multiversion.process_control import CellHandle, CellProcesses, Died
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove
 from rearview.plan.versions.order import Order, ReplayPath, paths_of
@@ -90,7 +90,7 @@ class ReplayResult:
         self.notes += [note for note in more.notes if note not in self.notes]
 
 
-class TreeEngine:
+class TreeReplay:
     """Executes the steps of one order on one tree."""
 
     def __init__(
@@ -165,7 +165,7 @@ class TreeEngine:
                 home=self.home,
                 folders=[scratch, *([self.contents] if self.contents else [])],
             ) as self._processes:
-                self._parked = ParkedStates(self._processes, self._folders)
+                self._parked = ForkedStates(self._processes, self._folders)
                 self._stored = StoredStates(
                     self._processes, self._folders, self.store or scratch / "stored"
                 )
@@ -529,7 +529,7 @@ def _evicted(path: ReplayPath) -> list[tuple[int, int]]:
 
 
 def _verb(states: StateStore) -> str:
-    return "parked" if isinstance(states, ParkedStates) else "stored"
+    return "parked" if isinstance(states, ForkedStates) else "stored"
 
 
 def _line(version: StudyVersion, node: int, tree: ExecutionTree) -> int:

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from studies import notebook, printed, replay, scripts, texts
 
+from rearview.multiversion.cell_process_control import CellProcesses
+from rearview.multiversion.compare_outputs import OutputMatch
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
-from rearview.multiversion.process_control import CellProcesses
 from rearview.multiversion.study import FileRef, Study, from_files
-from rearview.multiversion.verdicts import OutputMatch
 
 SETUP = """import random
 import sys
@@ -325,7 +325,7 @@ def test_the_cell_process_loads_nothing_of_rearview_but_itself():
         "rearview.multiversion",
         *(
             f"rearview.multiversion.{m}"
-            for m in ("cell_outputs", "cell_process", "cell_process_state", "cell_reads")
+            for m in ("cell_file_access", "cell_outputs", "cell_process", "cell_process_state")
         ),
         "rearview.watched_folders",
     }
@@ -347,7 +347,7 @@ READS_BELOW = """
 import os
 import re
 import sys
-from rearview.multiversion.cell_reads import Reads
+from rearview.multiversion.cell_file_access import Reads
 
 reads = Reads()
 reads.folder = os.path.realpath(sys.argv[1])

@@ -6,7 +6,7 @@ import io
 import pytest
 from PIL import Image
 
-from rearview.multiversion.verdicts import OutputMatch, Tolerance, compare
+from rearview.multiversion.compare_outputs import OutputMatch, Tolerance, compare
 
 
 def stream(text, name="stdout"):

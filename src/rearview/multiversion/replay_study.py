@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rearview.multiversion.compare_outputs import OutputMatch, OutputVerdict, Tolerance, compare
 from rearview.multiversion.execution_tree import (
     ExecutionTree,
     Measurements,
@@ -23,9 +24,8 @@ from rearview.multiversion.execution_tree import (
 )
 from rearview.multiversion.kept_states import stored_size
 from rearview.multiversion.open_study import UNSET_BY_REPLAY
+from rearview.multiversion.replay_tree import CellResult, ReplayEvent, ReplayResult, TreeReplay
 from rearview.multiversion.study import Study, StudyVersion
-from rearview.multiversion.tree_engine import CellResult, ReplayEvent, ReplayResult, TreeEngine
-from rearview.multiversion.verdicts import OutputMatch, OutputVerdict, Tolerance, compare
 from rearview.plan.versions.order import Order, order
 from rearview.plan.versions.tree import START, CacheLevel, Tree
 from rearview.source.cells import only_defines
@@ -264,7 +264,7 @@ def replay_study(
     """
 
     def run(plan: StudyPlan) -> ReplayResult:
-        return TreeEngine(
+        return TreeReplay(
             plan.tree,
             plan.order,
             plan.levels,
