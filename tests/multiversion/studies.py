@@ -43,9 +43,9 @@ def replay(
     measurements=None,
     store=None,
     study=None,
-    tell=lambda _: None,
+    on_event=lambda _: None,
     python=sys.executable,
-    home=None,
+    author_folder=None,
     **options,
 ):
     study = study or from_files(files)
@@ -61,8 +61,8 @@ def replay(
         environment=os.environ,
         python=python,
         store=store,
-        home=home,
-        tell=tell,
+        author_folder=author_folder,
+        on_event=on_event,
     )
 
 

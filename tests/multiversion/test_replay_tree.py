@@ -347,9 +347,9 @@ READS_BELOW = """
 import os
 import re
 import sys
-from rearview.multiversion.cell_file_access import Reads
+from rearview.multiversion.cell_file_access import CellFileAccess
 
-reads = Reads()
+reads = CellFileAccess()
 reads.folder = os.path.realpath(sys.argv[1])
 os.chdir(os.path.join(reads.folder, "sub"))
 reads.active = True
@@ -357,7 +357,7 @@ open("data.csv").close()
 open("../top.csv").close()
 open("../../work-2/other.csv").close()
 reads.active = False
-print(list(reads.seen))
+print(list(reads.read_names))
 """
 
 

@@ -341,7 +341,7 @@ def test_the_authors_files_are_not_changed_through_their_absolute_path(tmp_path)
         f"__import__('pathlib').Path({str(tmp_path / 'made')!r}).mkdir()",
     ]
     files = scripts(tmp_path, **{f"v{n}": f"x = {n}\n\n{door}\n" for n, door in enumerate(doors)})
-    report = replay(files, home=tmp_path)
+    report = replay(files, author_folder=tmp_path)
     for version in report.versions:
         assert "a replay works in a copy of the folder" in version.problem
     assert data.read_text() == "mine"

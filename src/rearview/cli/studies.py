@@ -387,9 +387,9 @@ def _run(
             environment=os.environ,
             python=python,
             store=opened.store,
-            home=opened.home,
+            author_folder=opened.author_folder,
             contents=opened.contents,
-            tell=live if not (quiet or as_json) else (lambda _: None),
+            on_event=live if not (quiet or as_json) else (lambda _: None),
         )
     if page is not None:
         page.write_text(report_html(report, opened.title or "Replay"), "utf-8", "replace")
@@ -423,15 +423,15 @@ class TreeView:
         with self._lock:
             row = self._rows.get(event.node)
             if row is not None:
-                if event.what == "compute":
+                if event.action == "compute":
                     self._marks[row] = ">"
-                elif event.what == "computed":
+                elif event.action == "computed":
                     self._marks[row] = "+" if event.text == "done" else "!"
-                elif event.what == "keep":
+                elif event.action == "keep":
                     self._kept.add(row)
-                elif event.what == "evict":
+                elif event.action == "evict":
                     self._kept.discard(row)
-            self._done = max(self._done, event.done)
+            self._done = max(self._done, event.done_seconds)
             now = time.monotonic()
             if self._live is not None:
                 self._live.update(self._text())

@@ -75,7 +75,7 @@ class OpenedStudy:
     measurements: Measurements
     store: Path | None
     title: str
-    home: Path | None = None
+    author_folder: Path | None = None
     """The author's folder; None: there is none on this machine."""
     contents: Path | None = None
     """Temporary folder with the contents of a package."""
@@ -103,8 +103,8 @@ def open_programs(words: Sequence[str]) -> OpenedStudy:
     base = next(f for f in (root, *root.glob("*/"), *root.parents) if (f / first).is_file())
     programs = {v.name: (base / v.program).read_bytes() for v in study.versions}
     project = Project.find(root) or Project.create(root)
-    home = base if project.root.is_relative_to(base) else project.root
-    return replace(_opened(project, study, programs, title), home=home)
+    author_folder = base if project.root.is_relative_to(base) else project.root
+    return replace(_opened(project, study, programs, title), author_folder=author_folder)
 
 
 def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:

@@ -1,4 +1,4 @@
-"""Replay a study: build its tree, plan the order, run the cells, compare their outputs, report."""
+"""Replay a study: build its tree, plan the order, run the cells, compare the outputs with the author's."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from rearview.plan.versions.tree import START, CacheLevel, Tree
 from rearview.source.cells import only_defines
 
 START_SECONDS = 0.05
-"""Seconds to fork a fresh process and fill its folder."""
-PARK_SECONDS = 0.03
-"""Seconds to park a process, and to fork a parked one."""
-DISK_BYTE = 1 / 400e6
+"""Seconds to fork a process in which nothing has run yet, and to fill its work folder."""
+FORK_SECONDS = 0.03
+"""Seconds to keep a state by a fork, and to restore it by another fork."""
+DISK_SECONDS_PER_BYTE = 1 / 400e6
 """Seconds to pickle and write, or to read and unpickle, one byte."""
-_SESSION = (
+_SESSION_VARIABLES = (
     *(
         "USER",
         "MAIL",
@@ -61,13 +61,13 @@ _SESSION = (
     ),
 )
 """Beginnings of the names of variables that describe a terminal session."""
-PLANNING = 0.8
-"""Seconds spent searching for a better order."""
+PLANNING_SECONDS = 0.8
+"""Seconds for which the planner searches for a better order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How a study is replayed."""
+    """Limits and choices for a replay of a study."""
 
     cache: float = 2e9
     """Bytes of memory for kept states."""
@@ -77,29 +77,29 @@ class ReplayOptions:
     planner: str = "auto"
     cell_limit: float | None = None
     backend: str = "auto"
-    """`auto` parks processes where possible; `stored` always stores namespaces."""
+    """`auto`: keep states as forked processes where possible; `stored`: always as files with the namespace."""
     tolerance: Tolerance = field(default_factory=Tolerance)
     keep_states: bool = False
-    """Keep states on disk for the next replay."""
+    """Whether states on disk are left for the next replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellReport:
-    """One cell of one version after a replay."""
+    """What a replay found about one cell of one version."""
 
     number: int
     title: str
     verdict: OutputVerdict
     seconds: float
     shared: bool
-    """Whether the replay computed it for another version, and this version shares it."""
+    """Whether the replay computed the cell for another version, which shares it."""
     ended: str
     outputs: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One version after a replay."""
+    """What a replay found about one version."""
 
     name: str
     program: str
@@ -107,11 +107,11 @@ class VersionReport:
     problem: str = ""
     """Why the version could not be replayed, or why it ended early."""
     ended_by: int = 0
-    """Number of the cell that the problem is about; 0: it is about none."""
+    """Number of the cell that ended the version early; 0 if none did."""
 
     @property
     def same(self) -> OutputMatch:
-        """The worst verdict of its cells."""
+        """The worst verdict of all cells of the version."""
         verdicts = [cell.verdict.same for cell in self.cells]
         if OutputMatch.DIFFERENT in verdicts or (self.problem and OutputMatch.SAME not in verdicts):
             return OutputMatch.DIFFERENT
@@ -133,7 +133,7 @@ class StudyReport:
 
     @property
     def exact(self) -> bool:
-        """Whether every version was replayed and none is different."""
+        """Whether every version was replayed and no output is different."""
         return all(v.same is not OutputMatch.DIFFERENT and not v.problem for v in self.versions)
 
     @property
@@ -156,7 +156,7 @@ class StudyPlan:
     order: Order
     levels: tuple[CacheLevel, ...]
     names: Mapping[int, str]
-    """Node -> name of its stored state."""
+    """Node -> name under which its state is stored."""
 
 
 def plan_study(
@@ -167,7 +167,7 @@ def plan_study(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> StudyPlan:
-    """Return the tree of a study and the order to replay it in."""
+    """Return the tree of a study and the best order found to replay this tree in; `store` may hold kept states."""
     tree = build_tree(study, measurements, start=START_SECONDS)
     if tree.unavailable and len(tree.unavailable) < len(study.versions):
         smaller = without(tree, list(tree.unavailable))
@@ -178,18 +178,22 @@ def plan_study(
     for node, cell in enumerate(tree.tree.cells):
         size = stored_size(store, names[node]) if store is not None else None
         if size is not None:
-            load = START_SECONDS + imports[node] + size * DISK_BYTE
-            cells.append(replace(cell, save=PARK_SECONDS, load=load, kept=True))
+            load = START_SECONDS + imports[node] + size * DISK_SECONDS_PER_BYTE
+            cells.append(replace(cell, save=FORK_SECONDS, load=load, kept=True))
         else:
             import_seconds = imports[node] if options.backend == "stored" else 0.0
-            cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS + import_seconds))
+            cells.append(replace(cell, save=FORK_SECONDS, load=FORK_SECONDS + import_seconds))
     planned = Tree.of(tree.tree.parent, cells, start=START_SECONDS, versions=tree.tree.versions)
     tree = replace(tree, tree=planned)
     levels = [CacheLevel(options.cache if options.backend != "stored" else 0.0)]
     room = options.disk if options.backend != "stored" else max(options.disk, options.cache)
     if room > 0:
-        levels.append(CacheLevel(room, "disk", save_byte=DISK_BYTE, load_byte=DISK_BYTE))
-    end = clock() + PLANNING
+        levels.append(
+            CacheLevel(
+                room, "disk", save_byte=DISK_SECONDS_PER_BYTE, load_byte=DISK_SECONDS_PER_BYTE
+            )
+        )
+    end = clock() + PLANNING_SECONDS
     best_order = order(
         tree.tree,
         tuple(levels),
@@ -202,19 +206,19 @@ def plan_study(
 
 
 def _import_seconds(tree: ExecutionTree) -> list[float]:
-    """Return the seconds of imports up to each node: loading a stored namespace repeats them."""
+    """Return the seconds of all imports up to each node: loading a stored namespace repeats these imports."""
     seconds: list[float] = []
-    for node, about in enumerate(tree.nodes):
+    for node, tree_node in enumerate(tree.nodes):
         above = tree.tree.parent[node]
-        own_seconds = tree.tree.cells[node].seconds if only_defines(about.cell.text) else 0.0
+        own_seconds = tree.tree.cells[node].seconds if only_defines(tree_node.cell.text) else 0.0
         seconds.append(own_seconds + (seconds[above] if above != START else 0.0))
     return seconds
 
 
 def _state_names(tree: ExecutionTree) -> dict[int, str]:
-    """Return names for stored states; equal only for equal lineage, interpreter and files."""
-    machine = f"{sys.version} {platform.machine()} {sorted(_settings(os.environ).items())}"
-    prints: dict[str, str] = {}
+    """Return node -> name of its stored state; names are equal only if lineage, interpreter and files are equal."""
+    machine = f"{sys.version} {platform.machine()} {sorted(_state_variables(os.environ).items())}"
+    version_hashes: dict[str, str] = {}
     for version in tree.study.versions:
         facts: list[list[Any]] = [[version.program, version.argv]]
         facts.append(sorted(version.environment.items()))
@@ -223,23 +227,23 @@ def _state_names(tree: ExecutionTree) -> dict[int, str]:
                 facts.append([name, ref.digest])
             elif ref.place is not None:
                 status = ref.place.stat()
-                # the time of the last change of its entry cannot be set back
+                # a program can set st_mtime back, but not st_ctime
                 times = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
                 facts.append([name, f"{status.st_size} {times}"])
-        prints[version.name] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        version_hashes[version.name] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     names = {}
-    for node, about in enumerate(tree.nodes):
-        text = f"{tree.tree.cells[node].lineage} {machine} {prints[about.versions[0]]}"
+    for node, tree_node in enumerate(tree.nodes):
+        text = f"{tree.tree.cells[node].lineage} {machine} {version_hashes[tree_node.versions[0]]}"
         names[node] = hashlib.sha256(text.encode()).hexdigest()[:40]
     return names
 
 
-def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+def _state_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables on which a state may depend."""
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith((*UNSET_BY_REPLAY, *_SESSION))
+        if not name.startswith((*UNSET_BY_REPLAY, *_SESSION_VARIABLES))
     }
 
 
@@ -252,15 +256,15 @@ def replay_study(
     environment: Mapping[str, str],
     python: str = sys.executable,
     store: Path | None = None,
-    home: Path | None = None,
+    author_folder: Path | None = None,
     contents: Path | None = None,
-    tell: Callable[[ReplayEvent], None] = lambda _: None,
+    on_event: Callable[[ReplayEvent], None] = lambda _: None,
 ) -> StudyReport:
-    """Run a plan and compare the outputs of the cells with the author's.
+    """Replay a study as planned and compare the outputs of the cells with the author's.
 
-    Where a cell that versions shared turns out to have read a file that is not the same for all of them,
-    those for which it was not computed are replayed again. `home` is the author's folder: no cell may
-    write there. `contents` is the folder of a package's contents; it is removed if this process is killed.
+    If a cell that several versions share has read a file that differs between them, the versions for which
+    the cell was not computed are replayed again. No cell may change files in `author_folder`. `contents` is the
+    folder with the contents of a package; it is removed if this process is killed.
     """
 
     def run(plan: StudyPlan) -> ReplayResult:
@@ -274,32 +278,34 @@ def replay_study(
             python=python,
             environment=environment,
             store=store,
-            home=home,
+            author_folder=author_folder,
             contents=contents,
             cell_limit=options.cell_limit,
             backend=options.backend,
             names=plan.names,
             keep_stored=options.keep_states,
-            tell=tell,
+            on_event=on_event,
         ).run()
 
     result = run(plan)
     reports = _version_reports(plan.tree, result, options.tolerance)
-    wrong = shared_wrongly(plan.tree, result)
+    wrong_versions = shared_wrongly(plan.tree, result)
     together = True
-    while wrong:
+    while wrong_versions:
         result.notes.append(
-            f"{', '.join(wrong)}: computed again, because a shared cell read files that differ"
+            f"{', '.join(wrong_versions)}: computed again, because a shared cell read files that differ"
         )
-        versions = [version for version in plan.tree.study.versions if version.name in wrong]
+        versions = [
+            version for version in plan.tree.study.versions if version.name in wrong_versions
+        ]
         groups = [versions] if together else [[version] for version in versions]
-        together, wrong = False, []
+        together, wrong_versions = False, []
         for group in groups:
-            again = plan_study(Study(tuple(group)), options, measurements, store)
-            more = run(again)
-            wrong += shared_wrongly(again.tree, more)
-            reports |= _version_reports(again.tree, more, options.tolerance)
-            result.add(more)
+            smaller_plan = plan_study(Study(tuple(group)), options, measurements, store)
+            more_results = run(smaller_plan)
+            wrong_versions += shared_wrongly(smaller_plan.tree, more_results)
+            reports |= _version_reports(smaller_plan.tree, more_results, options.tolerance)
+            result.add(more_results)
         reports = {name: reports[name] for name in plan.tree.paths}
     for version in plan.tree.study.versions:
         if not version.notebook and version.name in reports:
@@ -312,18 +318,18 @@ def replay_study(
 
 
 def shared_wrongly(tree: ExecutionTree, result: ReplayResult) -> list[str]:
-    """Return the versions that share a cell although it was seen to read something else for them."""
+    """Return the versions that share a cell which has read a file that is different in these versions."""
     versions = {version.name: version for version in tree.study.versions}
-    wrong = []
+    wrong_versions = []
     for name, path in tree.paths.items():
         for node in path:
             computed = result.results.get(node)
             if computed is None or computed.version in {"", name}:
                 continue
             if not same_inputs(versions[computed.version], versions[name], computed.reads):
-                wrong.append(name)
+                wrong_versions.append(name)
                 break
-    return wrong
+    return wrong_versions
 
 
 def _keep_outputs(version: StudyVersion, report: VersionReport, measurements: Measurements) -> None:
@@ -375,10 +381,10 @@ def _version_report(
                 cell_result.outputs,
             )
         )
-        if not cell_result.goes_on:
+        if not cell_result.continues:
             stopped = cell_result
             if cell_result.ended != "exit":
-                if verdict.same is not OutputMatch.SAME:  # the author's cell did not fail like this
+                if verdict.same is not OutputMatch.SAME:  # the author's cell succeeded
                     ended_by = i + 1
                     problem = (
                         f"Cell {ended_by} ({cell.title}) ended the branch: {_reason(cell_result)}."
@@ -427,7 +433,7 @@ def _with_printed(
     cells: list[CellReport],
     tolerance: Tolerance,
 ) -> list[CellReport]:
-    """Judge a recorded script by everything it printed, because its lines were not recorded per cell."""
+    """Judge a recorded script by all the text that it printed, because the text was not recorded per cell."""
     replayed_text = "".join(
         str(output.get("text", ""))
         for node in nodes
