@@ -105,7 +105,7 @@ def test_memory_is_used_again_and_counted(copies, device):
     first = copies.stage(torch.ones(2, 2)).data_ptr()
     list(copies.finished(wait=False))
     assert copies.nbytes == 0
-    kept = copies._free[256][0].data_ptr()
+    kept = copies._free_memory[256][0].data_ptr()
     again = copies.stage(torch.zeros(8, 8))
     assert again.data_ptr() == kept != first
 

@@ -22,12 +22,12 @@ from typing import Any
 import cloudpickle
 
 PLAIN = frozenset({str, float, int, bool, type(None), bytes})
-"""Types that are marshalled; each is restored exactly."""
+"""Types of values that are marshalled: marshal restores them exactly."""
 _CONTAINERS = (dict, list, tuple)
 
 
 def is_plain(value: Any) -> bool:
-    """Return True if a value is made of numbers, texts and containers of exactly these types.
+    """Return True if a value consists of numbers, texts, bytes, None, and dicts, lists and tuples of these.
 
     >>> is_plain({"loss": 0.5, "tags": ["a", None]}), is_plain({"x": object()})
     (True, False)
@@ -41,7 +41,7 @@ def is_plain(value: Any) -> bool:
 
 
 def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
-    """Return the payload of a call and its buffers."""
+    """Return the call of the method `number` as a payload, and the memory of its arrays and tensors as buffers."""
     if is_plain(args) and is_plain(kwargs):
         return marshal.dumps((number, args, kwargs)), []
     buffers: list[Any] = []
@@ -53,7 +53,7 @@ def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
 
 
 def decode(payload: Any, buffers: Callable[[Sequence[int]], list[Any]]) -> tuple[int, Any, Any]:
-    """Return number, arguments and named arguments of a call; `buffers` copies memory out."""
+    """Return the method number, arguments and named arguments in a payload; `buffers` returns buffers of given sizes."""
     number, first, second = marshal.loads(payload)  # noqa: S302 - written by the other process of this writer
     if number >= 0:
         return number, first, second
@@ -76,26 +76,26 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """Return how to rebuild a dense tensor from its bytes; None uses its own pickling."""
+    """Return (function, arguments) that rebuild a dense tensor from its bytes, or None to pickle it as torch does."""
     import torch
 
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
         return None
-    plain = tensor.detach()
-    if plain.layout is not torch.strided or plain.is_quantized or plain.device.type == "meta":
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         return None
-    if plain.device.type != "cpu":
-        plain = plain.cpu()
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
-    data = plain.reshape(-1).view(torch.uint8) if plain.numel() else None
-    shape, dtype = tuple(plain.shape), str(plain.dtype).removeprefix("torch.")
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    data = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else None
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     buffer = None if data is None else pickle.PickleBuffer(data.numpy())
     return rebuild_tensor, (buffer, dtype, shape)
 
 
 def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Return the tensor whose bytes are in a writable buffer."""
+    """Return a tensor on the memory of a writable buffer."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -105,22 +105,23 @@ def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 class GpuTensorCopies:
-    """Calls whose tensors are being copied from an accelerator, in order."""
+    """Copies tensors from a GPU to pinned memory, and holds calls back, in order, until their copies are done."""
 
     def __init__(self, torch: Any, cuda: Any = None, *, pin: bool = True) -> None:
         self._torch = torch
         self._cuda = cuda or torch.cuda
         self._pin = pin
-        self._free: dict[int, list[Any]] = {}
+        self._free_memory: dict[int, list[Any]] = {}
+        """Size in bytes -> pinned memory that can be used again."""
         self._events: list[Any] = []
         self._pinned: list[Any] = []
-        self._held: deque[tuple[bytes, list[Any], list[Any], list[Any]]] = deque()
+        self._waiting_calls: deque[tuple[bytes, list[Any], list[Any], list[Any]]] = deque()
         self.nbytes = 0
         """Bytes of pinned memory in use."""
 
     @classmethod
     def when_present(cls) -> GpuTensorCopies | None:
-        """Return an instance if this program uses torch with a CUDA device; else None."""
+        """Return an instance, or None if the program does not use torch with a CUDA device."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         try:
@@ -129,7 +130,7 @@ class GpuTensorCopies:
             return None
 
     def stage(self, value: Any) -> Any:
-        """Return `value` with device tensors replaced by pinned ones that are being filled."""
+        """Return `value` with GPU tensors replaced by tensors in pinned memory, to which copies have started."""
         kind = type(value)
         if kind is tuple or kind is list:
             return kind(map(self.stage, value))
@@ -149,12 +150,15 @@ class GpuTensorCopies:
     def _copy(self, tensor: Any) -> Any:
         torch, cuda = self._torch, self._cuda
         nbytes = tensor.numel() * tensor.element_size()
-        kept = self._free.get(nbytes)
-        flat = kept.pop() if kept else torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pin)
+        free_buffers = self._free_memory.get(nbytes)
+        flat = (
+            free_buffers.pop()
+            if free_buffers
+            else torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pin)
+        )
         host = flat.view(tensor.dtype).reshape(tensor.shape)
-        host.copy_(
-            tensor, non_blocking=True
-        )  # queued on the current stream: in order with its work
+        # queued on the current stream, so after the work that computes the tensor
+        host.copy_(tensor, non_blocking=True)
         event = cuda.Event()
         event.record(cuda.current_stream(tensor.device))
         self._events.append(event)
@@ -162,26 +166,26 @@ class GpuTensorCopies:
         return host
 
     def is_under_way(self) -> bool:
-        """Return True while copies are running or calls are held back."""
-        return bool(self._events or self._held)
+        """Return True while copies are running or calls are waiting."""
+        return bool(self._events or self._waiting_calls)
 
     def hold(self, payload: bytes, buffers: list[Any]) -> None:
-        """Hold a call back until the copies for it are done."""
-        self._held.append((payload, buffers, self._events, self._pinned))
+        """Hold a call back until the copies that were started since the last call are done."""
+        self._waiting_calls.append((payload, buffers, self._events, self._pinned))
         self.nbytes += sum(int(flat.nbytes) for flat in self._pinned)
         self._events, self._pinned = [], []
 
     def finished(self, *, wait: bool) -> Iterator[tuple[bytes, list[Any]]]:
-        """Yield the calls whose copies are done, in order; `wait` for all of them."""
-        while self._held:
-            payload, buffers, events, pinned = self._held[0]
+        """Yield the calls whose copies are done, in order; with `wait`, wait for the copies of all calls."""
+        while self._waiting_calls:
+            payload, buffers, events, pinned = self._waiting_calls[0]
             if wait:
                 for event in events:
                     event.synchronize()
             elif not all(event.query() for event in events):
                 return
             yield payload, buffers
-            self._held.popleft()
+            self._waiting_calls.popleft()
             self.nbytes -= sum(int(flat.nbytes) for flat in pinned)
             for flat in pinned:
-                self._free.setdefault(int(flat.nbytes), []).append(flat)
+                self._free_memory.setdefault(int(flat.nbytes), []).append(flat)
