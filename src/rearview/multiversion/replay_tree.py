@@ -1,4 +1,9 @@
-"""Replay an execution tree by the steps of a planned order: compute cells; keep, restore and evict states."""
+"""Replay an execution tree by the steps of a planned order: compute cells; keep, restore and evict states.
+
+Each worker takes one `ReplayPath` of the order after the other: the steps from the restore of a state to the next
+restore of another state, which one cell process executes. Workers keep and evict states in the planned order,
+which is why a path may have to wait for earlier paths.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ LEAST_LIMIT, LIMIT_FACTOR = 120.0, 20.0
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The result of one node of the tree."""
+    """The result of computing the cell of one node of the tree."""
 
     ended: str
     """`done`, `exit` (the program ended itself), `failed`, or `stopped` (the process died, or hit the time limit)."""
@@ -136,7 +141,9 @@ class TreeReplay:
         self._on_event = on_event
         self._lock = threading.Condition()
         self._kept_states: dict[tuple[int, int], StateStore] = {}
-        self._turn = 0
+        """(node, cache level) of each kept state -> what keeps it."""
+        self._cache_changes = 0
+        """Number of planned steps, so far, that keep or evict a state; they happen in the planned order."""
         self._done_seconds = 0.0
         self._failure: BaseException | None = None
         self._mounts = workers > 1 and can_mount()
@@ -185,17 +192,17 @@ class TreeReplay:
     def _run_paths(self) -> None:
         paths = paths_of(self.order.steps)
         self._waiting = list(range(len(paths)))
-        self._starting: set[int] = set()
-        """Indices of paths that a worker has taken and that have not restored their base state yet."""
+        self._taken_paths: set[int] = set()
+        """Indices of the paths that workers have taken and that have not restored their first state yet."""
         self._paths = paths
-        self._turns: dict[int, int] = {}
-        """Index of a path -> number of cache changes that earlier paths make: the first of this path must wait for them."""
+        self._changes_before: dict[int, int] = {}
+        """Index of a path -> number of cache changes by earlier paths, for which the path's own first change must wait."""
         self._available: dict[int, int] = {}
-        """Index of a path -> number of cache changes after which the state that the path starts from is there."""
+        """Index of a path -> number of cache changes after which the state that the path restores is kept."""
         checkpoint_numbers: dict[tuple[int, int], int] = {}
         changes = 0
         for i, path in enumerate(paths):
-            self._turns[i] = changes
+            self._changes_before[i] = changes
             self._available[i] = checkpoint_numbers.get(path.base, 0)
             for step in path.steps:
                 if step.do in {Do.CHECKPOINT, Do.EVICT}:
@@ -228,12 +235,12 @@ class TreeReplay:
 
     def _worker(self, number: int) -> None:
         try:
-            while (index := self._next()) is not None:
+            while (index := self._next_path()) is not None:
                 self._run_path(index, number)
         except BaseException as exc:
             self._fail(exc)
 
-    def _next(self) -> int | None:
+    def _next_path(self) -> int | None:
         """Return the index of the next path to run, or None if all were taken; wait until one can start."""
         with self._lock:
             while self._waiting and self._failure is None:
@@ -243,12 +250,12 @@ class TreeReplay:
                     path = self._paths[index]
                     changes = path.changes_cache
                     # a path may evict a state only after all earlier paths have restored this state
-                    evicted_bases = bases.intersection(_evicted(path))
+                    evicted_bases = bases.intersection(_evicted_states(path))
                     if not ((blocked or evicted_bases) and changes) and (
-                        self._turn >= self._available[index]
+                        self._cache_changes >= self._available[index]
                     ):
                         self._waiting.remove(index)
-                        self._starting.add(index)
+                        self._taken_paths.add(index)
                         return index
                     blocked = blocked or changes
                     bases.add(path.base)
@@ -266,7 +273,7 @@ class TreeReplay:
         path = self._paths[index]
         place = self._place(number)
         version = self._version_of(path)
-        turn = self._turns[index]
+        change = self._changes_before[index]
         process: CellHandle | None = None
         can_continue = self._can_run(path.steps[0].child)
         try:
@@ -279,14 +286,14 @@ class TreeReplay:
                     if can_continue and process is not None:
                         can_continue = self._compute(step.node, version, process)
                 elif step.do in {Do.CHECKPOINT, Do.EVICT}:
-                    self._await_turn(turn)
+                    self._await_cache_changes(change)
                     if step.do is Do.EVICT:
                         self._await_restores(index, (step.node, step.level))
                         self._evict(step.node, step.level)
                     elif can_continue and process is not None:
                         process = self._keep(step.node, step.level, process, place)
-                    turn += 1
-                    self._pass_turn(turn)
+                    change += 1
+                    self._record_cache_change(change)
         finally:
             self._mark_started(index)
             if process is not None:
@@ -295,14 +302,15 @@ class TreeReplay:
 
     def _mark_started(self, index: int) -> None:
         with self._lock:
-            self._starting.discard(index)
+            self._taken_paths.discard(index)
             self._lock.notify_all()
 
     def _await_restores(self, index: int, base: tuple[int, int]) -> None:
-        """Wait until the paths before `index` in the plan have restored the state `base`, which is to be evicted."""
+        """Wait until all paths before `index` in the plan have restored the state `base`, which is to be evicted."""
         with self._lock:
             while self._failure is None and any(
-                earlier < index and self._paths[earlier].base == base for earlier in self._starting
+                earlier < index and self._paths[earlier].base == base
+                for earlier in self._taken_paths
             ):
                 self._lock.wait()
 
@@ -312,24 +320,24 @@ class TreeReplay:
 
     def _can_run(self, node: int) -> bool:
         """Return True if no cell on the way to a node has failed."""
-        above = self.tree.tree.parent[node]
-        while above != START:
-            result = self.result.results.get(above)
+        ancestor = self.tree.tree.parent[node]
+        while ancestor != START:
+            result = self.result.results.get(ancestor)
             if result is not None and not result.continues:
                 return False
-            above = self.tree.tree.parent[above]
+            ancestor = self.tree.tree.parent[ancestor]
         return True
 
-    def _await_turn(self, turn: int) -> None:
+    def _await_cache_changes(self, change: int) -> None:
         with self._lock:
-            while self._turn < turn and self._failure is None:
+            while self._cache_changes < change and self._failure is None:
                 self._lock.wait()
             if self._failure is not None:
                 raise self._failure
 
-    def _pass_turn(self, turn: int) -> None:
+    def _record_cache_change(self, change: int) -> None:
         with self._lock:
-            self._turn = max(self._turn, turn)
+            self._cache_changes = max(self._cache_changes, change)
             self._lock.notify_all()
 
     def _restored_or_stopped(
@@ -346,7 +354,7 @@ class TreeReplay:
     def _restored(
         self, step: ReplayStep, version: StudyVersion, place: WorkPlace
     ) -> tuple[CellHandle | None, bool]:
-        """Return a process with the state that a path starts from, computed again if the kept state was lost; and whether cells can run."""
+        """Return (process with the state that `step` restores, whether the next cells can run); compute a lost state again."""
         node = step.node
         while node != START:
             for level in (step.level, EXISTING, *range(len(self.levels))):
@@ -381,13 +389,13 @@ class TreeReplay:
         *,
         switch: bool = True,
     ) -> tuple[CellHandle | None, bool]:
-        """Switch a restored process to a version and compute the cells from `node` down to `target`."""
+        """Switch a process with the state of `node` to a version, and compute the cells after `node` up to `target`."""
         if switch:
-            before = self._versions[self.tree.nodes[node].versions[0]]
-            self._folders.switch(before, version, place.folder)
+            previous_version = self._versions[self.tree.nodes[node].versions[0]]
+            self._folders.switch(previous_version, version, place.folder)
             program = self.programs.get(version.name)
             if program is not None:
-                self._folders.exchange_program(before, version, program, place.folder)
+                self._folders.exchange_program(previous_version, version, program, place.folder)
             self._switch(process, version)
         for next_node in self.tree.tree.path(node, target) if target != START else ():
             if not self._compute(next_node, version, process):
@@ -415,7 +423,7 @@ class TreeReplay:
             limit = max(LEAST_LIMIT, LIMIT_FACTOR * planned) if measured else UNMEASURED_LIMIT
         try:
             answer = process.ask(
-                {"do": "cell", "text": cell.text, "line": _line(version, node, self.tree)},
+                {"do": "cell", "text": cell.text, "line": _first_line(version, node, self.tree)},
                 seconds=limit,
             )
             ended, outputs = str(answer.get("ended", "stopped")), tuple(answer.get("outputs", ()))
@@ -446,23 +454,25 @@ class TreeReplay:
     def _fails_with(self, node: int, outputs: tuple[dict[str, Any], ...]) -> bool:
         """Return True if an author's notebook shows the same failure, after which later cells ran."""
         name = next((str(o.get("ename")) for o in outputs if o.get("output_type") == "error"), "")
-        node_facts = self.tree.nodes[node]
-        versions = [self._versions[version] for version in node_facts.versions]
-        return any(v.notebook and v.cells[node_facts.number - 1].fails_with(name) for v in versions)
+        tree_node = self.tree.nodes[node]
+        versions = [self._versions[version] for version in tree_node.versions]
+        return any(v.notebook and v.cells[tree_node.number - 1].fails_with(name) for v in versions)
 
     # -- kept states --
 
     def _keep(self, node: int, level: int, process: CellHandle, place: WorkPlace) -> CellHandle:
-        """Keep the state of a process, by a fork if possible, else as a file; return the process that runs the next cells."""
+        """Keep the state of a process, by a fork if possible, else as a file; return the process for the next cells."""
         room = self.levels[level].room
         memory = self.levels[level].name == "memory"
-        ways: list[StateStore] = [self._forked, self._stored] if memory else [self._stored]
+        stores: list[StateStore] = [self._forked, self._stored] if memory else [self._stored]
         if self.backend == "stored":
-            ways = [self._stored]
-        for states in ways:
+            stores = [self._stored]
+        for states in stores:
             kept_state = states.keep(node, process, place)
             if not isinstance(kept_state, KeptState):
-                self._note(f"cell {self._label(node)} cannot be {_verb(states)}: {kept_state}")
+                self._note(
+                    f"cell {self._label(node)} cannot be {_participle(states)}: {kept_state}"
+                )
                 continue
             process = kept_state.process
             with self._lock:
@@ -489,7 +499,10 @@ class TreeReplay:
                 states.evict(node)
 
     def _evict_excess(self) -> None:
-        """Evict states of waiting processes while they exceed the bound: their memory grows as shared pages are copied on write."""
+        """Evict states of forked processes while these take more memory than allowed.
+
+        A forked process grows, because a memory page that it shares is copied when another process writes to it.
+        """
         memory = [i for i, level in enumerate(self.levels) if level.name == "memory"]
         if not memory:
             return
@@ -505,15 +518,15 @@ class TreeReplay:
                 if used <= self.levels[memory[0]].room or not forked:
                     return
                 # evict the state that is cheapest to compute again
-                victim = min(forked, key=lambda key: self.tree.tree.reach[key[0]])
-            self._note(f"cell {self._label(victim[0])} was evicted: its process has grown")
-            self._evict(*victim)
+                cheapest = min(forked, key=lambda key: self.tree.tree.reach[key[0]])
+            self._note(f"cell {self._label(cheapest[0])} was evicted: its process has grown")
+            self._evict(*cheapest)
 
     # -- notes and events --
 
     def _label(self, node: int) -> str:
-        node_facts = self.tree.nodes[node]
-        return f"{node_facts.number} of {node_facts.versions[0]}"
+        tree_node = self.tree.nodes[node]
+        return f"{tree_node.number} of {tree_node.versions[0]}"
 
     def _note(self, text: str) -> None:
         with self._lock:
@@ -525,15 +538,15 @@ class TreeReplay:
         self._on_event(ReplayEvent(event, node, text, self._done_seconds, self.order.seconds))
 
 
-def _evicted(path: ReplayPath) -> list[tuple[int, int]]:
+def _evicted_states(path: ReplayPath) -> list[tuple[int, int]]:
     return [(step.node, step.level) for step in path.steps if step.do is Do.EVICT]
 
 
-def _verb(states: StateStore) -> str:
+def _participle(states: StateStore) -> str:
     return "parked" if isinstance(states, ForkedStates) else "stored"
 
 
-def _line(version: StudyVersion, node: int, tree: ExecutionTree) -> int:
+def _first_line(version: StudyVersion, node: int, tree: ExecutionTree) -> int:
     """Return the line of the script on which a cell starts."""
     number = tree.nodes[node].number
     return 1 + sum(cell.text.count("\n") for cell in version.cells[: number - 1])
