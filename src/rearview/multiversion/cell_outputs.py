@@ -81,7 +81,7 @@ class OutputStream(io.TextIOBase):
         return self._fd
 
 
-class Descriptors:
+class OutputDescriptors:
     """Collects what C code and child processes write to file descriptors 1 and 2."""
 
     def __init__(self) -> None:

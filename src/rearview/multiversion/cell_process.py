@@ -33,17 +33,15 @@ from typing import Any
 from rearview.multiversion.cell_file_access import CellFileAccess
 from rearview.multiversion.cell_outputs import (
     CellOutputs,
-    Descriptors,
+    OutputDescriptors,
     OutputStream,
     make_shell,
 )
 from rearview.multiversion.cell_process_state import (
-    Refused,
+    CannotKeepState,
     apply_process_settings,
     apply_settings,
     end_idle_worker_pools,
-    forbids_fork,
-    forbids_storing,
     library_settings,
     list_open_files,
     module_state,
@@ -52,6 +50,8 @@ from rearview.multiversion.cell_process_state import (
     pickler,
     process_settings,
     random_states,
+    reason_against_fork,
+    reason_against_storing,
     reopen,
     restore_module,
     set_random_states,
@@ -60,7 +60,7 @@ from rearview.multiversion.cell_process_state import (
 )
 
 
-class Channel:
+class ControlChannel:
     """The connection of a cell process to the process that controls the replay."""
 
     def __init__(self, path: str) -> None:
@@ -84,11 +84,11 @@ class Channel:
 
     def receive(self) -> dict[str, Any] | None:
         """Return the next message, or None if the controlling process has closed the connection."""
-        head = self._exactly(8)
-        data = self._exactly(unpack(">Q", head)[0]) if head else None
+        head = self._read_exactly(8)
+        data = self._read_exactly(unpack(">Q", head)[0]) if head else None
         return loads(data.decode("utf-8", "surrogatepass")) if data is not None else None
 
-    def _exactly(self, count: int) -> bytes | None:
+    def _read_exactly(self, count: int) -> bytes | None:
         parts = bytearray()
         while len(parts) < count:
             part = self.socket.recv(min(1 << 20, count - len(parts)))
@@ -101,10 +101,10 @@ class Channel:
 class CellProcess:
     """A process that holds the state of a program between two cells."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ControlChannel) -> None:
         self.channel = channel
         self.outputs = CellOutputs()
-        self.descriptors = Descriptors()
+        self.descriptors = OutputDescriptors()
         self.file_access = CellFileAccess()
         self.shell: Any = None
         self.namespace: dict[str, Any] = {}
@@ -135,14 +135,14 @@ class CellProcess:
         sys.stdin = open(os.devnull)  # noqa: SIM115
         builtins.input = _no_input
         if message["notebook"]:
-            self._notebook()
+            self._start_notebook()
         else:
             module = types.ModuleType("__main__")
             module.__dict__.update({"__file__": self.program, "__builtins__": builtins})
             sys.modules["__main__"] = module
             self.namespace = module.__dict__
 
-    def _notebook(self) -> None:
+    def _start_notebook(self) -> None:
         self.shell = make_shell(self.outputs)
         self.namespace = self.shell.user_ns
 
@@ -201,13 +201,13 @@ class CellProcess:
         except SystemExit as exc:
             if exc.code not in {None, 0}:
                 message = exc.code if isinstance(exc.code, str) else f"exit code {exc.code}"
-                self._failed("SystemExit", str(message), [])
+                self._add_error("SystemExit", str(message), [])
                 return "failed"
             return "exit"
         except BaseException as exc:
             lines = traceback.format_exception(exc)
             user_lines = [entry for entry in lines if __file__ not in entry]
-            self._failed(type(exc).__name__, str(exc), user_lines)
+            self._add_error(type(exc).__name__, str(exc), user_lines)
             return "failed"
         return "done"
 
@@ -225,7 +225,7 @@ class CellProcess:
         linecache.cache[self.program] = (sum(map(len, lines)), None, lines, self.program)
         return line
 
-    def _failed(self, name: str, value: str, lines: list[str]) -> None:
+    def _add_error(self, name: str, value: str, lines: list[str]) -> None:
         item = {"output_type": "error", "ename": name, "evalue": value, "traceback": lines}
         self.outputs.add(item, len(value))
 
@@ -239,15 +239,15 @@ class CellProcess:
         if first:
             end_idle_worker_pools()
             gc.collect()  # files of unreachable objects are closed
-            reason = forbids_fork(self.channel.socket.fileno(), self.folder)
+            reason = reason_against_fork(self.channel.socket.fileno(), self.folder)
             if reason:
-                raise Refused(reason)
+                raise CannotKeepState(reason)
             pause_openmp()
             self.open_files = list_open_files()
             self.cwd = os.getcwd()
         state = random.getstate()
         with warnings.catch_warnings():
-            # Python 3.12 warns about forks with threads; `forbids_fork` has checked the threads
+            # Python 3.12 warns about forks with threads; `reason_against_fork` has checked the threads
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child:
@@ -274,10 +274,10 @@ class CellProcess:
     def save(self, file: str) -> int:
         """Write the namespace and the process settings to a file; return the size of the file."""
         if self._open_figures():
-            raise Refused("matplotlib figures are open")
-        reason = forbids_storing(self.folder, self.namespace)
+            raise CannotKeepState("matplotlib figures are open")
+        reason = reason_against_storing(self.folder, self.namespace)
         if reason:
-            raise Refused(reason)
+            raise CannotKeepState(reason)
         state = {
             "namespace": self._variables(),
             "modules": self._module_variables(),
@@ -297,7 +297,7 @@ class CellProcess:
         except Exception as exc:
             with contextlib.suppress(OSError):
                 os.unlink(part)
-            raise Refused(self._unpicklable(exc)) from exc
+            raise CannotKeepState(self._unpicklable(exc)) from exc
         return os.stat(file).st_size
 
     def _variables(self) -> dict[str, Any]:
@@ -387,12 +387,12 @@ class CellProcess:
             message = self.channel.receive()
             if message is None:
                 os._exit(0)
-            self._reap()
+            self._reap_children()
             token = message.get("token")
             before = os.getpid()
             try:
                 answer = self._execute(message)
-            except Refused as exc:
+            except CannotKeepState as exc:
                 answer = {"refused": str(exc)}
             except BaseException as exc:
                 answer = {"refused": f"{type(exc).__name__}: {exc}"}
@@ -419,7 +419,7 @@ class CellProcess:
             os._exit(0)
         return {"ok": True}
 
-    def _reap(self) -> None:
+    def _reap_children(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -434,7 +434,7 @@ def main() -> None:
     path, token, notebook = sys.argv[-3:]
     # the controlling process handles Ctrl-C and ends this one
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(path)
+    channel = ControlChannel(path)
     if notebook == "1":  # imported once, in the process that all others are forked from
         import IPython  # noqa: F401
 

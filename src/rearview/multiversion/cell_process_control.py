@@ -53,7 +53,7 @@ if not ended:  # the process that controls the replay was killed
             pass
         shutil.rmtree(folder, ignore_errors=True)
 """
-MARK = "_REARVIEW_CELLS"
+PROCESS_MARK = "_REARVIEW_CELLS"
 """Environment variable of all processes that the cells of a replay start."""
 SOURCE = Path(__file__).parent.parent.parent
 CONNECT_SECONDS = 60.0
@@ -62,7 +62,7 @@ FORK_SECONDS = 20.0
 """Seconds within which a forked child must have used its thread pools once and connected."""
 
 
-class Died(Exception):  # noqa: N818 - it says what happened
+class ProcessDied(Exception):  # noqa: N818 - it says what happened
     """A cell process has ended, or was killed at its time limit."""
 
 
@@ -75,7 +75,7 @@ class CellHandle:
         self._lock = threading.Lock()
 
     def ask(self, message: Mapping[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
-        """Send a command and return the answer; raise `Died` if no answer comes in time."""
+        """Send a command and return the answer; raise `ProcessDied` if no answer comes in time."""
         data = json.dumps(message).encode("utf-8", "surrogatepass")
         try:
             with self._lock:
@@ -84,10 +84,10 @@ class CellHandle:
                 return receive(self.connection)
         except TimeoutError as exc:
             self.kill()
-            raise Died(f"it did not end within {seconds:g} seconds") from exc
+            raise ProcessDied(f"it did not end within {seconds:g} seconds") from exc
         except (OSError, EOFError) as exc:
             self.kill()
-            raise Died("its process died") from exc
+            raise ProcessDied("its process died") from exc
 
     def kill(self) -> None:
         """Kill the process at once."""
@@ -128,7 +128,7 @@ def _read_exactly(connection: socket.socket, count: int) -> bytes:
 
 
 class CellProcesses:
-    """Starts a first cell process in which nothing has run yet, and forks all other cell processes from it."""
+    """All cell processes of a replay: starts the first one, in which no cell runs, and forks the others from it."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class CellProcesses:
                 *(python, "-c", _BOOT, str(SOURCE), self._short_address()),
                 *(token, "1" if notebook else "0"),
             ],
-            env={**environment, MARK: str(scratch)},
+            env={**environment, PROCESS_MARK: str(scratch)},
             cwd=scratch,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -175,7 +175,7 @@ class CellProcesses:
         self._cleaner = subprocess.Popen(
             [
                 *(sys.executable, "-I", "-c", _CLEANER, str(self._process.pid)),
-                *(f"{MARK}={scratch}", *map(str, folders)),
+                *(f"{PROCESS_MARK}={scratch}", *map(str, folders)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -184,7 +184,7 @@ class CellProcesses:
         )
         try:
             self.first = self._wait(token, CONNECT_SECONDS)
-        except Died as exc:
+        except ProcessDied as exc:
             self.close()
             log = (scratch / "processes.log").read_text("utf-8", "replace").strip()
             raise ReplayError(
@@ -234,11 +234,11 @@ class CellProcesses:
                 seconds_left = end - time.monotonic()
                 ended = getattr(self, "first", None) is None and self._process.poll() is not None
                 if seconds_left <= 0 or ended:
-                    raise Died("it did not announce itself")
+                    raise ProcessDied("it did not announce itself")
                 self._connection_news.wait(min(seconds_left, 0.2))
             handle, error = self._connected.pop(token)
         if error:
-            raise Died(f"it could not continue after the fork: {error}")
+            raise ProcessDied(f"it could not continue after the fork: {error}")
         return handle
 
     def fork(
@@ -260,14 +260,14 @@ class CellProcesses:
             return str(answer["refused"])
         try:
             return self._wait(token, FORK_SECONDS)
-        except Died as exc:
+        except ProcessDied as exc:
             return f"the forked process does not work: {exc}"
 
     def start(self, version: StudyVersion, folder: Path, mount: Path | None) -> CellHandle:
-        """Return a new process that is ready for the first cell of a version; raise `Died` if none can be started."""
+        """Return a new process that is ready for the first cell of a version; raise `ProcessDied` if none can be started."""
         process = self.fork(self.first, folder, mount, first=False)
         if isinstance(process, str):
-            raise Died(process)
+            raise ProcessDied(process)
         process.ask(
             {
                 "do": "setup",

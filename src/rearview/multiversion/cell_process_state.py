@@ -1,4 +1,4 @@
-"""Parts of a process's state: what forbids a fork or a stored namespace, and how each part is saved and restored.
+"""Inspect, save and restore parts of a cell process's state that a fork or a stored namespace would lose.
 
 This module runs inside the cell process and imports only the standard library.
 """
@@ -42,12 +42,12 @@ _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 
 
-ENDING = 1.0
+END_SECONDS = 1.0
 """Seconds to wait for threads to end: worker pools end their threads after they have returned the results."""
 
 
-class Refused(Exception):  # noqa: N818 - it says what happened
-    """The state of the process cannot be kept: not by a fork, or not as a stored namespace; the text says why."""
+class CannotKeepState(Exception):  # noqa: N818 - it says what happened
+    """The state of the process cannot be kept by a fork, or cannot be stored; the message says why."""
 
 
 def end_idle_worker_pools() -> None:
@@ -62,13 +62,13 @@ def end_idle_worker_pools() -> None:
             monitor.exit()
 
 
-def forbids_fork(own_socket: int, folder: str) -> str:
+def reason_against_fork(own_socket: int, folder: str) -> str:
     """Return why this process must not be forked, or '' if it may be forked.
 
     `own_socket` is the descriptor of the connection to the controlling process, `folder` the work folder.
     """
     threads = [each for each in threading.enumerate() if each is not threading.current_thread()]
-    deadline = time.monotonic() + ENDING
+    deadline = time.monotonic() + END_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
@@ -96,7 +96,7 @@ def forbids_fork(own_socket: int, folder: str) -> str:
             target = os.readlink(f"/proc/self/fd/{fd}")
             if target.startswith("socket:") and int(fd) != own_socket:
                 return "it has an open network connection"
-    return _shared_memory() or _shared_files(folder)
+    return _shared_memory_reason() or _shared_file_reason(folder)
 
 
 def _is_tracker(pid: str) -> bool:
@@ -108,7 +108,7 @@ def _is_tracker(pid: str) -> bool:
         return False
 
 
-def _shared_memory() -> str:
+def _shared_memory_reason() -> str:
     """Return which writable memory a fork would share with its parent, as a reason, or '' if none."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as file:
         for name in _SHARED.findall(file.read()):
@@ -117,7 +117,7 @@ def _shared_memory() -> str:
     return ""
 
 
-def _shared_files(folder: str) -> str:
+def _shared_file_reason(folder: str) -> str:
     """Return which open file a fork would share without being able to reopen it, as a reason, or '' if none."""
     own_files: set[int] = set()
     for file in gc.get_objects():
@@ -156,7 +156,7 @@ def _same_file(path: str, status: os.stat_result) -> bool:
     return (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino)
 
 
-def forbids_storing(folder: str, namespace: dict[str, Any]) -> str:
+def reason_against_storing(folder: str, namespace: dict[str, Any]) -> str:
     """Return why storing the namespace would not store the whole state, or '' if no reason is known."""
     root = logging.getLogger()
     if root.handlers:
@@ -205,7 +205,7 @@ def pause_openmp() -> None:
 
 
 def use_thread_pools() -> None:
-    """Use the thread pools of numerical libraries once: a forked child that would hang in a cell hangs here, before it connects."""
+    """Use the thread pools of numerical libraries once: if a forked child hangs here, the fork counts as failed."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         square = numpy.ones((160, 160))
@@ -232,7 +232,7 @@ def list_open_files() -> list[tuple[int, str, int, int]]:
 
 
 def reopen(files: list[tuple[int, str, int, int]]) -> None:
-    """Open the listed files again at their positions: a forked child shares open files, with their positions, with its parent."""
+    """Open the listed files again at their positions, because a forked child shares file positions with its parent."""
     still_open = {fd for fd, _ in _open_descriptors()}
     for fd, path, flags, position in files:
         if fd not in still_open:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rearview.multiversion.cell_process_control import CellHandle, CellProcesses, Died
+from rearview.multiversion.cell_process_control import CellHandle, CellProcesses, ProcessDied
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, remove
 
@@ -69,7 +69,7 @@ class ForkedStates:
         try:
             # the child uses the folder and the mount of its parent, which runs no cell any more
             child = self._processes.fork(process, place.folder, None, first=True)
-        except Died as exc:
+        except ProcessDied as exc:
             child = str(exc)
         if isinstance(child, str):
             remove(image)
@@ -86,7 +86,7 @@ class ForkedStates:
         try:
             self._folders.restore_image(image, place.folder)
             return self._processes.fork(process, place.folder, place.mount, first=False)
-        except (Died, OSError) as exc:
+        except (ProcessDied, OSError) as exc:
             self.evict(node)
             return str(exc)
 
@@ -105,7 +105,7 @@ class ForkedStates:
 def stored_size(store: Path, name: str) -> int | None:
     """Return the bytes of a state that an earlier replay stored, or None if it cannot be used.
 
-    It cannot be used if it is incomplete, or if a file outside the project on which it depends (data,
+    A state cannot be used if it is incomplete, or if a file outside the project on which it depends (data,
     modules, installed packages) has changed since.
     """
     try:
@@ -144,7 +144,7 @@ class StoredStates:
         folder.mkdir(parents=True)
         try:
             answer = process.ask({"do": "save", "file": str(folder / "namespace")}, seconds=SAVING)
-        except Died as exc:
+        except ProcessDied as exc:
             answer = {"refused": str(exc)}
         if "refused" in answer:
             remove(folder)
@@ -169,13 +169,13 @@ class StoredStates:
         try:
             stored = json.loads((folder / "complete.json").read_text())
             self._folders.load_written(version, folder / "files", stored["inputs"], place.folder)
-            self._folders.show_at(Path(stored["path"]))
+            self._folders.link_former_path(Path(stored["path"]))
         except (OSError, ValueError, KeyError) as exc:
             return f"it is damaged: {exc}"
         try:
             process = self._processes.start(version, place.folder, place.mount)
             answer = process.ask({"do": "load", "file": str(folder / "namespace")}, seconds=SAVING)
-        except Died as exc:
+        except ProcessDied as exc:
             return str(exc)
         if "refused" in answer:
             process.kill()

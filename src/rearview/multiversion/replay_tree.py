@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rearview.multiversion.cell_process_control import CellHandle, CellProcesses, Died
+from rearview.multiversion.cell_process_control import CellHandle, CellProcesses, ProcessDied
 from rearview.multiversion.execution_tree import CellFacts, ExecutionTree, Measurements
 from rearview.multiversion.kept_states import (
     ForkedStates,
@@ -346,7 +346,7 @@ class TreeReplay:
         """Like `_restored`, but if the process dies, record the first cell of the path as stopped."""
         try:
             return self._restored(step, version, place)
-        except Died as exc:
+        except ProcessDied as exc:
             with self._lock:
                 self.result.results.setdefault(step.child, CellResult("stopped", why=str(exc)))
             return None, False
@@ -436,7 +436,7 @@ class TreeReplay:
                 tuple(sorted(answer.get("reads", ()))),
                 expected=ended == "failed" and self._fails_with(node, outputs),
             )
-        except Died as exc:
+        except ProcessDied as exc:
             result, answer = CellResult("stopped", why=str(exc)), {}
         with self._lock:
             self.result.computed += 1

@@ -157,21 +157,21 @@ class WorkFolders:
             if ref is not None and ref.place is not None:
                 self._put(folder / PROJECT / name, ref)
 
-    def show_at(self, former: Path) -> None:
+    def link_former_path(self, former_path: Path) -> None:
         """Make a link to the work folder at the file path that it had in an earlier replay: a stored state may use that path."""
-        if former in {self.work, *self._former_paths}:
+        if former_path in {self.work, *self._former_paths}:
             return
-        former.parent.mkdir(mode=0o700)
-        self._former_paths.append(former)
+        former_path.parent.mkdir(mode=0o700)
+        self._former_paths.append(former_path)
         with (self.scratch / LINKS).open("a", encoding="utf-8") as file:
-            file.write(f"{former}\n")
-        former.symlink_to(self.work)
+            file.write(f"{former_path}\n")
+        former_path.symlink_to(self.work)
 
     def close(self) -> None:
-        """Remove the links that `show_at` made."""
-        for former in self._former_paths:
-            former.unlink(missing_ok=True)
-            former.parent.rmdir()
+        """Remove the links that `link_former_path` made."""
+        for former_path in self._former_paths:
+            former_path.unlink(missing_ok=True)
+            former_path.parent.rmdir()
 
 
 def _sockets_and_pipes(parent: str, names: list[str]) -> list[str]:
