@@ -211,8 +211,8 @@ class CallChannel:
         finally:
             if self.state != DEAD:
                 self._disconnect(CLOSED)
-            if self.recipe.after is not None:
-                self.recipe.after()
+            if self.recipe.after_close is not None:
+                self.recipe.after_close()
 
     def _disconnect(self, state: int) -> None:
         self.state = state
@@ -245,7 +245,7 @@ class CallChannel:
             self.lock.release,
             not shared_memory_ring.ORDERED,
         )
-        after, record_call = (
+        after_call, record_call = (
             _AFTER.get(name),
             None if attribute_path else self.recipe.recording_hook(name),
         )
@@ -266,8 +266,8 @@ class CallChannel:
                 channel.send(number, args, kwargs)
                 if record_call is not None:
                     record_call((None, *args), kwargs)
-                if after is not None:
-                    after(args, kwargs)
+                if after_call is not None:
+                    after_call(args, kwargs)
                 return
             data = dumps((number, args, kwargs))
             length = len(data)

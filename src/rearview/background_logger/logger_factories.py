@@ -42,7 +42,7 @@ class Recipe:
     """The logger in this process, if there is one."""
     module: Any = None
     """The module that is the logger, such as mlflow."""
-    after: Callable[[], Any] | None = None
+    after_close: Callable[[], Any] | None = None
     """Function that the program calls after the logger is closed."""
     closes: tuple[str, ...] = ()
     """Methods besides `close` that end the logger."""
@@ -128,7 +128,12 @@ def _recipe_from_library(writer: Any) -> Recipe | None:
         return _summary_writer_recipe(writer, log_dir=os.fspath(writer.logdir), queue="_max_queue")
     if class_name == "wandb.sdk.wandb_run.Run":
         return Recipe(
-            "wandb.Run", _attach, (writer,), type=kind, after=writer.finish, closes=("finish",)
+            "wandb.Run",
+            _attach,
+            (writer,),
+            type=kind,
+            after_close=writer.finish,
+            closes=("finish",),
         )
     if isinstance(writer, types.ModuleType) and writer.__name__ == "mlflow":
         run = writer.active_run() or writer.start_run()
@@ -138,7 +143,7 @@ def _recipe_from_library(writer: Any) -> Recipe | None:
             _start_mlflow_run,
             facts,
             module=writer,
-            after=writer.end_run,
+            after_close=writer.end_run,
             closes=("end_run",),
         )
     return None

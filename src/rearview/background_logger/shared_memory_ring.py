@@ -71,8 +71,8 @@ class Ring:
         """Return a new ring; its memory has no name and ends with the last process that maps it."""
         bound = max(bound, FIRST_LAP)
         fd = os.memfd_create("rearview-background", os.MFD_CLOEXEC)
-        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        for size in (max(most, 2 * bound), 2 * bound, bound):
+        physical_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        for size in (max(physical_memory, 2 * bound), 2 * bound, bound):
             try:
                 os.ftruncate(fd, HEADER + size)
                 return cls(fd, size, bound)

@@ -143,10 +143,14 @@ def _add_values(
     }
     if changed:
         runs.update_args(run, changed)
-    stored = set() if is_new else _stored_steps(history, run)
+    stored_steps = set() if is_new else _stored_steps(history, run)
     rows: dict[int | None, dict[str, TrackedValue]] = {}
     for value in tracked.values:
-        if (value.name, value.step) not in stored and value.name.strip() and value.name[0] != "$":
+        if (
+            (value.name, value.step) not in stored_steps
+            and value.name.strip()
+            and value.name[0] != "$"
+        ):
             rows.setdefault(value.step, {})[value.name] = value  # the last value of a step counts
     if not rows:
         return 0

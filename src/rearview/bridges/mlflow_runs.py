@@ -134,7 +134,7 @@ def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported
             )
         key = target.info.run_id
         numbers = [value for value in exported.values if isinstance(value.value, (int, float))]
-        stored = {
+        stored_metrics = {
             (metric.key, metric.step, metric.value)
             for name in {value.name for value in numbers} & set(target.data.metrics)
             for metric in client.get_metric_history(key, name)
@@ -142,7 +142,7 @@ def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported
         metrics = [
             Metric(value.name, float(value.value), int(value.time * 1000), value.step)
             for value in numbers
-            if (value.name, value.step, float(value.value)) not in stored
+            if (value.name, value.step, float(value.value)) not in stored_metrics
         ]
         params = [
             Param(name, str(value)[:6000])

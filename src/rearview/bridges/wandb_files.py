@@ -152,8 +152,8 @@ def _read_value(raw: Any, files: Path) -> Any:
             if kind == "image-file" and path.suffix == ".png":
                 return media.Image(path.read_bytes())
             if kind == "table-file":
-                stored = json.loads(path.read_bytes())
-                return media.DataTable(stored["columns"], stored["data"])
+                table = json.loads(path.read_bytes())
+                return media.DataTable(table["columns"], table["data"])
             if kind == "audio-file" and path.suffix == ".wav":
                 return media.Audio(path.read_bytes())
     return raw

@@ -188,19 +188,19 @@ class CellFileAccess:
             return
         # a relative path counts from the current folder, which may be a subfolder of the work folder
         full = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(path)))
-        inside = full == self.folder or full.startswith(self.folder + os.sep)
+        is_inside = full == self.folder or full.startswith(self.folder + os.sep)
         name = full[len(self.folder) + 1 :]
         if event != "open":
             if is_listed_by_import(caller):
                 self._listed_by_import.add(full)
-                if inside:
+                if is_inside:
                     self.read_names.setdefault(f"{name}/*.py" if name else "*.py")
-            elif inside:
+            elif is_inside:
                 self.read_names.setdefault(f"{name}/" if name else "/")
             return
         flags = int(args[2] or 0)
         writes = flags & (os.O_WRONLY | os.O_RDWR)
-        if not inside:
+        if not is_inside:
             if not writes:
                 self._record_outside(full)
         elif not writes:

@@ -156,8 +156,8 @@ class CellProcess:
             name: self.environment.get(name) for name in self.version_variables
         } | environment
         for name, value in new_values.items():
-            before = self.version_variables.get(name, self.environment.get(name))
-            if value == before or os.environ.get(name) != before:
+            previous_value = self.version_variables.get(name, self.environment.get(name))
+            if value == previous_value or os.environ.get(name) != previous_value:
                 continue  # nothing to change, or the program has set the variable itself
             if value is None:
                 del os.environ[name]
@@ -389,14 +389,14 @@ class CellProcess:
                 os._exit(0)
             self._reap_children()
             token = message.get("token")
-            before = os.getpid()
+            pid = os.getpid()
             try:
                 answer = self._execute(message)
             except CannotKeepState as exc:
                 answer = {"refused": str(exc)}
             except BaseException as exc:
                 answer = {"refused": f"{type(exc).__name__}: {exc}"}
-            if token is not None and os.getpid() != before:
+            if token is not None and os.getpid() != pid:
                 continue  # this is the forked child: its first message was the token
             self.channel.send(answer)
 

@@ -150,10 +150,10 @@ def _open_descriptors() -> Iterator[tuple[int, str]]:
 
 def _same_file(path: str, status: os.stat_result) -> bool:
     try:
-        now = os.stat(path)
+        current_status = os.stat(path)
     except OSError:
         return False
-    return (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino)
+    return (current_status.st_dev, current_status.st_ino) == (status.st_dev, status.st_ino)
 
 
 def reason_against_storing(folder: str, namespace: dict[str, Any]) -> str:
@@ -329,24 +329,24 @@ def apply_process_settings(settings: dict[str, Any], folder: str) -> None:
 def module_state(module: types.ModuleType) -> dict[str, Any]:
     """Return the variables of a module of the project, with the attributes of its functions and classes."""
     values: dict[str, Any] = {}
-    inside: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name, value in vars(module).items():
         if name.startswith("__") or isinstance(value, types.ModuleType):
             continue
         is_own = getattr(value, "__module__", None) == module.__name__
         if isinstance(value, types.FunctionType):
             if is_own:
-                inside[name] = (vars(value), value.__defaults__, value.__kwdefaults__)
+                attributes[name] = (vars(value), value.__defaults__, value.__kwdefaults__)
         elif isinstance(value, type):
             if is_own:
-                inside[name] = {
+                attributes[name] = {
                     key: data
                     for key, data in vars(value).items()
                     if not key.startswith("__") and not hasattr(data, "__get__")
                 }
         else:
             values[name] = value
-    return {"values": values, "inside": inside}
+    return {"values": values, "inside": attributes}
 
 
 def restore_module(module: types.ModuleType, state: dict[str, Any]) -> None:

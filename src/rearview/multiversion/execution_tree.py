@@ -200,7 +200,7 @@ def build_tree(
     groups, unshared = _recorded_groups(study.versions)
     for version in study.versions:
         missing_files = [
-            n for n, ref in version.files.items() if ref.place is None and n != version.program
+            n for n, ref in version.files.items() if ref.file is None and n != version.program
         ]
         if missing_files:
             unavailable[version.name] = (
@@ -478,12 +478,12 @@ def same_inputs(a: StudyVersion, b: StudyVersion, reads: Sequence[str]) -> bool:
 def _listing(version: StudyVersion, name: str, programs: set[str]) -> list[Any]:
     """Return the files of a version in a folder, without `programs`: names only for `*.py`, else with contents."""
     folder = Path(name.removesuffix("*.py").removesuffix("/"))
-    inside = [
+    folder_names = [
         each for each in version.files if Path(each).parent == folder and each not in programs
     ]
     if name.endswith("*.py"):
-        return sorted(each for each in inside if each.endswith(".py"))
-    return sorted((each, _bytes_of(version, each)) for each in inside)
+        return sorted(each for each in folder_names if each.endswith(".py"))
+    return sorted((each, _bytes_of(version, each)) for each in folder_names)
 
 
 def _bytes_of(version: StudyVersion, name: str) -> str:
@@ -493,7 +493,7 @@ def _bytes_of(version: StudyVersion, name: str) -> str:
         return ref.digest
     if name == version.program and ref is None:
         return "".join(cell.code for cell in version.cells)
-    return str(ref.place) if ref is not None else ""
+    return str(ref.file) if ref is not None else ""
 
 
 def to_json(tree: ExecutionTree) -> dict[str, Any]:

@@ -109,14 +109,14 @@ def stored_size(store: Path, name: str) -> int | None:
     modules, installed packages) has changed since.
     """
     try:
-        stored = json.loads((store / name / "complete.json").read_text())
-        if stored["format"] != FORMAT:
+        facts = json.loads((store / name / "complete.json").read_text())
+        if facts["format"] != FORMAT:
             return None
-        for path, (size, changed) in stored["outside"].items():
-            now = os.stat(path)  # noqa: PTH116 - thousands of them
-            if (now.st_size, now.st_mtime_ns) != (size, changed):
+        for path, (size, changed) in facts["outside"].items():
+            status = os.stat(path)  # noqa: PTH116 - thousands of them
+            if (status.st_size, status.st_mtime_ns) != (size, changed):
                 return None
-        return int(stored["bytes"])
+        return int(facts["bytes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -151,7 +151,7 @@ class StoredStates:
             return str(answer["refused"])
         inputs = self._folders.save_written(place.folder, folder / "files")
         size = int(answer["saved"])
-        stored = {
+        facts = {
             "format": FORMAT,
             "bytes": size,
             "inputs": inputs,
@@ -159,7 +159,7 @@ class StoredStates:
             "path": str(self._folders.work),
         }
         part = folder / "complete.part"
-        part.write_text(json.dumps(stored))
+        part.write_text(json.dumps(facts))
         part.rename(folder / "complete.json")
         return KeptState(process, size)
 
@@ -167,9 +167,9 @@ class StoredStates:
         """Load the namespace into a fresh process."""
         folder = self._folder(node)
         try:
-            stored = json.loads((folder / "complete.json").read_text())
-            self._folders.load_written(version, folder / "files", stored["inputs"], place.folder)
-            self._folders.link_former_path(Path(stored["path"]))
+            facts = json.loads((folder / "complete.json").read_text())
+            self._folders.load_written(version, folder / "files", facts["inputs"], place.folder)
+            self._folders.link_former_path(Path(facts["path"]))
         except (OSError, ValueError, KeyError) as exc:
             return f"it is damaged: {exc}"
         try:

@@ -105,16 +105,16 @@ def pack(
         contents[source] = program
         files: dict[str, PackedFile] = {}
         for name, ref in _needed_files(version, measured).items():
-            if ref.place is None:
+            if ref.file is None:
                 files[name] = PackedFile(ref.digest[:64], ref.size, embedded=False)
                 referenced[name] = None
                 continue
-            digest = digests.get(ref.place) or digest_of(ref.place)
-            digests[ref.place] = digest
+            digest = digests.get(ref.file) or digest_of(ref.file)
+            digests[ref.file] = digest
             embedded = ref.size <= embed
             files[name] = PackedFile(digest, ref.size, embedded)
             if embedded:
-                contents[digest] = ref.place
+                contents[digest] = ref.file
             else:
                 referenced[name] = None
         outputs = _outputs_of_run(version, program)
@@ -238,7 +238,7 @@ class PackageReader:
 
     def __init__(self, file: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self.file = file
-        self._most = most_bytes
+        self._max_bytes = most_bytes
         if _directory_size(file) > MOST_DIRECTORY:
             raise _refusal(file, f"its table of contents has more than {MOST_DIRECTORY >> 20} MB")
         try:
@@ -283,10 +283,10 @@ class PackageReader:
                 )
             total += info.file_size
             entries[name] = info
-        if total > self._most:
+        if total > self._max_bytes:
             raise _refusal(
                 self.file,
-                f"its contents take {total / 1e9:.1f} GB, more than the {self._most / 1e9:.1f} GB "
+                f"its contents take {total / 1e9:.1f} GB, more than the {self._max_bytes / 1e9:.1f} GB "
                 "allowed. Raise the limit with --max-size if you trust it",
                 slug="package-too-large",
             )
@@ -514,9 +514,9 @@ class PackageReader:
         part.rename(target)
 
 
-def _bounded(value: float, most: float) -> float:
-    """Return a cost from a package, cut to 0 … `most`: the planner cannot work with absurd numbers."""
-    return min(max(0.0, value), most)
+def _bounded(value: float, largest: float) -> float:
+    """Return a cost from a package, cut to 0 … `largest`: the planner cannot work with absurd numbers."""
+    return min(max(0.0, value), largest)
 
 
 def _directory_size(file: Path) -> int:

@@ -282,8 +282,8 @@ def from_crate(folder: Path) -> tuple[Study, str]:
         kinds = entity.get("@type", ())
         kinds = {kinds} if isinstance(kinds, str) else set(kinds)
         path = (folder / name).resolve()
-        inside = path.is_relative_to(folder.resolve())
-        if kinds & _PROGRAMS and "File" in kinds and inside and path.is_file():
+        is_inside = path.is_relative_to(folder.resolve())
+        if kinds & _PROGRAMS and "File" in kinds and is_inside and path.is_file():
             if path.suffix in {".py", ".ipynb"}:
                 programs.append(path)
     if not programs:

@@ -225,8 +225,8 @@ def _state_names(tree: ExecutionTree) -> dict[int, str]:
         for name, ref in sorted(version.files.items()):
             if ref.digest:
                 facts.append([name, ref.digest])
-            elif ref.place is not None:
-                status = ref.place.stat()
+            elif ref.file is not None:
+                status = ref.file.stat()
                 # a program can set st_mtime back, but not st_ctime
                 times = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
                 facts.append([name, f"{status.st_size} {times}"])
@@ -290,7 +290,7 @@ def replay_study(
     result = run(plan)
     reports = _version_reports(plan.tree, result, options.tolerance)
     wrong_versions = shared_wrongly(plan.tree, result)
-    together = True
+    replay_together = True
     while wrong_versions:
         result.notes.append(
             f"{', '.join(wrong_versions)}: computed again, because a shared cell read files that differ"
@@ -298,8 +298,8 @@ def replay_study(
         versions = [
             version for version in plan.tree.study.versions if version.name in wrong_versions
         ]
-        groups = [versions] if together else [[version] for version in versions]
-        together, wrong_versions = False, []
+        groups = [versions] if replay_together else [[version] for version in versions]
+        replay_together, wrong_versions = False, []
         for group in groups:
             smaller_plan = plan_study(Study(tuple(group)), options, measurements, store)
             more_results = run(smaller_plan)

@@ -61,7 +61,7 @@ class FileRef:
 
     digest: str
     size: int
-    place: Path | None = None
+    file: Path | None = None
     """A file with these bytes; None if only the hash is known."""
 
 
@@ -112,7 +112,7 @@ def imports(study: Study, module: str) -> bool:
     if any(module in imported_modules(c.text) for v in study.versions for c in v.cells):
         return True
     places = {
-        ref.place for v in study.versions for name, ref in v.files.items() if name.endswith(".py")
+        ref.file for v in study.versions for name, ref in v.files.items() if name.endswith(".py")
     }
     return any(module in imported_modules(p.read_text("utf-8", "replace")) for p in places if p)
 
@@ -239,8 +239,8 @@ def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
         for text in texts[path]:
             place = Path(os.path.normpath(folder / text))
             # a program may add a folder above its own to `sys.path`: take only the imported modules from there
-            inside = [place / name for module in modules for name in (module, f"{module}.py")]
-            outside_places.update(inside if base.is_relative_to(place) else [place])
+            module_files = [place / name for module in modules for name in (module, f"{module}.py")]
+            outside_places.update(module_files if base.is_relative_to(place) else [place])
     outside_places = {
         place for place in outside_places if place.exists() and not place.is_relative_to(base)
     }

@@ -49,14 +49,14 @@ class WorkFolders:
 
     def _copy(self, ref: FileRef) -> Path:
         """Return the replay's copy of a file; make the copy on first use."""
-        if ref.place is None:
+        if ref.file is None:
             raise ReplayError(
                 "A file that a version reads is gone: only its hash is known.", slug="file-gone"
             )
-        key = (str(ref.place), ref.digest)
+        key = (str(ref.file), ref.digest)
         if key not in self._copies:
-            target = self.inputs / f"{len(self._copies):06d}-{ref.place.name[-60:]}"
-            shutil.copy2(ref.place, target)
+            target = self.inputs / f"{len(self._copies):06d}-{ref.file.name[-60:]}"
+            shutil.copy2(ref.file, target)
             target.chmod(target.stat().st_mode | 0o200)
             self._copies[key] = target
         return self._copies[key]
@@ -67,7 +67,7 @@ class WorkFolders:
         folder = folder / PROJECT
         folder.mkdir()
         for name, ref in version.files.items():
-            if ref.place is not None and name != version.program:
+            if ref.file is not None and name != version.program:
                 self._put(folder / name, ref)
         (folder / version.cwd).mkdir(parents=True, exist_ok=True)
         if program is not None:
@@ -98,7 +98,7 @@ class WorkFolders:
                 continue
             if new is None:
                 (folder / name).unlink(missing_ok=True)
-            elif new.place is not None:
+            elif new.file is not None:
                 self._put(folder / name, new)
 
     def exchange_program(
@@ -112,7 +112,7 @@ class WorkFolders:
         if previous_version.program != next_version.program:
             ref = next_version.files.get(previous_version.program)
             file = folder / PROJECT / previous_version.program
-            if ref is not None and ref.place is not None:
+            if ref is not None and ref.file is not None:
                 self._put(file, ref)
             else:
                 file.unlink(missing_ok=True)
@@ -154,7 +154,7 @@ class WorkFolders:
         shutil.copytree(saved, folder, symlinks=True)
         for name in inputs:
             ref = version.files.get(name)
-            if ref is not None and ref.place is not None:
+            if ref is not None and ref.file is not None:
                 self._put(folder / PROJECT / name, ref)
 
     def link_former_path(self, former_path: Path) -> None:
