@@ -1,4 +1,4 @@
-"""`rearview.background`: a logger whose calls return at once and are made in another process, the logger process.
+"""Loggers in another process: calls return at once, and the logger process makes them (`rearview.background`).
 
 `logger_proxy` is the object that the program calls. `call_channel` encodes each call (`call_arguments`) and
 copies it into shared memory (`shared_memory_ring`). `logger_process` constructs the logger
