@@ -38,16 +38,18 @@ from rearview.background_logger.shared_memory_ring import (
     ASLEEP,
     ATTENTION,
     ERRORS,
+    ERRORS_READ,
     HEAD,
     PID,
-    SEEN,
     Ring,
 )
 from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import plural
 
 OPEN, CLOSED, DEAD, FORKED, REPLAY, PENDING = range(6)
-"""States of a channel; only in the state `OPEN` (0), calls use the short code in `CallChannel.method`."""
+"""States of a channel: calls are sent; the logger was closed; its process is gone; this process is a forked child;
+a replay, in which calls do nothing; calls wait for copies of GPU tensors. `OPEN` must be 0: `CallChannel.method`
+tests it by truth."""
 _POLL_SECONDS = 0.001
 """Seconds between two looks at a full ring."""
 _ABANDONED_SECONDS = 5.0
@@ -72,7 +74,7 @@ def _close_figure(args: Any, kwargs: Any) -> None:
         pyplot.close(figure)
 
 
-_AFTER = {"add_figure": _close_figure}
+_AFTER_CALL = {"add_figure": _close_figure}
 """Method -> function that the program calls after each call of the method."""
 
 
@@ -86,16 +88,19 @@ class CallChannel:
         self.lock = threading.Lock()
         self.errors: deque[tuple[str, bytes | None, str]] = deque()
         self.errors_read = 0
+        """Value of the counter `ERRORS` when errors were last raised."""
         self.waited = 0.0
         """Seconds that calls waited for room in the ring."""
         self.dropped = 0
-        """Number of calls that were not made because the logger process is gone or belongs to the parent."""
+        """Number of calls that were not made: in a replay, in a forked child, or without a logger process."""
         self.numbers: dict[tuple[tuple[str, ...], str], int] = {}
+        """(attribute path from the logger, name of a method) -> number of the method in messages."""
         self.unused_numbers = itertools.count()
         self.receiving = threading.RLock()
         """Lock of the thread that reads the pipe of answers, so that two threads never split a message."""
         self.tokens = itertools.count(1)
         self.answers: dict[int, tuple[str, Any]] = {}
+        """Number of a question -> answer that has arrived."""
         self.accelerator: GpuTensorCopies | None = None
         self.replay_logger: Any = None
         """The logger, made in this process, in a replay in which the program asks the logger for a value."""
@@ -246,7 +251,7 @@ class CallChannel:
             not shared_memory_ring.ORDERED,
         )
         after_call, record_call = (
-            _AFTER.get(name),
+            _AFTER_CALL.get(name),
             None if attribute_path else self.recipe.recording_hook(name),
         )
         if self.state not in {OPEN, PENDING}:
@@ -519,7 +524,7 @@ class CallChannel:
         self.errors.clear()
         while select.select([self.inbox], [], [], 0)[0] and self._receive(0):
             self.errors.clear()
-        self.ring.header[SEEN] = count
+        self.ring.header[ERRORS_READ] = count
         self.ring.header[ATTENTION] = 0
         exc = _exception(first)
         if later_errors > 0:

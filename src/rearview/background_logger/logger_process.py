@@ -25,10 +25,10 @@ from rearview.background_logger.shared_memory_ring import (
     ASLEEP,
     ATTENTION,
     ERRORS,
+    ERRORS_READ,
     HEAD,
     JUMP,
     PID,
-    SEEN,
     TAIL,
     Ring,
 )
@@ -60,9 +60,9 @@ def main(facts: dict[str, Any]) -> None:
     ring = Ring(facts["memory"], facts["size"], facts["bound"])
     code = 0
     try:
-        writer = CallServer(ring, facts["wake"], facts["answers"], facts["parent"])
-        writer.has_own_handlers = True
-        writer.serve()
+        server = CallServer(ring, facts["wake"], facts["answers"], facts["parent"])
+        server.has_own_handlers = True
+        server.serve()
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -111,14 +111,19 @@ class CallServer:
     def __init__(self, ring: Ring, wake: int, answers: int, parent: int) -> None:
         self.ring = ring
         self.wake = wake
+        """Event descriptor by which the program wakes this process."""
         self.answers = answers
+        """Pipe for answers and errors."""
         self.target: Any = None
+        """The logger, once it is constructed."""
         self.start_error: BaseException | None = None
         self.methods: dict[int, tuple[tuple[str, ...], str]] = {}
+        """Number of a method -> (attribute path from the logger, name)."""
         self.has_own_handlers = False
         """Whether all exit handlers of this process belong to the logger's libraries."""
         self.running = True
         self.parent = parent
+        """Id of the program's process."""
         ring.header[PID] = os.getpid()
         try:
             self.pidfd = os.pidfd_open(parent)
@@ -149,7 +154,7 @@ class CallServer:
                 if header[HEAD] == header[TAIL]:
                     self._sleep()
                 header[ASLEEP] = 0
-                header[ATTENTION] = header[ERRORS] != header[SEEN]
+                header[ATTENTION] = header[ERRORS] != header[ERRORS_READ]
 
     def _sleep(self) -> None:
         watched = [fd for fd in (self.wake, self.pidfd) if fd >= 0]
@@ -326,7 +331,7 @@ class CallServer:
         header = self.ring.header
         if isinstance(exc, _NotConstructed):
             return  # the program has got the error of the constructor
-        unread = header[ERRORS] - header[SEEN]
+        unread = header[ERRORS] - header[ERRORS_READ]
         if unread < MOST_UNREAD:
             self._send(0, ("error", _describe_error(text, exc)))
         shared_memory_ring.fence()

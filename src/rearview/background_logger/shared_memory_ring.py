@@ -19,7 +19,7 @@ from typing import Any
 
 HEADER = 4096
 """Bytes of the header before the ring; it contains counters of eight bytes each."""
-HEAD, TAIL, ASLEEP, ATTENTION, ERRORS, SEEN, PID = range(7)
+HEAD, TAIL, ASLEEP, ATTENTION, ERRORS, ERRORS_READ, PID = range(7)
 """Indices of the counters in the header: end of the published messages; start of the unread messages; whether the
 logger process sleeps until it is woken; whether the program must look (the process sleeps, or has sent errors);
 number of errors; number of errors that the program has read; id of the logger process."""
