@@ -9,7 +9,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from rearview.multiversion.execution_tree import Measurements
 from rearview.multiversion.replay_study import ReplayOptions, plan_study, replay_study
-from rearview.multiversion.study import from_files
+from rearview.multiversion.study import study_from_files
 
 
 def notebook(path, cells, outputs=None, language="python"):
@@ -48,7 +48,7 @@ def replay(
     author_folder=None,
     **options,
 ):
-    study = study or from_files(files)
+    study = study or study_from_files(files)
     chosen = ReplayOptions(**options)
     known = measurements or Measurements()
     plan = plan_study(study, chosen, known, store)

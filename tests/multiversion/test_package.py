@@ -22,15 +22,15 @@ from rearview.multiversion.package import open_package, pack
 from rearview.multiversion.package_metadata import (
     Manifest,
     PackageEnvironment,
-    from_crate,
     requirements,
+    study_from_crate,
 )
 from rearview.multiversion.replay_study import ReplayOptions, plan_study
-from rearview.multiversion.study import from_files
+from rearview.multiversion.study import study_from_files
 
 
 def packed(tmp_path, files, measurements=None, **more):
-    study = from_files(files)
+    study = study_from_files(files)
     programs = {v.name: f.read_bytes() for v, f in zip(study.versions, files, strict=True)}
     target = tmp_path.parent / f"{tmp_path.name}.rvz"
     return pack(
@@ -48,7 +48,7 @@ def good(tmp_path_factory):
         for n in range(3)
     ]
     known = Measurements()
-    for node in build_tree(from_files(files)).nodes:
+    for node in build_tree(study_from_files(files)).nodes:
         known.add(node.chain, CellFacts(2.5, 1000, ("data.csv",)))
     return packed(folder, files, known).file
 
@@ -118,11 +118,11 @@ def test_an_ro_crate_folder_is_read_as_a_study(tmp_path):
         for name in ("a.py", "b.py", "../../etc/passwd", "gone.py")
     ]
     (tmp_path / "ro-crate-metadata.json").write_text(json.dumps({"@graph": graph}))
-    study, title = from_crate(tmp_path)
+    study, title = study_from_crate(tmp_path)
     assert ([v.name for v in study.versions], title) == (["a", "b"], "Tides")
     (tmp_path / "ro-crate-metadata.json").write_text("[]")
     with pytest.raises(SourceError):
-        from_crate(tmp_path)
+        study_from_crate(tmp_path)
 
 
 # Hostile and damaged packages. Each rewrites a good one.

@@ -20,7 +20,7 @@ from studies import notebook, printed, replay, scripts, texts
 from rearview.multiversion.cell_process_control import CellProcesses
 from rearview.multiversion.compare_outputs import OutputMatch
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
-from rearview.multiversion.study import FileRef, Study, from_files
+from rearview.multiversion.study import FileRef, Study, study_from_files
 
 SETUP = """import random
 import sys
@@ -50,7 +50,7 @@ print(box.items, random.random(), open("log.txt").read(), sys.argv[1:])
 
 def slow(files, known, seconds=10.0):
     """Let the planner believe that every cell is slow, so that it keeps states."""
-    for node in build_tree(from_files(files)).nodes:
+    for node in build_tree(study_from_files(files)).nodes:
         known.add(node.chain, CellFacts(seconds, 1 << 20, ()))
     return known
 
@@ -184,7 +184,7 @@ def test_the_users_files_are_never_written(tmp_path):
 def test_each_version_reads_its_own_files_and_arguments(tmp_path):
     text = "import sys\n\nx = [1]\n\nfrom tools import name\nprint(x, name, sys.argv[1:])\n"
     files = scripts(tmp_path, a=text, b=text)
-    study = from_files(files)
+    study = study_from_files(files)
     versions = []
     for version in study.versions:
         place = tmp_path.parent / f"tools-{version.name}.py"
@@ -258,7 +258,7 @@ def test_notebooks_give_the_outputs_that_a_kernel_gives(tmp_path):
     nbformat.write(book, files[1])
     report = replay(files, measurements=slow(files, Measurements()))
     for version in report.versions:
-        judged = [cell.verdict.same for cell in version.cells]
+        judged = [cell.verdict.match for cell in version.cells]
         assert judged[:4] == [OutputMatch.SAME] * 4, [c.verdict for c in version.cells]
         assert judged[4] is OutputMatch.NOT_COMPARABLE  # it shows durations
         assert judged[5:] == [OutputMatch.SAME] * 2
@@ -411,7 +411,7 @@ def test_a_notebook_runs_in_an_environment_that_has_ipython_and_nothing_else(tmp
     shown = [printed("3\n")]
     file = notebook(tmp_path / "a.ipynb", ["print(3)"], shown)
     report = replay([file], python=str(python))
-    assert [v.same for v in report.versions] == ["same"]
+    assert [v.worst_match for v in report.versions] == ["same"]
 
 
 def files_of(distribution, seen):

@@ -101,7 +101,7 @@ class CallChannel:
         self.tokens = itertools.count(1)
         self.answers: dict[int, tuple[str, Any]] = {}
         """Number of a question -> answer that has arrived."""
-        self.accelerator: GpuTensorCopies | None = None
+        self.gpu_copies: GpuTensorCopies | None = None
         self.replay_logger: Any = None
         """The logger, made in this process, in a replay in which the program asks the logger for a value."""
         self.deferred: list[tuple[bytes, list[Any]]] = []
@@ -245,21 +245,16 @@ class CallChannel:
         """Return a function that sends calls of one method, with as little work per call as possible."""
         number = self.number_of(attribute_path, name)
         dumps, frame, all_plain, channel = marshal.dumps, _frame, PLAIN.issuperset, self
-        acquire, release, needs_fence = (
-            self.lock.acquire,
-            self.lock.release,
-            not shared_memory_ring.ORDERED,
-        )
-        after_call, record_call = (
-            _AFTER_CALL.get(name),
-            None if attribute_path else self.recipe.recording_hook(name),
-        )
+        acquire, release = self.lock.acquire, self.lock.release
+        needs_fence = not shared_memory_ring.ORDERED
+        after_call = _AFTER_CALL.get(name)
+        record_call = None if attribute_path else self.recipe.recording_hook(name)
         if self.state not in {OPEN, PENDING}:
 
-            def refused(_self: Any, *args: Any, **kwargs: Any) -> None:
+            def reject(_self: Any, *args: Any, **kwargs: Any) -> None:
                 channel.send(number, args, kwargs)
 
-            return refused
+            return reject
         ring, header, memory = self.ring, self.ring.header, self.ring.memory
 
         def call(_self: Any, *args: Any, **kwargs: Any) -> None:
@@ -276,9 +271,8 @@ class CallChannel:
                 return
             data = dumps((number, args, kwargs))
             length = len(data)
-            if not acquire(
-                False
-            ):  # another thread has the lock, or the call that a signal handler has interrupted
+            if not acquire(False):
+                # another thread has the lock, or the call that a signal handler has interrupted
                 channel._write(data, [])
             else:
                 try:
@@ -324,7 +318,7 @@ class CallChannel:
             self._reject_call()
             return
         payload, buffers = self._encoded(number, args, kwargs)
-        if self.state == PENDING or self._is_on_accelerator(buffers):
+        if self.state == PENDING or self._waits_for_gpu(buffers):
             self._keep_pending(payload, buffers)
         else:
             self._write(payload, buffers)
@@ -333,10 +327,10 @@ class CallChannel:
 
     def _encoded(self, number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
         try:
-            if self.accelerator is None:
-                self.accelerator = GpuTensorCopies.when_present()
-            if self.accelerator is not None:
-                args, kwargs = self.accelerator.stage((args, kwargs))
+            if self.gpu_copies is None:
+                self.gpu_copies = GpuTensorCopies.when_present()
+            if self.gpu_copies is not None:
+                args, kwargs = self.gpu_copies.stage((args, kwargs))
             return encode(number, args, kwargs)
         except RearviewError:
             raise
@@ -351,22 +345,22 @@ class CallChannel:
                 slug="background-arguments",
             ) from exc
 
-    def _is_on_accelerator(self, buffers: list[Any]) -> bool:
-        return bool(buffers) and self.accelerator is not None and self.accelerator.is_under_way()
+    def _waits_for_gpu(self, buffers: list[Any]) -> bool:
+        return bool(buffers) and self.gpu_copies is not None and self.gpu_copies.is_under_way()
 
     def _keep_pending(self, payload: bytes, buffers: list[Any]) -> None:
         """Hold a call back until the copies of its GPU tensors are done."""
-        assert self.accelerator is not None
-        self.accelerator.hold(payload, buffers)
+        assert self.gpu_copies is not None
+        self.gpu_copies.hold(payload, buffers)
         self.state = PENDING
-        self._publish_pending(wait=self.accelerator.nbytes > self.bound)
+        self._publish_pending(wait=self.gpu_copies.nbytes > self.bound)
 
     def _publish_pending(self, *, wait: bool) -> None:
-        if self.state != PENDING or self.accelerator is None:
+        if self.state != PENDING or self.gpu_copies is None:
             return
-        for payload, buffers in self.accelerator.finished(wait=wait):
+        for payload, buffers in self.gpu_copies.finished(wait=wait):
             self._write(payload, buffers)
-        if not self.accelerator.is_under_way() and self.state == PENDING:
+        if not self.gpu_copies.is_under_way() and self.state == PENDING:
             self.state = OPEN
 
     def _write(self, payload: bytes, buffers: list[Any]) -> None:
@@ -380,10 +374,10 @@ class CallChannel:
                 "Log less in one call, or raise the limit on the address space (ulimit -v).",
                 slug="background-arguments",
             )
-        since = 0.0
+        wait_start = 0.0
         while True:
             if not self._is_alive():
-                self._continue_without_writer()
+                self._continue_without_logger()
                 return
             if not self.lock.acquire(blocking=False):
                 if _is_interrupted_call():
@@ -408,11 +402,11 @@ class CallChannel:
                     break
             finally:
                 self.lock.release()
-            since = since or time.monotonic()
+            wait_start = wait_start or time.monotonic()
             self._wake_process()
             time.sleep(_POLL_SECONDS)
-        if since:
-            self.waited += time.monotonic() - since
+        if wait_start:
+            self.waited += time.monotonic() - wait_start
         self._wake_process()
 
     def check_logger_process(self) -> None:
@@ -473,7 +467,7 @@ class CallChannel:
                 return ("value", None)
             self._wake_process()
             if not self._receive(0.05):
-                self._continue_without_writer()
+                self._continue_without_logger()
                 return ("value", None)
         answer = self.answers.pop(token)
         if self.errors or self.ring.header[ERRORS] != self.errors_read:
@@ -539,7 +533,7 @@ class CallChannel:
         events = poll.poll(0)
         return not events or not events[0][1] & (select.POLLHUP | select.POLLERR)
 
-    def _continue_without_writer(self) -> None:
+    def _continue_without_logger(self) -> None:
         """Disconnect from the logger process, which is gone; warn once."""
         if self.state == DEAD:
             return

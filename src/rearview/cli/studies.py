@@ -63,7 +63,7 @@ def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
     RUNS are recorded runs (all of them by default); FILES are scripts and notebooks, a version each.
     Cells are shared as long as code and inputs are the same; formatting and comments do not count.
     """
-    from rearview.multiversion.execution_tree import build_tree, to_json
+    from rearview.multiversion.execution_tree import build_tree, tree_to_json
     from rearview.multiversion.report import tree_lines, tree_svg
 
     opened = _open(words)
@@ -74,7 +74,7 @@ def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
     if as_json:
         from rearview.cli.terminal.output import json_text
 
-        output.data(json_text(to_json(built)))
+        output.data(json_text(tree_to_json(built)))
         return 0
     if svg is None:
         for line in tree_lines(built):
@@ -228,7 +228,7 @@ def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choic
             reader, opened = _open_package(Path(packages[0]), Path(scratch), choices)
         else:
             opened = _open(words)
-        study = opened.study.only(choices["only"]) if choices["only"] else opened.study
+        study = opened.study.select_versions(choices["only"]) if choices["only"] else opened.study
         plan = plan_study(study, options, opened.measurements, opened.store)
         if not (as_json or quiet) or choices["dry_run"]:
             for line in plan_lines(plan, cache=options.cache, workers=options.workers):
@@ -337,7 +337,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
         own_requirements,
         requirements,
     )
-    from rearview.multiversion.study import imports
+    from rearview.multiversion.study import imports_module
 
     environment = reader.manifest.environment
     if offline:
@@ -347,7 +347,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
     tools = [*TOOLS]
     if any(version.notebook for version in study.versions):
         tools += NOTEBOOK_TOOLS
-    if imports(study, "rearview"):
+    if imports_module(study, "rearview"):
         tools += own_requirements()
     key = hashlib.sha256(repr([environment.python, requirements(environment), tools]).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

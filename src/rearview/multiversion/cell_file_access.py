@@ -153,19 +153,19 @@ class CellFileAccess:
             return
         if event == "open" or event in _CHANGES:
             try:
-                refused = self._refused(event, args)
+                forbidden_path = self._forbidden_path(event, args)
             except Exception:
-                refused = ""
-            if refused:
+                forbidden_path = ""
+            if forbidden_path:
                 raise PermissionError(
-                    f"{refused} was not changed: a replay works in a copy of the folder. Name files "
+                    f"{forbidden_path} was not changed: a replay works in a copy of the folder. Name files "
                     "relative to it."
                 )
         if event in {"open", "os.listdir", "os.scandir"}:
             with contextlib.suppress(Exception):  # a failure here must not stop the program
                 self._record(event, args, sys._getframe(1))  # noqa: SLF001
 
-    def _refused(self, event: str, args: tuple[Any, ...]) -> str:
+    def _forbidden_path(self, event: str, args: tuple[Any, ...]) -> str:
         """Return the path of the author's file that this event would change, or '' if it would change none."""
         if not self.author_folder:
             return ""

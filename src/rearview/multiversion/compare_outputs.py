@@ -72,7 +72,7 @@ class OutputMatch(StrEnum):
 class OutputVerdict:
     """The result of comparing the outputs of one cell, with a reason and the difference as text."""
 
-    same: OutputMatch
+    match: OutputMatch
     why: str = ""
     diff: str = ""
 
@@ -108,7 +108,7 @@ def compare(
     ]
     for outcome in (OutputMatch.DIFFERENT, OutputMatch.NOT_COMPARABLE):
         for verdict in verdicts:
-            if verdict.same is outcome:
+            if verdict.match is outcome:
                 return verdict
     return SAME
 
@@ -122,7 +122,7 @@ def _compare_different_counts(
     if [kind for kind, _ in a] == [kind for kind, _ in b]:
         for (kind, x), (_, y) in zip(a, b, strict=True):
             verdict = _compare_contents(kind, x, y, tolerance)
-            if verdict.same is not OutputMatch.SAME:
+            if verdict.match is not OutputMatch.SAME:
                 return verdict
         return OutputVerdict(OutputMatch.NOT_COMPARABLE, "only one of them wrote to standard error")
     error = next((item for kind, item in replayed_items if kind == "error"), None)
@@ -181,7 +181,7 @@ def _compare_contents(kind: str, a: Any, b: Any, tolerance: Tolerance) -> Output
     if kind == "data":
         return _compare_data(a, b, tolerance)
     verdict = _compare_texts(_visible_text(a), _visible_text(b), tolerance)
-    if kind == "stderr" and verdict.same is OutputMatch.DIFFERENT:
+    if kind == "stderr" and verdict.match is OutputMatch.DIFFERENT:
         return OutputVerdict(OutputMatch.NOT_COMPARABLE, "standard error differs", verdict.diff)
     return verdict
 
@@ -314,12 +314,12 @@ def _compare_tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance
     for i, (row, other_row) in enumerate(zip(a, b, strict=True)):
         for j, (x, y) in enumerate(zip(row, other_row, strict=True)):
             verdict = _compare_texts(x, y, tolerance)
-            if verdict.same is not OutputMatch.SAME:
+            if verdict.match is not OutputMatch.SAME:
                 column = a[0][j] if i and a[0][j] else f"column {j + 1}"
                 why = f"row {i}, {column}: {_short(y)} instead of {_short(x)}"
-                if verdict.same is OutputMatch.NOT_COMPARABLE:
+                if verdict.match is OutputMatch.NOT_COMPARABLE:
                     why = verdict.why
-                return OutputVerdict(verdict.same, why, _diff(_csv(a), _csv(b)))
+                return OutputVerdict(verdict.match, why, _diff(_csv(a), _csv(b)))
     return SAME
 
 

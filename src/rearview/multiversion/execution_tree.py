@@ -95,7 +95,7 @@ class Measurements:
         """Return the facts of the cell with this hash, or None if the cell was never measured."""
         return self._facts.get(chain)
 
-    def learn(self, chain: str, facts: CellFacts) -> None:
+    def add_recorded(self, chain: str, facts: CellFacts) -> None:
         """Use facts from a recorded run if no replay has measured the cell; do not write the facts to the file."""
         self._facts.setdefault(chain, facts)
 
@@ -496,7 +496,7 @@ def _bytes_of(version: StudyVersion, name: str) -> str:
     return str(ref.file) if ref is not None else ""
 
 
-def to_json(tree: ExecutionTree) -> dict[str, Any]:
+def tree_to_json(tree: ExecutionTree) -> dict[str, Any]:
     """Return the tree as plain data, in under 100 bytes per node."""
     plan = tree.tree
     return {
@@ -519,7 +519,7 @@ def to_json(tree: ExecutionTree) -> dict[str, Any]:
     }
 
 
-def without(tree: ExecutionTree, names: Sequence[str]) -> ExecutionTree:
+def without_versions(tree: ExecutionTree, names: Sequence[str]) -> ExecutionTree:
     """Return the tree without the named versions."""
     versions = tuple(v for v in tree.study.versions if v.name not in names)
     rows = [[tree.tree.cells[n] for n in tree.paths[v.name]] for v in versions]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from rearview.multiversion.cell_process_control import CellHandle, CellProcesses, ProcessDied
 from rearview.multiversion.study import StudyVersion
-from rearview.multiversion.work_folder import WorkFolders, remove
+from rearview.multiversion.work_folder import WorkFolders, remove_folder
 
 FORMAT = 2
 """Format of a stored state; states of other formats are not used."""
@@ -72,7 +72,7 @@ class ForkedStates:
         except ProcessDied as exc:
             child = str(exc)
         if isinstance(child, str):
-            remove(image)
+            remove_folder(image)
             return child
         self._waiting[node] = (process, image)
         return KeptState(child, process.memory()[1])
@@ -95,7 +95,7 @@ class ForkedStates:
         if node in self._waiting:
             process, image = self._waiting.pop(node)
             process.kill()
-            remove(image)
+            remove_folder(image)
 
     def used(self) -> int:
         """Return the proportional set size of all waiting processes together: a shared page counts once."""
@@ -140,14 +140,14 @@ class StoredStates:
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
         """Save the namespace and a copy of the work folder; the process continues."""
         folder = self._folder(node)
-        remove(folder)
+        remove_folder(folder)
         folder.mkdir(parents=True)
         try:
             answer = process.ask({"do": "save", "file": str(folder / "namespace")}, seconds=SAVING)
         except ProcessDied as exc:
             answer = {"refused": str(exc)}
         if "refused" in answer:
-            remove(folder)
+            remove_folder(folder)
             return str(answer["refused"])
         inputs = self._folders.save_written(place.folder, folder / "files")
         size = int(answer["saved"])
@@ -184,7 +184,7 @@ class StoredStates:
 
     def evict(self, node: int) -> None:
         """Remove the files of a state."""
-        remove(self._folder(node))
+        remove_folder(self._folder(node))
 
     def used(self) -> int:
         """Return the bytes of all stored namespaces of this replay."""

@@ -13,15 +13,15 @@ from rearview.errors import SourceError, UsageError
 from rearview.model import Run
 from rearview.model.cell_lineage import CellLineage, Event
 from rearview.multiversion.execution_tree import CellFacts, Measurements, chain_of
-from rearview.multiversion.package_metadata import from_crate
+from rearview.multiversion.package_metadata import study_from_crate
 from rearview.multiversion.study import (
     FileRef,
     Study,
     StudyCell,
     StudyVersion,
     digest_of,
-    from_files,
     program_cells,
+    study_from_files,
 )
 from rearview.source.cells import imported_modules
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -94,10 +94,10 @@ def open_programs(words: Sequence[str]) -> OpenedStudy:
     title = ""
     if Path(words[0]).is_dir():
         root = Path(words[0]).absolute()
-        study, title = from_crate(root)
+        study, title = study_from_crate(root)
     else:
         files = [Path(word).absolute() for word in words]
-        study = from_files(files)
+        study = study_from_files(files)
         root = Path(os.path.commonpath([file.parent for file in files]))
     first = study.versions[0].program
     base = next(f for f in (root, *root.glob("*/"), *root.parents) if (f / first).is_file())
@@ -109,7 +109,7 @@ def open_programs(words: Sequence[str]) -> OpenedStudy:
 
 def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:
     """Open recorded runs as the versions of a study."""
-    study = from_runs(project, runs)
+    study = study_from_runs(project, runs)
     versions = Versions(project, Settings.read(project.store))
     source = {run.name or run.id: run.version for run in runs}
     programs = {v.name: versions.read(source[v.name], v.program) for v in study.versions}
@@ -144,10 +144,12 @@ def _learn_from_runs(project: Project, measurements: Measurements) -> None:
             if not any(event[0] in {"unseen", "more"} for event in cell.events):
                 size = max(LEAST_STATE, cell.size - cell.before)
                 reads = _reads(cell.events, str(project.root))
-                measurements.learn(chain, CellFacts(cell.seconds, size, reads, complete=True))
+                measurements.add_recorded(
+                    chain, CellFacts(cell.seconds, size, reads, complete=True)
+                )
 
 
-def from_runs(project: Project, runs: Sequence[Run]) -> Study:
+def study_from_runs(project: Project, runs: Sequence[Run]) -> Study:
     """Return the study whose versions are the given runs; raise if there are no runs."""
     if not runs:
         raise UsageError(

@@ -27,7 +27,7 @@ from rearview.multiversion.execution_tree import (
     Measurements,
     build_tree,
     cells_as_written,
-    to_json,
+    tree_to_json,
 )
 from rearview.multiversion.open_study import UNSET_BY_REPLAY
 from rearview.multiversion.package_metadata import (
@@ -70,7 +70,7 @@ Measured = list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackResult:
     """Facts about a package that `pack` wrote."""
 
     file: Path
@@ -91,7 +91,7 @@ def pack(
     measurements: Measurements,
     embed: int = EMBED_LIMIT,
     title: str = "",
-) -> Packed:
+) -> PackResult:
     """Write a study to a package; the file appears only when it is complete."""
     tree = build_tree(study, measurements)
     contents: dict[str, Path | bytes] = {}
@@ -124,14 +124,19 @@ def pack(
         versions.append(_packed_version(version, source, files, measured, digest))
     environment = describe_environment([cell.text for v in study.versions for cell in v.cells])
     manifest = Manifest(
-        FORMAT, round(time.time(), 3), tuple(versions), environment, to_json(tree), title
+        FORMAT, round(time.time(), 3), tuple(versions), environment, tree_to_json(tree), title
     )
     total = _write(file, manifest, contents)
-    return Packed(file, len(versions), len(contents), total, tuple(referenced), file.stat().st_size)
+    return PackResult(
+        file, len(versions), len(contents), total, tuple(referenced), file.stat().st_size
+    )
 
 
 def _needed_files(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
-    """Return the files that a version may need: the files that its cells read, or all files if reads of a cell are unknown."""
+    """Return the files that a version may need; all files if it is unknown what one of its cells read.
+
+    These are the files that cells read, all Python files, and all files that a library may have read unseen.
+    """
     reads: set[str] = set()
     for cell, (facts, _) in zip(version.cells, measured, strict=True):
         cell_reads = facts.reads if facts else cell.reads
@@ -147,7 +152,7 @@ def _needed_files(version: StudyVersion, measured: Measured) -> dict[str, FileRe
         or (folders and name.startswith(folders))
         or (version.inputs is not None and name in version.inputs)
         or Path(name).name in {"LICENSE", "README.md", "requirements.txt"}
-        # a library may have read such a file in C, which was not recorded
+        # data: a library may have read it in C, which was not recorded
         or not name.endswith((".py", ".ipynb", ".md", ".txt", ".log"))
     }
 
@@ -464,7 +469,7 @@ class PackageReader:
                 )
             )
         study = Study(tuple(versions))
-        return (study.only(only) if only else study), programs
+        return (study.select_versions(only) if only else study), programs
 
     def _with_outputs(self, cells: tuple[StudyCell, ...], digest: str) -> tuple[StudyCell, ...]:
         """Return the cells with the outputs of the author's run, which the package stores as the content `digest`."""

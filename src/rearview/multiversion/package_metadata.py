@@ -22,7 +22,7 @@ import msgspec
 
 from rearview.errors import ReplayError, SourceError
 from rearview.model.wording import plural
-from rearview.multiversion.study import Study, from_files
+from rearview.multiversion.study import Study, study_from_files
 from rearview.source.cells import imported_modules
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
@@ -264,7 +264,7 @@ def crate_of(manifest: Manifest) -> dict[str, Any]:
     return {"@context": CONTEXT, "@graph": graph}
 
 
-def from_crate(folder: Path) -> tuple[Study, str]:
+def study_from_crate(folder: Path) -> tuple[Study, str]:
     """Return the study and the title of an RO-Crate folder; each of its programs is a version."""
     file = folder / "ro-crate-metadata.json"
     try:
@@ -291,4 +291,4 @@ def from_crate(folder: Path) -> tuple[Study, str]:
             f"{file} names no Python script or notebook in this folder as SoftwareSourceCode.",
             slug="ro-crate",
         )
-    return from_files(programs), str(entities.get("./", {}).get("name", ""))
+    return study_from_files(programs), str(entities.get("./", {}).get("name", ""))

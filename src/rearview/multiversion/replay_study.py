@@ -20,7 +20,7 @@ from rearview.multiversion.execution_tree import (
     build_tree,
     chain_of,
     same_inputs,
-    without,
+    without_versions,
 )
 from rearview.multiversion.kept_states import stored_size
 from rearview.multiversion.open_study import UNSET_BY_REPLAY
@@ -110,9 +110,9 @@ class VersionReport:
     """Number of the cell that ended the version early; 0 if none did."""
 
     @property
-    def same(self) -> OutputMatch:
+    def worst_match(self) -> OutputMatch:
         """The worst verdict of all cells of the version."""
-        verdicts = [cell.verdict.same for cell in self.cells]
+        verdicts = [cell.verdict.match for cell in self.cells]
         if OutputMatch.DIFFERENT in verdicts or (self.problem and OutputMatch.SAME not in verdicts):
             return OutputMatch.DIFFERENT
         return (
@@ -134,7 +134,9 @@ class StudyReport:
     @property
     def exact(self) -> bool:
         """Whether every version was replayed and no output is different."""
-        return all(v.same is not OutputMatch.DIFFERENT and not v.problem for v in self.versions)
+        return all(
+            v.worst_match is not OutputMatch.DIFFERENT and not v.problem for v in self.versions
+        )
 
     @property
     def computed_alone(self) -> float:
@@ -170,7 +172,7 @@ def plan_study(
     """Return the tree of a study and the best order found to replay this tree in; `store` may hold kept states."""
     tree = build_tree(study, measurements, start=START_SECONDS)
     if tree.unavailable and len(tree.unavailable) < len(study.versions):
-        smaller = without(tree, list(tree.unavailable))
+        smaller = without_versions(tree, list(tree.unavailable))
         tree = replace(smaller, unavailable=tree.unavailable)
     names = _state_names(tree)
     cells = []
@@ -384,7 +386,7 @@ def _version_report(
         if not cell_result.continues:
             stopped = cell_result
             if cell_result.ended != "exit":
-                if verdict.same is not OutputMatch.SAME:  # the author's cell succeeded
+                if verdict.match is not OutputMatch.SAME:  # the author's cell succeeded
                     ended_by = i + 1
                     problem = (
                         f"Cell {ended_by} ({cell.title}) ended the branch: {_reason(cell_result)}."
@@ -449,7 +451,7 @@ def _with_printed(
         tolerance,
     )
     whole_verdict = OutputVerdict(
-        verdict.same, verdict.why or "all that was printed is the same", verdict.diff
+        verdict.match, verdict.why or "all that was printed is the same", verdict.diff
     )
     cell_verdict = OutputVerdict(
         OutputMatch.SAME, "judged by all that was printed, at the last cell"

@@ -26,7 +26,7 @@ from rearview.multiversion.kept_states import (
     WorkPlace,
 )
 from rearview.multiversion.study import StudyVersion
-from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove
+from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove_folder
 from rearview.plan.versions.order import Order, ReplayPath, paths_of
 from rearview.plan.versions.tree import EXISTING, START, CacheLevel, Do, ReplayStep
 
@@ -185,7 +185,7 @@ class TreeReplay:
                 self._run_paths()
         finally:
             self._folders.close()
-            remove(scratch)
+            remove_folder(scratch)
         self.result.seconds = time.monotonic() - begin
         return self.result
 
@@ -373,8 +373,8 @@ class TreeReplay:
         return self._computed_up_to(process, START, step.node, version, place, switch=False)
 
     def _process_at_start(self, version: StudyVersion, place: WorkPlace) -> CellHandle:
-        remove(place.folder)
-        self._folders.lay_out(version, place.folder, self.programs.get(version.name))
+        remove_folder(place.folder)
+        self._folders.fill(version, place.folder, self.programs.get(version.name))
         process = self._processes.start(version, place.folder, place.mount)
         self._switch(process, version)
         return process

@@ -138,12 +138,12 @@ def report_lines(report: StudyReport) -> list[str]:
     """Return the result of a replay as lines of text: one line per version, followed by its differences."""
     lines = []
     for version in report.versions:
-        marks = "".join(_MARKS[cell.verdict.same] for cell in version.cells)
-        lines.append(f"{version.name:24} {version.same:15} {marks}")
+        marks = "".join(_MARKS[cell.verdict.match] for cell in version.cells)
+        lines.append(f"{version.name:24} {version.worst_match:15} {marks}")
         if version.problem:
             lines.append(f"    {version.problem}")
         for cell in version.cells:
-            if cell.verdict.same is OutputMatch.DIFFERENT and cell.number != version.ended_by:
+            if cell.verdict.match is OutputMatch.DIFFERENT and cell.number != version.ended_by:
                 lines.append(f"    cell {cell.number} ({cell.title}): {cell.verdict.why}")
                 lines.extend(f"        {line}" for line in cell.verdict.diff.splitlines()[2:12])
         for why, numbers in _not_comparable(version).items():
@@ -165,7 +165,7 @@ def _not_comparable(version: VersionReport) -> dict[str, list[int]]:
     """Return the numbers of the cells whose outputs cannot be compared, by reason."""
     reasons: dict[str, list[int]] = {}
     for cell in version.cells:
-        if cell.verdict.same is OutputMatch.NOT_COMPARABLE:
+        if cell.verdict.match is OutputMatch.NOT_COMPARABLE:
             reasons.setdefault(cell.verdict.why, []).append(cell.number)
     return reasons
 
@@ -191,13 +191,13 @@ def report_json(report: StudyReport) -> dict[str, Any]:
             {
                 "name": version.name,
                 "program": version.program,
-                "verdict": version.same.value,
+                "verdict": version.worst_match.value,
                 "problem": version.problem,
                 "cells": [
                     {
                         "cell": cell.number,
                         "title": cell.title,
-                        "verdict": cell.verdict.same.value,
+                        "verdict": cell.verdict.match.value,
                         "why": cell.verdict.why,
                         "diff": cell.verdict.diff,
                         "seconds": round(cell.seconds, 6),
@@ -226,21 +226,21 @@ def report_html(report: StudyReport, title: str = "Replay") -> str:
     esc = _escaped
     rows, sections = [], []
     for number, version in enumerate(report.versions):
-        kind = version.same.value.partition(" ")[0]
+        kind = version.worst_match.value.partition(" ")[0]
         rows.append(
             f'<tr><td><a href="#v{number}">{esc(version.name)}</a></td>'
-            f'<td class="{kind}">{version.same.value}</td>'
+            f'<td class="{kind}">{version.worst_match.value}</td>'
             f"<td>{sum(cell.shared for cell in version.cells)} of {len(version.cells)}</td>"
             f"<td>{esc(version.problem)}</td></tr>"
         )
         cells = []
         for cell in version.cells:
-            state = cell.verdict.same.value
+            state = cell.verdict.match.value
             body = [f"<p>{esc(cell.verdict.why)}</p>"] if cell.verdict.why else []
             if cell.verdict.diff:
                 body.append(f"<pre>{esc(cell.verdict.diff)}</pre>")
             body.extend(_output_html(output) for output in cell.outputs)
-            open_attribute = " open" if cell.verdict.same is OutputMatch.DIFFERENT else ""
+            open_attribute = " open" if cell.verdict.match is OutputMatch.DIFFERENT else ""
             cells.append(
                 f"<details{open_attribute}><summary>[{cell.number}] <code>{esc(cell.title)}</code> "
                 f'<span class="{state.partition(" ")[0]}">{state}</span> '

@@ -95,7 +95,7 @@ class Study:
 
     versions: tuple[StudyVersion, ...]
 
-    def only(self, names: Sequence[str]) -> Study:
+    def select_versions(self, names: Sequence[str]) -> Study:
         """Return a study of the given versions only; raise if a version does not exist."""
         by_name = {version.name: version for version in self.versions}
         unknown_names = [name for name in names if name not in by_name]
@@ -107,7 +107,7 @@ class Study:
         return Study(tuple(by_name[name] for name in dict.fromkeys(names)))
 
 
-def imports(study: Study, module: str) -> bool:
+def imports_module(study: Study, module: str) -> bool:
     """Return True if a program or a Python file of a study imports the module."""
     if any(module in imported_modules(c.text) for v in study.versions for c in v.cells):
         return True
@@ -213,7 +213,7 @@ def program_cells(data: bytes, path: str) -> tuple[StudyCell, ...]:
     return tuple(StudyCell(cell.text, cell.title, code_hash(cell.text)) for cell in cut(text))
 
 
-def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
+def study_from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
     """Return a study with one version for each of the scripts and notebooks in `files`.
 
     The files of the study are those in the common folder of the programs, and files elsewhere that programs

@@ -61,7 +61,7 @@ class WorkFolders:
             self._copies[key] = target
         return self._copies[key]
 
-    def lay_out(self, version: StudyVersion, folder: Path, program: bytes | None = None) -> None:
+    def fill(self, version: StudyVersion, folder: Path, program: bytes | None = None) -> None:
         """Fill an empty work folder with the files of a version; `program` is the content of its program."""
         (folder / TEMPORARY).mkdir(parents=True, exist_ok=True)
         folder = folder / PROJECT
@@ -121,13 +121,13 @@ class WorkFolders:
     def keep_image(self, name: str, folder: Path) -> Path:
         """Copy a work folder as it is now; return the folder with the copy."""
         image = self.images / name
-        remove(image)
+        remove_folder(image)
         shutil.copytree(folder, image, symlinks=True, ignore=_sockets_and_pipes)
         return image
 
     def restore_image(self, image: Path, folder: Path) -> None:
         """Restore a work folder from a copy that `keep_image` made."""
-        remove(folder)
+        remove_folder(folder)
         shutil.copytree(image, folder, symlinks=True)
 
     def save_written(self, folder: Path, target: Path) -> list[str]:
@@ -150,7 +150,7 @@ class WorkFolders:
         self, version: StudyVersion, saved: Path, inputs: list[str], folder: Path
     ) -> None:
         """Restore a work folder from files that `save_written` copied to `saved`, and from `inputs`, the names it returned."""
-        remove(folder)
+        remove_folder(folder)
         shutil.copytree(saved, folder, symlinks=True)
         for name in inputs:
             ref = version.files.get(name)
@@ -183,7 +183,7 @@ def _sockets_and_pipes(parent: str, names: list[str]) -> list[str]:
     ]
 
 
-def remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder and its content, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
