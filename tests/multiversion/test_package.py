@@ -65,7 +65,7 @@ def test_a_package_extracts_to_the_packed_files(package, tmp_path):
     cell = study.versions[1].cells[1]
     assert (cell.seconds, cell.size, cell.reads) == (2.5, 1000, ("data.csv",))
     assert cell.outputs[0]["text"] == "1\n"
-    assert study.versions[0].files["data.csv"].place.read_text() == "a,b\n1,2\n"
+    assert study.versions[0].files["data.csv"].file.read_text() == "a,b\n1,2\n"
     assert b"print(2)" in programs["v2"]
     assert len(reader.manifest.tree["nodes"]) == 4
     assert reader.manifest.environment.python.startswith("3.")
@@ -90,9 +90,9 @@ def test_large_data_is_referenced_and_found_by_its_hash(tmp_path):
     other.mkdir()
     (other / "big.bin").write_bytes(b"y" * 5000)
     wrong, _ = reader.extract(tmp_path / "two", data=[other])
-    assert wrong.versions[0].files["big.bin"].place is None
+    assert wrong.versions[0].files["big.bin"].file is None
     found, _ = reader.extract(tmp_path / "three", data=[other, folder])
-    assert found.versions[0].files["big.bin"].place == folder / "big.bin"
+    assert found.versions[0].files["big.bin"].file == folder / "big.bin"
 
 
 def test_the_metadata_is_an_ro_crate_whose_parts_are_in_the_package(package):
@@ -212,7 +212,7 @@ def test_data_that_compresses_like_a_bomb_can_be_packed_and_read(tmp_path):
     folder.mkdir()
     (folder / "zeros.bin").write_bytes(bytes(4 << 20))
     study, _ = opened(packed(folder, scripts(folder, a="x = 1\n")).file, tmp_path)
-    assert study.versions[0].files["zeros.bin"].place.stat().st_size == 4 << 20
+    assert study.versions[0].files["zeros.bin"].file.stat().st_size == 4 << 20
 
 
 def test_an_entry_that_lies_about_its_size_is_refused(package, tmp_path):
@@ -482,7 +482,7 @@ def test_data_folders_give_only_files_with_the_hash_that_is_named(package, tmp_p
         manifest["versions"][0]["files"] = {"secret.txt": ref}
 
     study, _ = opened_with_data(rewritten(package, change), tmp_path)
-    assert study.versions[0].files["secret.txt"].place is None
+    assert study.versions[0].files["secret.txt"].file is None
 
 
 def opened_with_data(file, tmp_path):

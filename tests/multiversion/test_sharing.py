@@ -12,7 +12,7 @@ from nbformat.v4 import new_output
 from studies import notebook, printed, replay, scripts, texts
 
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
-from rearview.multiversion.replay_study import shared_wrongly
+from rearview.multiversion.replay_study import versions_sharing_wrongly
 from rearview.multiversion.study import FileRef, Study, study_from_files
 
 
@@ -286,7 +286,7 @@ def test_versions_that_turn_out_to_have_shared_wrongly_are_computed_again(tmp_pa
     assert any("computed again" in note for note in report.result.notes)
     again = replay(files, study=study, measurements=known)
     assert not any("computed again" in note for note in again.result.notes)
-    assert not shared_wrongly(again.tree, again.result)
+    assert not versions_sharing_wrongly(again.tree, again.result)
 
 
 # States of an earlier replay, and the author's own files.

@@ -41,7 +41,7 @@ def is_plain(value: Any) -> bool:
 
 
 def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
-    """Return the call of the method `number` as a payload, and the memory of its arrays and tensors as buffers."""
+    """Return (payload, buffers) of a call: method number and arguments as bytes, and the memory of arrays and tensors."""
     if is_plain(args) and is_plain(kwargs):
         return marshal.dumps((number, args, kwargs)), []
     buffers: list[Any] = []

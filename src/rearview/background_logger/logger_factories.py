@@ -61,7 +61,7 @@ class Recipe:
 def recipe_of(
     writer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, forks: bool
 ) -> Recipe:
-    """Return the recipe of the logger that was passed to `background`; raise if it cannot be made for certain.
+    """Return the recipe of the logger that was passed to `background`; raise if the recipe is not certain.
 
     With `forks`, the logger process is a fork of this process and can use the existing logger.
     """
@@ -155,7 +155,7 @@ def _attach(writer: Any) -> Any:
 
 
 class Attached:
-    """Wraps a logger that the program owns, too: passes on all calls except those that would end the logger."""
+    """Wraps a logger that the program also has: passes on all calls except those that would end the logger."""
 
     is_attached = True
 

@@ -53,7 +53,7 @@ The number of a message is its kind plus 8 times the number of a method, or of a
 
 
 def main(facts: dict[str, Any]) -> None:
-    """Be the logger process for the ring that `facts` describes; end without exit handlers."""
+    """Run the logger process for the ring that `facts` describes, then end it without exit handlers."""
     if os.fork():
         os._exit(0)  # the program waits for this process; its child is then no child of the program
     prepare_process(facts["nice"])
@@ -75,7 +75,7 @@ def main(facts: dict[str, Any]) -> None:
 def run_in_fork(
     ring: Ring, wake: int, answers: int, parent: int, make: Callable[[], Any], *, unused: int
 ) -> NoReturn:
-    """Be the logger process in a fork of the program, and end the process.
+    """Run the logger process in a fork of the program, then end it.
 
     `make` makes the logger; `unused` is a descriptor that only the program needs.
     """

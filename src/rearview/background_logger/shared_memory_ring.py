@@ -132,7 +132,7 @@ class Ring:
         return int.from_bytes(self.bytes[offset : offset + 8], "little")
 
     def release(self, offset: int, size: int) -> None:
-        """Return the memory of a message that was read to the system, if the message is beyond `bound`."""
+        """Give the memory of a message that was read back to the operating system, if the message is beyond `bound`."""
         start = max(offset, self.bound) + -max(offset, self.bound) % mmap.PAGESIZE
         if offset + size > start:
             with contextlib.suppress(OSError, ValueError):

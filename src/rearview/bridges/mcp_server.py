@@ -165,7 +165,7 @@ class Tools:
         runs: list[str] | None = None,
         where: str | None = None,
     ) -> dict[str, Any]:
-        """Fill columns for past runs by running the least of them again; `consent` is from `price`.
+        """Fill columns for past runs by running the smallest necessary part again; `consent` is from `price`.
 
         Show the user the price first, and continue only with their agreement.
         """

@@ -104,7 +104,7 @@ def open_programs(words: Sequence[str]) -> OpenedStudy:
     programs = {v.name: (base / v.program).read_bytes() for v in study.versions}
     project = Project.find(root) or Project.create(root)
     author_folder = base if project.root.is_relative_to(base) else project.root
-    return replace(_opened(project, study, programs, title), author_folder=author_folder)
+    return replace(_open_study(project, study, programs, title), author_folder=author_folder)
 
 
 def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:
@@ -113,10 +113,10 @@ def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:
     versions = Versions(project, Settings.read(project.store))
     source = {run.name or run.id: run.version for run in runs}
     programs = {v.name: versions.read(source[v.name], v.program) for v in study.versions}
-    return _opened(project, study, programs, "")
+    return _open_study(project, study, programs, "")
 
 
-def _opened(
+def _open_study(
     project: Project, study: Study, programs: Mapping[str, bytes], title: str
 ) -> OpenedStudy:
     folder = project.store / "multiversion"
@@ -143,7 +143,7 @@ def _learn_from_runs(project: Project, measurements: Measurements) -> None:
             chain = chain_of(chain, cell.code)
             if not any(event[0] in {"unseen", "more"} for event in cell.events):
                 size = max(LEAST_STATE, cell.size - cell.before)
-                reads = _reads(cell.events, str(project.root))
+                reads = _project_files_read(cell.events, str(project.root))
                 measurements.add_recorded(
                     chain, CellFacts(cell.seconds, size, reads, complete=True)
                 )
@@ -157,10 +157,10 @@ def study_from_runs(project: Project, runs: Sequence[Run]) -> Study:
         )
     store = Versions(project, Settings.read(project.store))
     cache: dict[str, dict[str, bytes]] = {}
-    return Study(tuple(_version(project, store, run, cache) for run in runs))
+    return Study(tuple(_version_of_run(project, store, run, cache) for run in runs))
 
 
-def _version(
+def _version_of_run(
     project: Project, store: Versions, run: Run, cache: dict[str, dict[str, bytes]]
 ) -> StudyVersion:
     if run.script.startswith("-m "):
@@ -187,7 +187,7 @@ def _version(
         if not name.startswith(UNSET_BY_REPLAY)
     }
     end = run.end
-    files = _files(project, run, {n: data for n, data in sources.items() if n != script})
+    files = _files_of_run(project, run, {n: data for n, data in sources.items() if n != script})
     loaded = {os.path.normpath(name) for name in end.files or ()}
     inputs = {
         name
@@ -204,7 +204,9 @@ def _version(
     return StudyVersion(
         name=run.name or run.id,
         program=script,
-        cells=cells if cells[:1] and cells[0].lineage else _with_costs(project, run, cells),
+        cells=cells
+        if cells[:1] and cells[0].lineage
+        else _with_estimated_costs(project, run, cells),
         notebook=notebook,
         cwd=_relative_folder(run.now(run.cwd, str(project.root)), project.root),
         argv=run.argv,
@@ -257,7 +259,7 @@ def _with_lineage(
                 cell,
                 seconds=lineage.seconds,
                 size=max(LEAST_STATE, lineage.size - lineage.before),
-                reads=_reads(events, str(project.root)),
+                reads=_project_files_read(events, str(project.root)),
                 lineage=replace(lineage, events=events),
             )
         )
@@ -281,7 +283,7 @@ def _is_input(event: Event) -> bool:
     return event[0] != "clock"
 
 
-def _reads(events: Sequence[Event], root: str) -> tuple[str, ...]:
+def _project_files_read(events: Sequence[Event], root: str) -> tuple[str, ...]:
     """Return the files of the project that are inputs among the recorded events; a module may be one of two files."""
     names: set[str] = set()
     for kind, name, *_ in events:
@@ -302,7 +304,7 @@ def _relative_folder(folder: str, root: Path) -> str:
     return path.relative_to(root).as_posix()
 
 
-def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, FileRef]:
+def _files_of_run(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, FileRef]:
     contents_folder = project.cache / "multiversion"
     make_folder(contents_folder)
     files: dict[str, FileRef] = {}
@@ -332,7 +334,9 @@ def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, F
     return files
 
 
-def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tuple[StudyCell, ...]:
+def _with_estimated_costs(
+    project: Project, run: Run, cells: tuple[StudyCell, ...]
+) -> tuple[StudyCell, ...]:
     """Return the cells with seconds and sizes, estimated from the measurements of the run.
 
     Imports and loops were measured; the remaining time of the run is divided equally among the other cells.

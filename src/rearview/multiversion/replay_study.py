@@ -291,7 +291,7 @@ def replay_study(
 
     result = run(plan)
     reports = _version_reports(plan.tree, result, options.tolerance)
-    wrong_versions = shared_wrongly(plan.tree, result)
+    wrong_versions = versions_sharing_wrongly(plan.tree, result)
     replay_together = True
     while wrong_versions:
         result.notes.append(
@@ -305,7 +305,7 @@ def replay_study(
         for group in groups:
             smaller_plan = plan_study(Study(tuple(group)), options, measurements, store)
             more_results = run(smaller_plan)
-            wrong_versions += shared_wrongly(smaller_plan.tree, more_results)
+            wrong_versions += versions_sharing_wrongly(smaller_plan.tree, more_results)
             reports |= _version_reports(smaller_plan.tree, more_results, options.tolerance)
             result.add(more_results)
         reports = {name: reports[name] for name in plan.tree.paths}
@@ -319,7 +319,7 @@ def replay_study(
     return StudyReport(plan.tree, plan.order, (*reports.values(), *unavailable), result)
 
 
-def shared_wrongly(tree: ExecutionTree, result: ReplayResult) -> list[str]:
+def versions_sharing_wrongly(tree: ExecutionTree, result: ReplayResult) -> list[str]:
     """Return the versions that share a cell which has read a file that is different in these versions."""
     versions = {version.name: version for version in tree.study.versions}
     wrong_versions = []
@@ -388,15 +388,13 @@ def _version_report(
             if cell_result.ended != "exit":
                 if verdict.match is not OutputMatch.SAME:  # the author's cell succeeded
                     ended_by = i + 1
-                    problem = (
-                        f"Cell {ended_by} ({cell.title}) ended the branch: {_reason(cell_result)}."
-                    )
+                    problem = f"Cell {ended_by} ({cell.title}) ended the branch: {_failure_text(cell_result)}."
     if version.printed is not None and not problem:
         cells = _with_printed(version, nodes, result, cells, tolerance)
     return VersionReport(version.name, version.program, tuple(cells), problem, ended_by)
 
 
-def _reason(result: CellResult) -> str:
+def _failure_text(result: CellResult) -> str:
     error = next((o for o in result.outputs if o.get("output_type") == "error"), None)
     if error is not None:
         return f"{error.get('ename')}: {str(error.get('evalue'))[:200]}"
@@ -418,7 +416,7 @@ def _cell_verdict(
         return OutputVerdict(OutputMatch.SAME, "a part of a loop: judged at its end")
     if cell.outputs is None and cell_result.ended in {"failed", "stopped"}:
         return OutputVerdict(
-            OutputMatch.DIFFERENT, f"it {cell_result.ended}: {_reason(cell_result)}"
+            OutputMatch.DIFFERENT, f"it {cell_result.ended}: {_failure_text(cell_result)}"
         )
     if cell_result.ended == "stopped":
         return OutputVerdict(OutputMatch.DIFFERENT, cell_result.why)

@@ -264,14 +264,14 @@ class TreeReplay:
 
     # -- one path --
 
-    def _place(self, number: int) -> WorkPlace:
+    def _work_place(self, number: int) -> WorkPlace:
         if not self._mounts:
             return WorkPlace(self._folders.work, None)
         return WorkPlace(self._folders.scratch / f"work-{number}", self._folders.work)
 
     def _run_path(self, index: int, number: int) -> None:
         path = self._paths[index]
-        place = self._place(number)
+        place = self._work_place(number)
         version = self._version_of(path)
         change = self._changes_before[index]
         process: CellHandle | None = None
