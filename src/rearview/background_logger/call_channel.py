@@ -192,7 +192,9 @@ class CallChannel:
             with contextlib.suppress(Exception):
                 stream.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the user chose "fork"
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # about threads: the user chose "fork"
             child = os.fork()
         if child:
             os.waitpid(child, 0)

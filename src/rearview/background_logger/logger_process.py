@@ -85,7 +85,7 @@ def run_in_fork(
         os.close(unused)
         torch = sys.modules.get("torch")
         if torch is not None:
-            torch.set_num_threads(1)  # a fork has no threads of the pool
+            torch.set_num_threads(1)  # the threads of torch's pool do not exist in a fork
         server = CallServer(ring, wake, answers, parent)
         try:
             server.target = make()
@@ -192,7 +192,7 @@ class CallServer:
         decode_error: BaseException | None = None
         try:
             number, args, kwargs = decode(payload, lambda sizes: self._buffers(tail, length, sizes))
-        except BaseException as exc:  # an argument whose class cannot be loaded here
+        except BaseException as exc:  # the class of an argument cannot be imported here
             decode_error = exc
             number = _method_number(payload)
         finally:

@@ -59,7 +59,7 @@ def _settings() -> Settings:
 
 
 def _session() -> Any:
-    sessions = sys.modules.get("rearview.runtime.session")  # not loaded: nothing is recorded
+    sessions = sys.modules.get("rearview.runtime.session")  # not loaded if nothing is recorded
     return None if sessions is None else sessions.current_session()
 
 
@@ -68,7 +68,9 @@ def _is_replay() -> bool:
     session = _session()
     if session is not None and session.view is not None:
         return True
-    return b"REARVIEW_REPLAY" in getattr(os.environ, "_data", {})  # not an input of the run
+    return b"REARVIEW_REPLAY" in getattr(
+        os.environ, "_data", {}
+    )  # so the variable is not recorded as an input
 
 
 class Background:

@@ -218,7 +218,7 @@ def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
         if (old_export / _EXPORT_FILE).is_file():
             if json.loads((old_export / _EXPORT_FILE).read_text()) == export_facts:
                 return Exported(run.id, os.fspath(old_export), 0, left_out)
-            shutil.rmtree(old_export)  # an earlier export with fewer values
+            shutil.rmtree(old_export)  # an earlier export of other values
     target.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True

@@ -126,7 +126,7 @@ class CellProcess:
         self.file_access.inputs_folder = message["inputs"]
         self.file_access.author_folder = message["author_folder"]
         self.file_access.watch()
-        tempfile.tempdir = None  # looked up again, in the environment of this process
+        tempfile.tempdir = None  # `tempfile` then looks at TMPDIR again
         os.chdir(os.path.join(self.folder, cwd))
         self.program = os.path.join(self.folder, program)
         sys.path[0:1] = [os.path.dirname(self.program)]
@@ -397,7 +397,7 @@ class CellProcess:
             except BaseException as exc:
                 answer = {"refused": f"{type(exc).__name__}: {exc}"}
             if token is not None and os.getpid() != pid:
-                continue  # this is the forked child: its first message was the token
+                continue  # the forked child has sent its token and sends no answer
             self.channel.send(answer)
 
     def _execute(self, message: dict[str, Any]) -> dict[str, Any]:

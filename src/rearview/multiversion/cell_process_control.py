@@ -297,7 +297,8 @@ class CellProcesses:
                 self._cleaner.stdin.write(b"ended")
                 self._cleaner.stdin.flush()
             self._cleaner.stdin.close()
-        self._cleaner.wait()  # before the leader is waited for: until then no other process can get its group id
+        # first the cleaner, which kills a process group: until the leader is waited for, its id is not used again
+        self._cleaner.wait()
         self._process.wait()
         for handle in handles:
             handle.connection.close()

@@ -112,7 +112,7 @@ def _shared_memory_reason() -> str:
     """Return which writable memory a fork would share with its parent, as a reason, or '' if none."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as file:
         for name in _SHARED.findall(file.read()):
-            if not name.startswith(_SEMAPHORE):  # a free lock may be shared
+            if not name.startswith(_SEMAPHORE):  # sharing a semaphore is harmless
                 return f"it shares memory: {name or 'without a name'}"
     return ""
 

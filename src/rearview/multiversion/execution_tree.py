@@ -290,7 +290,7 @@ def _execution_tree(
                 cells[node] = (version.cells[i], version_chains[i], i + 1)
     nodes = []
     for entry, names in zip(cells, members, strict=True):
-        if entry is None:  # merge makes no node without a version
+        if entry is None:  # `merge` makes no node without a version
             raise AssertionError
         cell, chain, number = entry
         measured = measurements.get(chain) is not None or cell.seconds is not None

@@ -67,7 +67,7 @@ class ForkedStates:
         """Fork: `process` waits and keeps the state, its child continues in the same folder."""
         image = self._folders.keep_image(f"forked-{node}", place.folder)
         try:
-            # the child uses the folder and the mount of its parent, which runs no cell any more
+            # the child uses the folder and the mount of its parent, which runs no more cells
             child = self._processes.fork(process, place.folder, None, first=True)
         except ProcessDied as exc:
             child = str(exc)

@@ -386,7 +386,8 @@ def _version_report(
         if not cell_result.continues:
             stopped = cell_result
             if cell_result.ended != "exit":
-                if verdict.match is not OutputMatch.SAME:  # the author's cell succeeded
+                # if the verdict is `SAME`, the author's cell failed in the same way
+                if verdict.match is not OutputMatch.SAME:
                     ended_by = i + 1
                     problem = f"Cell {ended_by} ({cell.title}) ended the branch: {_failure_text(cell_result)}."
     if version.printed is not None and not problem:

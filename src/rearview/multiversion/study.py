@@ -136,7 +136,8 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about cells without ids, which are not needed
+            # nbformat warns about cells without ids, which are not needed
+            warnings.simplefilter("ignore")
             content = nbformat.reads(data, as_version=4)
         code_cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
         metadata = content.get("metadata", {})

@@ -210,7 +210,7 @@ def environment_for(
         environment["TMPDIR"] = temporary
     environment.setdefault("PYTHONHASHSEED", "0")
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    # huge pages: forking a process of several gigabytes takes milliseconds
+    # with huge pages, forking a process of several gigabytes takes only milliseconds
     environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     inline = "module://matplotlib_inline.backend_inline"
     environment.setdefault("MPLBACKEND", inline if notebook else "Agg")
