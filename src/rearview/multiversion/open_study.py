@@ -32,7 +32,7 @@ from rearview.store.recorded_inputs import read_cells, read_environment
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
-UNSET_BY_REPLAY = (
+MACHINE_VARIABLES = (
     *("HOME", "PATH", "PWD", "OLDPWD", "LANG", "TERM", "PYTHON", "XDG_", "TMP", "LC_", "SHELL"),
     *("LD_", "DYLD_", "GLIBC_", "GCONV_", "BASH_"),
     *(
@@ -48,7 +48,7 @@ UNSET_BY_REPLAY = (
         "LOGNAME",
     ),
 )
-"""First letters of environment variables that describe the machine, not the program; a replay does not set them."""
+"""Beginnings of the names of environment variables that describe the machine: a replay keeps the values of this machine."""
 EXECUTED = "executed.ipynb"
 """Name of the file, in a run's folder, that contains the executed notebook with its outputs."""
 MOST_RUNS = 500
@@ -184,7 +184,7 @@ def _version_of_run(
     values = {
         name: value
         for name, value in (environment.values if environment else {}).items()
-        if not name.startswith(UNSET_BY_REPLAY)
+        if not name.startswith(MACHINE_VARIABLES)
     }
     end = run.end
     files = _files_of_run(project, run, {n: data for n, data in sources.items() if n != script})
@@ -279,7 +279,7 @@ def _empty_lineage(number: int, earlier_cells: Sequence[StudyCell]) -> CellLinea
 def _is_input(event: Event) -> bool:
     """Return False for environment variables of the machine, and for reads of the clock."""
     if event[0] == "environment":
-        return not event[1].startswith(UNSET_BY_REPLAY)
+        return not event[1].startswith(MACHINE_VARIABLES)
     return event[0] != "clock"
 
 

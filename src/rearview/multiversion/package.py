@@ -29,7 +29,7 @@ from rearview.multiversion.execution_tree import (
     cells_as_written,
     tree_to_json,
 )
-from rearview.multiversion.open_study import UNSET_BY_REPLAY
+from rearview.multiversion.open_study import MACHINE_VARIABLES
 from rearview.multiversion.package_metadata import (
     Manifest,
     PackedCell,
@@ -460,7 +460,7 @@ class PackageReader:
                     {
                         name: value
                         for name, value in packed.environment.items()
-                        if not name.startswith(UNSET_BY_REPLAY)
+                        if not name.startswith(MACHINE_VARIABLES)
                     },
                     files,
                     None if packed.inputs is None else frozenset(packed.inputs),

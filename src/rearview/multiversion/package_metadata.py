@@ -28,7 +28,7 @@ from rearview.source.cells import imported_modules
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.!_-]{0,60}")
 TOOLS, NOTEBOOK_TOOLS = ("cloudpickle",), ("ipython", "matplotlib-inline")
-"""Distributions that every cell process needs in addition to those of the study, and that notebooks need."""
+"""Distributions that every cell process needs besides those of the study, and distributions that notebooks need."""
 
 
 class PackageEnvironment(msgspec.Struct, frozen=True):

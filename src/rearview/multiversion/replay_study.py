@@ -23,7 +23,7 @@ from rearview.multiversion.execution_tree import (
     without_versions,
 )
 from rearview.multiversion.kept_states import stored_size
-from rearview.multiversion.open_study import UNSET_BY_REPLAY
+from rearview.multiversion.open_study import MACHINE_VARIABLES
 from rearview.multiversion.replay_tree import CellResult, ReplayEvent, ReplayResult, TreeReplay
 from rearview.multiversion.study import Study, StudyVersion
 from rearview.plan.versions.order import Order, order
@@ -60,7 +60,7 @@ _SESSION_VARIABLES = (
         "PYTEST_",
     ),
 )
-"""Beginnings of the names of variables that describe a terminal session."""
+"""Beginnings of the names of environment variables that describe a terminal session."""
 PLANNING_SECONDS = 0.8
 """Seconds for which the planner searches for a better order."""
 
@@ -245,7 +245,7 @@ def _state_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith((*UNSET_BY_REPLAY, *_SESSION_VARIABLES))
+        if not name.startswith((*MACHINE_VARIABLES, *_SESSION_VARIABLES))
     }
 
 
