@@ -74,7 +74,7 @@ class Audio:
         return out.getvalue()
 
     @classmethod
-    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Audio:  # noqa: ARG003 - one signature for all classes
+    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Audio:  # noqa: ARG003 - one signature for all
         """Return the sound from its stored bytes, with 16-bit samples."""
         import numpy as np
 
@@ -156,7 +156,7 @@ class DataTable:
         return zlib.compress(text.encode()), facts
 
     @classmethod
-    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> DataTable:  # noqa: ARG003 - one signature for all classes
+    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> DataTable:  # noqa: ARG003 - one signature for all
         """Return the table from its stored bytes."""
         content = json.loads(_decompressed(data))
         return cls(list(content["columns"]), [list(row) for row in content["rows"]])
@@ -203,7 +203,7 @@ class ConfusionMatrix:
 
     @classmethod
     def of(cls, true: Iterable[Any], predicted: Iterable[Any], labels: Sequence[Any] = ()) -> Any:
-        """Return the matrix for lists of true and predicted classes; its classes are in the order of `labels`, or sorted.
+        """Return the matrix for lists of true and predicted classes; its rows are in the order of `labels`, or sorted.
 
         >>> ConfusionMatrix.of(["a", "a", "b"], ["a", "b", "b"]).counts
         [[1, 1], [0, 1]]

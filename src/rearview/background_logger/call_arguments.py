@@ -41,7 +41,7 @@ def is_plain(value: Any) -> bool:
 
 
 def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
-    """Return (payload, buffers) of a call: method number and arguments as bytes, and the memory of arrays and tensors."""
+    """Return (payload, buffers) of a call: its method number and arguments as bytes, and the memory of arrays."""
     if is_plain(args) and is_plain(kwargs):
         return marshal.dumps((number, args, kwargs)), []
     buffers: list[Any] = []
@@ -53,7 +53,7 @@ def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
 
 
 def decode(payload: Any, buffers: Callable[[Sequence[int]], list[Any]]) -> tuple[int, Any, Any]:
-    """Return the method number, arguments and named arguments in a payload; `buffers` returns buffers of given sizes."""
+    """Return (method number, arguments, named arguments); `buffers` returns the buffers of the given sizes."""
     number, first, second = marshal.loads(payload)  # noqa: S302 - written by the other process of this writer
     if number >= 0:
         return number, first, second

@@ -59,7 +59,7 @@ CHANNELS: weakref.WeakSet[CallChannel] = weakref.WeakSet()
 
 
 class WriterError(RearviewError):
-    """A background logger failed, and its own exception cannot be raised: it cannot be pickled, or the process is gone."""
+    """A background logger failed with an exception that cannot be pickled, or its process is gone."""
 
     slug = "background-writer"
 
@@ -206,7 +206,7 @@ class CallChannel:
         run_in_fork(self.ring, self.wake, answers, parent, self.recipe.make, unused=self.inbox)
 
     def close(self, name: str = "", *, wait: bool = True) -> None:
-        """Wait until all calls are made, close the logger (by the method `name`) and end its process; may be called twice."""
+        """Wait until all calls are made, close the logger by the method `name`, and end its process."""
         if self.state not in {OPEN, PENDING}:
             return
         self._publish_pending(wait=True)
@@ -412,7 +412,7 @@ class CallChannel:
         self._wake_process()
 
     def check_logger_process(self) -> None:
-        """Publish calls of signal handlers, wake the logger process if it sleeps, and raise an error that it has sent."""
+        """Publish calls of signal handlers, wake the logger process if it sleeps, and raise an error that it sent."""
         while self.deferred and self.state in {OPEN, PENDING} and not self.lock.locked():
             self._write(*self.deferred.pop(0))
         header = self.ring.header if self.state in {OPEN, PENDING} else None
@@ -433,7 +433,7 @@ class CallChannel:
     def ask(
         self, kind: str, attribute_path: tuple[str, ...], name: str, *arguments: Any, **kwargs: Any
     ) -> Any:
-        """Return (kind, value) of the logger's answer, after all earlier calls; the value is None if its process is gone."""
+        """Return (kind, value) of the answer, given after all earlier calls; None as value if the process is gone."""
         if self.state == REPLAY:
             return self._answer_in_replay(kind, attribute_path, name, *arguments, **kwargs)
         if self.state not in {OPEN, PENDING}:

@@ -48,7 +48,7 @@ class Recipe:
     """Methods besides `close` that end the logger."""
 
     def recording_hook(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], None] | None:
-        """Return the function that records calls of the method `name` for the run, or None if these calls are not recorded."""
+        """Return the function that records calls of the method `name`, or None if the run does not record them."""
         function = getattr(self.type or self.module, name, None)
         hook: Any = getattr(function, SEEN, None)
         return hook if callable(hook) else None

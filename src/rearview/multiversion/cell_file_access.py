@@ -110,7 +110,7 @@ class CellFileAccess:
         return {"reads": list(self.read_names), "complete": not self._watched.lost}
 
     def depends_on(self) -> dict[str, Signature]:
-        """Return the files outside the work folder that the state of this process depends on: read files and modules."""
+        """Return the files outside the work folder on which the state depends: files that cells read, and modules."""
         files = dict(self.outside_files)
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)

@@ -264,7 +264,7 @@ class CellProcesses:
             return f"the forked process does not work: {exc}"
 
     def start(self, version: StudyVersion, folder: Path, mount: Path | None) -> CellHandle:
-        """Return a new process that is ready for the first cell of a version; raise `ProcessDied` if none can be started."""
+        """Return a new process, ready for the first cell of a version; raise `ProcessDied` if it cannot be started."""
         process = self.fork(self.first, folder, mount, first=False)
         if isinstance(process, str):
             raise ProcessDied(process)

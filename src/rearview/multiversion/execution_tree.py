@@ -229,7 +229,7 @@ def build_tree(
 def _recorded_groups(
     versions: Sequence[StudyVersion],
 ) -> tuple[dict[tuple[str, int], list[Any]], list[str]]:
-    """Return the inputs that separate versions whose recorded runs differ after the same code, and the reasons as sentences.
+    """Return (inputs that separate versions whose recorded runs differ after the same code, reasons as sentences).
 
     The inputs are given by (name of the version, index of the cell). Two versions share the state after a cell
     only if both runs read the same inputs, had similar costs, and left the same values in the variables that have
@@ -342,7 +342,7 @@ def _differing_inputs(versions: Sequence[StudyVersion]) -> _Differences:
 
 
 def _content(version: StudyVersion, name: str) -> str:
-    """Return the content of a file for a version: a hash (`here` if unknown), `absent`, or "" if the file is no input."""
+    """Return a hash of a file in a version (`here` if not known), `absent`, or "" if the file is no input."""
     if name == version.program:
         return ""  # the code of programs is compared cell by cell
     if version.inputs is None:

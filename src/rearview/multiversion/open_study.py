@@ -48,7 +48,7 @@ MACHINE_VARIABLES = (
         "LOGNAME",
     ),
 )
-"""Beginnings of the names of environment variables that describe the machine: a replay keeps the values of this machine."""
+"""Beginnings of the names of environment variables for which a replay uses the values of this machine."""
 EXECUTED = "executed.ipynb"
 """Name of the file, in a run's folder, that contains the executed notebook with its outputs."""
 MOST_RUNS = 500

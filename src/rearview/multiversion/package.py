@@ -525,7 +525,7 @@ def _bounded(value: float, largest: float) -> float:
 
 
 def _directory_size(file: Path) -> int:
-    """Return the bytes of the table of contents of a ZIP file, as its last record states them; 0 if it has no such record.
+    """Return the bytes of the table of contents of a ZIP file, as its end record states them; 0 without an end record.
 
     Python reads the whole table into memory, some hundred bytes per entry, before the entries can be counted.
     """

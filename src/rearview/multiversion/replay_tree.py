@@ -196,7 +196,7 @@ class TreeReplay:
         """Indices of the paths that workers have taken and that have not restored their first state yet."""
         self._paths = paths
         self._changes_before: dict[int, int] = {}
-        """Index of a path -> number of cache changes by earlier paths, for which the path's own first change must wait."""
+        """Index of a path -> number of cache changes that must happen before the first change by this path."""
         self._available: dict[int, int] = {}
         """Index of a path -> number of cache changes after which the state that the path restores is kept."""
         checkpoint_numbers: dict[tuple[int, int], int] = {}
@@ -354,7 +354,7 @@ class TreeReplay:
     def _restored(
         self, step: ReplayStep, version: StudyVersion, place: WorkPlace
     ) -> tuple[CellHandle | None, bool]:
-        """Return (process with the state that `step` restores, whether the next cells can run); compute a lost state again."""
+        """Return (process with the state that `step` restores, whether cells can run); compute a lost state again."""
         node = step.node
         while node != START:
             for level in (step.level, EXISTING, *range(len(self.levels))):

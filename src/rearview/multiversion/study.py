@@ -408,7 +408,7 @@ def _may_end_early(body: Sequence[ast.stmt]) -> bool:
 
 
 def _split(cell: StudyCell, loop: _Loop, stops: Sequence[int]) -> list[StudyCell]:
-    """Return a loop's cell split into cells that end at the iterations `stops`; the last has the outputs of the whole loop."""
+    """Split the cell of a loop at the iterations `stops`; the last part has the outputs of the whole loop."""
     lines = cell.text.splitlines(keepends=True)
     range_call = loop.node.iter
     line_index = range_call.lineno - 1

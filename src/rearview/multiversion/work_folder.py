@@ -39,7 +39,7 @@ class WorkFolders:
         self.inputs = Path(os.path.realpath(scratch)) / INPUTS
         self.images = scratch / "images"
         self.work = scratch / "work"
-        """File path of the work folder as programs see it; with several workers, each process sees its own folder there."""
+        """File path at which programs see their work folder; each of several workers mounts its own folder there."""
         for folder in (self.inputs, self.images, self.work / TEMPORARY):
             folder.mkdir(parents=True, exist_ok=True)
         self._copies: dict[tuple[str, str], Path] = {}
@@ -149,7 +149,7 @@ class WorkFolders:
     def load_written(
         self, version: StudyVersion, saved: Path, inputs: list[str], folder: Path
     ) -> None:
-        """Restore a work folder from files that `save_written` copied to `saved`, and from `inputs`, the names it returned."""
+        """Restore a work folder that `save_written` copied to `saved`; `inputs` are the names that it returned."""
         remove_folder(folder)
         shutil.copytree(saved, folder, symlinks=True)
         for name in inputs:
@@ -158,7 +158,7 @@ class WorkFolders:
                 self._put(folder / PROJECT / name, ref)
 
     def link_former_path(self, former_path: Path) -> None:
-        """Make a link to the work folder at the file path that it had in an earlier replay: a stored state may use that path."""
+        """Make a link to the work folder at its file path in an earlier replay, which a stored state may contain."""
         if former_path in {self.work, *self._former_paths}:
             return
         former_path.parent.mkdir(mode=0o700)
