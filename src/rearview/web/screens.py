@@ -15,7 +15,7 @@ from rearview.model import Run, Status
 from rearview.model.restored_environment import is_restored
 from rearview.model.run import name_of
 from rearview.multiversion.open_study import open_runs
-from rearview.multiversion.replay import ReplayOptions, StudyPlan, plan_study
+from rearview.multiversion.replay_study import ReplayOptions, StudyPlan, plan_study
 from rearview.plan.versions.tree import START, Do
 from rearview.store.tables.connection import quoted
 from rearview.web.rows import plain
