@@ -22,9 +22,9 @@ from rearview.state.codecs.containers import set_recipe
 from rearview.state.codecs.python_objects import CellKind
 from rearview.state.codecs.rng import read_global
 from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
-from rearview.state.ids_in_values import MarkedContents, possible_ids, with_marked_ids
 from rearview.state.memory_blocks import SMALL, Blocks, GcPaused, extent
 from rearview.state.object_walk import Anchors, find_path
+from rearview.state.python_object_ids import MarkedContents, possible_ids, with_marked_ids
 from rearview.state.reducers import Unpicklable, reducer_for
 
 _SET = b"\x8f\x94("

@@ -29,9 +29,9 @@ from rearview.state.codecs.containers import (
 from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 from rearview.state.codecs.rng import write_global
 from rearview.state.codecs.tensors import plain_access
-from rearview.state.ids_in_values import set_content
 from rearview.state.memory_blocks import Block, RestoredMemory
 from rearview.state.object_walk import Anchors
+from rearview.state.python_object_ids import set_content
 
 
 class Restoration:
