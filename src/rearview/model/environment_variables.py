@@ -38,7 +38,7 @@ SECRET_WORDS = frozenset(
 _SECRET_ENDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
 """Ends of names without separators: `GITHUBTOKEN`."""
 _SECRET_PHRASES = ("CONNECTION_STRING", "CONN_STR")
-_SECRET_VALUE = re.compile(
+SECRET_VALUE = re.compile(
     r"""
       (?<![A-Za-z0-9]) (?:
         gh[opusr]_[A-Za-z0-9]{20,} | github_pat_[A-Za-z0-9_]{20,} | glpat-[A-Za-z0-9_-]{16,}
@@ -168,7 +168,7 @@ def is_secret_value(value: str) -> bool:
     >>> is_secret_value("postgres://me:hunter2@db/runs"), is_secret_value("https://db/runs")
     (True, False)
     """
-    return _SECRET_VALUE.search(value) is not None
+    return SECRET_VALUE.search(value) is not None
 
 
 def class_of(name: str, value: str | None = None) -> VariableClass:

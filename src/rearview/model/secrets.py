@@ -1,6 +1,6 @@
 """Recognise and hide secrets in files and on command lines.
 
-Names and values are judged as those of environment variables (`model.restored_environment`):
+Names and values are judged as those of environment variables (`model.environment_variables`):
 
 - A *file* is not part of a version if its name is that of a file with credentials, or if its text contains a
   private key or the token of a known service.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rearview.model.restored_environment import _SECRET_VALUE, is_secret_name, is_secret_value
+from rearview.model.environment_variables import SECRET_VALUE, is_secret_name, is_secret_value
 
 HIDDEN = "***"
 """Replaces a secret."""
@@ -118,7 +118,7 @@ def redact(text: str) -> str:
     'postgres://me:***@db/runs'
     """
     text = _PASSWORD.sub(rf"\1{HIDDEN}", text)
-    return _SECRET_VALUE.sub(lambda match: match[0] if HIDDEN in match[0] else HIDDEN, text)
+    return SECRET_VALUE.sub(lambda match: match[0] if HIDDEN in match[0] else HIDDEN, text)
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
