@@ -27,7 +27,7 @@ from rearview.runtime.sandbox.written_files import put_back
 from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, address_of
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
-from rearview.state.codecs.generators import draw_items
+from rearview.state.codecs.suspended_generators import draw_items
 from rearview.state.compare import Difference, compare
 from rearview.state.restore import restore
 from rearview.store.checkpoints.checkpoints import Checkpoints, LoadedCheckpoint

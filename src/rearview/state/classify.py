@@ -33,7 +33,6 @@ from rearview.state.codecs.containers import (
     WEAK_CONTAINERS,
 )
 from rearview.state.codecs.data_loaders import LOADER, is_loader_iterator
-from rearview.state.codecs.generators import GENERATOR, LOOP_ITERATOR, LoopIterator
 from rearview.state.codecs.open_files import CSV_WRITER, HDF5, OUTSIDE, THREAD, stream_kind
 from rearview.state.codecs.python_objects import (
     COMPILED,
@@ -47,6 +46,7 @@ from rearview.state.codecs.python_objects import (
     has_functions,
 )
 from rearview.state.codecs.rng import random_kind
+from rearview.state.codecs.suspended_generators import GENERATOR, LOOP_ITERATOR, LoopIterator
 from rearview.state.codecs.tensors import TensorKind
 from rearview.state.codecs.thread_and_process_values import hidden_kind
 from rearview.state.exclusions import BY_REFERENCE, excluded_attributes

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rearview.state import code_lookup
-from rearview.state.codecs import arrays, data_loaders, generators, tensors
+from rearview.state.codecs import arrays, data_loaders, suspended_generators, tensors
 from rearview.state.codecs.base import (
     BUILDERS,
     REF,
@@ -365,7 +365,7 @@ def _file(obj: Any, capturing: Capturing) -> Any:
 
 
 def _generator(obj: Any, capturing: Capturing) -> Any:
-    recipe = generators.generator_recipe(obj, capturing)
+    recipe = suspended_generators.generator_recipe(obj, capturing)
     if recipe is None:
         return BUILDERS["lost"], (f"{type(obj).__name__} in the middle",)
     function, arguments, count, state = recipe
@@ -421,7 +421,7 @@ _BY_TYPE: dict[type, Reducer] = {
     types.ModuleType: _module,
     types.MappingProxyType: _read_only,
     weakref.ref: _weakref,
-    generators.LoopIterator: _loop_iterator,
+    suspended_generators.LoopIterator: _loop_iterator,
     types.GeneratorType: _generator,
     types.CoroutineType: _generator,
     types.AsyncGeneratorType: _generator,

@@ -18,7 +18,7 @@ from typing import Any
 from rearview.errors import StateError
 from rearview.state import code_lookup
 from rearview.state.capture import split
-from rearview.state.codecs import arrays, data_loaders, generators, open_files, tensors
+from rearview.state.codecs import arrays, data_loaders, open_files, suspended_generators, tensors
 from rearview.state.codecs.base import NAMES, Lost, layout_of, prelude
 from rearview.state.codecs.containers import (
     CONTAINERS,
@@ -250,7 +250,9 @@ class Restoration:
         """Return a generator of that function; in the second pass, the one of the first pass."""
         driven = self.driven
         generator = (
-            driven.pop(0) if driven else generators.make_generator(function, arguments, count)
+            driven.pop(0)
+            if driven
+            else suspended_generators.make_generator(function, arguments, count)
         )
         self.new_generators.append(generator)
         self.heads[id(generator)] = state
@@ -260,11 +262,13 @@ class Restoration:
         """Remember the local variables of the generator."""
         self.generators.append((obj, self.heads[id(obj)], values))
 
-    def build_walk(self) -> generators.LoopIterator:
+    def build_walk(self) -> suspended_generators.LoopIterator:
         """Return the iterator of a loop in a generator, without its source."""
-        return generators.LoopIterator(None)
+        return suspended_generators.LoopIterator(None)
 
-    def build_fill_walk(self, obj: generators.LoopIterator, content: Sequence[Any]) -> None:
+    def build_fill_walk(
+        self, obj: suspended_generators.LoopIterator, content: Sequence[Any]
+    ) -> None:
         """Set the source of the iterator and the number of items already drawn."""
         source, count = content
         obj.continue_with(source, count)
@@ -344,7 +348,7 @@ def _restore(
         return values
     # driving generators to their yields runs the program's code: restore everything a second time
     for obj, state, _ in first_pass.generators:
-        generators.drive_to_yield(obj, state, getattr(obj, "__qualname__", "?"))
+        suspended_generators.drive_to_yield(obj, state, getattr(obj, "__qualname__", "?"))
     for obj, drawn in first_pass.loaders:
         data_loaders.draw(obj, drawn)
     values, second_pass = _pass(anchors, roots, header, stream, parts, first_pass)
@@ -352,7 +356,7 @@ def _restore(
         data_loaders.hand_over(old, new, drawn)
     for obj, state, local_values in second_pass.generators:
         if state[0] == "suspended":
-            generators.set_locals(obj, local_values)
+            suspended_generators.set_locals(obj, local_values)
     return values
 
 
