@@ -25,7 +25,7 @@ from rearview.execute.start_command import (
     start_command,
 )
 from rearview.model import Run, Status
-from rearview.model.messages import Control
+from rearview.model.process_messages import Control
 from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
 from rearview.model.wording import plural

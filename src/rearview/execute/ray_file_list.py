@@ -26,7 +26,7 @@ from rearview.model import (
     Run,
     SegmentFile,
 )
-from rearview.model.messages import VARIABLE, may_hold
+from rearview.model.process_messages import VARIABLE, may_hold
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.machine import process_identity
 from rearview.store.project import Project

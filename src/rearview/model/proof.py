@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rearview.model.messages import ReplayReport
+from rearview.model.process_messages import ReplayReport
 from rearview.model.run import CAPTURED, Origin
 from rearview.model.wording import in_words, plural
 

@@ -29,7 +29,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.model import Control, SegmentFile
-from rearview.model.messages import TEXTS, SetupStart
+from rearview.model.process_messages import TEXTS, SetupStart
 from rearview.runtime import importer
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import offer, offer_value

@@ -1,12 +1,13 @@
-"""Messages to and from a process that runs the user's program, as JSON.
+"""Messages between processes: to and from a process that runs the user's program, and between backfills.
 
-`runtime` and `execute` meet here and nowhere else: an executor starts a process with a `Control`, hands it a
-`SegmentFile`, and reads its `ReplayReport`. The fork server has separate messages.
+`runtime` and `execute` meet here and nowhere else: an executor starts a process with a `Control`, hands the process
+a `SegmentFile`, and reads its `ReplayReport`. A `ReplayStart`, stored when a replay starts, tells other backfills what
+the replay covers. Messages to and from the fork server are here as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 
 VARIABLE = "REARVIEW_CONTROL"
 """Environment variable that holds a `Control`, so that the command line stays the program's own."""
-LAUNCHER = f"{__file__.removesuffix('model/messages.py')}runtime/first_file.py"
+LAUNCHER = f"{__file__.removesuffix('model/process_messages.py')}runtime/first_file.py"
 """Python file that starts a process which reads a `Control`."""
 
 
@@ -199,6 +200,64 @@ def _is_in_no_chain(site: str) -> bool:
         return False
     path, _, qualified = site.partition(":")
     return not path.endswith(".py") or qualified.split(":")[-2].startswith("+")
+
+
+LoopLimit = tuple[str, float | str | None, float | str | None, bool]
+"""Requested iterations of one loop: its name, first and last value, and whether it is a single iteration."""
+
+
+class ReplayStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one replay computes, as it was announced when it started."""
+
+    version: str = ""
+    """The source that it runs, with the probes in it."""
+    names: tuple[str, ...] = ()
+    """Names that its probes log; empty if it only proves the run."""
+    operator: str = ""
+    """How it replays the main loop (`model.plan.Operator`)."""
+    covered: tuple[int, int] | None = None
+    """First and last iteration of the main loop that it runs, the last not included; None if unknown."""
+    only: tuple[int, ...] | None = None
+    """The iterations of the main loop that it runs, if they are not all that it covers."""
+    predicted: float = 0.0
+    """Seconds that it was expected to take."""
+    head: bool | None = None
+    """Whether it logs what is before the main loop; None in old stores."""
+    tail: bool | None = None
+    """Whether it logs what is after the main loop; None in old stores."""
+    limits: tuple[LoopLimit, ...] = ()
+    """Requested iterations of other loops than the main one."""
+    same: dict[str, str] = {}
+    """By name: a digest of how it is logged; equal digests log the same values."""
+    inner: dict[str, dict[int, tuple[int, int]]] = {}
+    """By loop and by iteration of the main loop: the iterations of an inner loop that it covers."""
+    crew: str = ""
+    """Id of the backfill that started it."""
+    redoes: str | None = None
+    """Id of the first try that it replaces; None if there was none, and in old stores."""
+    because: str = ""
+    """Why the first try was not enough."""
+
+
+def read_replay_start(values: Mapping[str, Any]) -> ReplayStart:
+    """Return what a replay was started to compute, from its stored fields; unknown fields are left out.
+
+    A replay with a field that cannot be read fills no names: its values then are computed again, because
+    they may be fewer than its other fields say.
+
+    >>> read_replay_start({"names": ["w"], "covered": [0, 3], "color": "red"}).names
+    ('w',)
+    >>> read_replay_start({"names": ["w"], "limits": "all"}).names
+    ()
+    """
+    try:
+        return msgspec.convert(values, ReplayStart, str_keys=True)
+    except msgspec.ValidationError:
+        version, redoes = values.get("version"), values.get("redoes")
+        return ReplayStart(
+            version=version if isinstance(version, str) else "",
+            redoes=redoes if isinstance(redoes, str) else None,
+        )
 
 
 class ReplayFailure(StrEnum):
