@@ -270,7 +270,7 @@ class CheckpointIndex:
         matching = as_recorded(live, recorded["names"])
         captured = capture(nest.anchors, matching)
 
-        def same(key: str, current_key: str) -> bool:
+        def equal_buffers(key: str, current_key: str) -> bool:
             # the recorded object need not be read: its name is its hash
             view, oid = as_bytes(captured.buffers[current_key]), checkpoint.parts[key].oid
             if self.known_memory.holds(view, oid):
@@ -286,8 +286,8 @@ class CheckpointIndex:
             captured,
             skeleton,
             lambda key: loaded[key],
-            missing_then=checkpoint.missing,
-            same=same,
+            recorded_missing=checkpoint.missing,
+            equal_buffers=equal_buffers,
         )
 
 

@@ -383,8 +383,8 @@ class Replayer(Session):
             self.report.states += 1
         else:
             self.report.difference = (
-                f"{difference.path} at {checkpoint.point}: recorded {difference.then}, "
-                f"now {difference.now}"
+                f"{difference.path} at {checkpoint.point}: recorded {difference.recorded}, "
+                f"now {difference.current}"
             )
         self.moved = self.worked = False
 
