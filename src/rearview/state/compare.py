@@ -16,7 +16,7 @@ from rearview.model import MissingPart
 from rearview.state.capture import Captured, split
 from rearview.state.codecs.open_files import UNKNOWN_POSITION
 from rearview.state.exclusions import belongs_to_program, is_never_compared, uncompared_attributes
-from rearview.state.object_walk import Anchors, spell, tidy
+from rearview.state.object_walk import Anchors, readable_path, step_text
 from rearview.state.skeleton_reader import (
     CONTENT_FIELDS,
     EXTRAS,
@@ -88,7 +88,7 @@ def render(path: tuple[Any, str]) -> str:
     while step is not None:
         step, text = step
         parts.append(text)
-    return tidy("".join(reversed(parts)))
+    return readable_path("".join(reversed(parts)))
 
 
 Path = tuple[Any, str]
@@ -253,7 +253,7 @@ class _Comparison:
         yield from self._compare_root_names()
         shared = [name for name in self.recorded.roots if name in self.current.roots]
         for name in shared:
-            path = (None, spell("", name))
+            path = (None, step_text("", name))
             yield from self._compare_from(self.recorded.roots[name], self.current.roots[name], path)
         shared_anchors = self.recorded.contents.keys() & self.current.contents.keys()
         for number in sorted(shared_anchors - self.recorded.by_address - self.current.by_address):
@@ -273,9 +273,9 @@ class _Comparison:
 
     def _compare_root_names(self) -> Iterator[Difference]:
         for name in self.recorded.roots.keys() - self.current.roots.keys():
-            yield Difference(spell("", name), "bound", "unbound")
+            yield Difference(step_text("", name), "bound", "unbound")
         for name in self.current.roots.keys() - self.recorded.roots.keys():
-            yield Difference(spell("", name), "unbound", "bound")
+            yield Difference(step_text("", name), "unbound", "bound")
 
     def _compare_from(self, recorded: Any, current: Any, path: Path) -> Iterator[Difference]:
         self._stack.append((recorded, current, path))
@@ -355,7 +355,7 @@ class _Comparison:
         if same_values(a, b):
             return None
         for number, (left, right) in enumerate(zip(a, b, strict=True)):
-            self._stack.append((left, right, (path, spell(style, number))))
+            self._stack.append((left, right, (path, step_text(style, number))))
         return None
 
     def _compare_dicts(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
@@ -374,7 +374,7 @@ class _Comparison:
             for left, right in zip(keys_a, keys_b, strict=True):
                 self._stack.append((left, right, (path, f"<key {short(left, self.anchors)}>")))
         for left, right in zip(keys_a, keys_b, strict=True):
-            text = spell(style, left) if type(left) in QUICK else f"[{self._key_text(left)}]"
+            text = step_text(style, left) if type(left) in QUICK else f"[{self._key_text(left)}]"
             self._stack.append((a[left], b[right], (path, text)))
         return None
 
@@ -504,7 +504,9 @@ class _Comparison:
                     ):
                         self._display_values.append((tree, value))
                     elif tree is self.recorded:
-                        self._stack.append((value, other_attributes[key], (path, spell(".", key))))
+                        self._stack.append(
+                            (value, other_attributes[key], (path, step_text(".", key)))
+                        )
             return self._compare_dicts(a, b, path, ".")
         if _has_slots(a) and _has_slots(b):
             difference = self._compare_attributes(cls, a[0] or {}, b[0] or {}, path)

@@ -113,7 +113,7 @@ class Block(NamedTuple):
     """Key of its buffer, or None if `data` holds the bytes."""
     nbytes: int
     data: bytes | None
-    home: int
+    anchor_number: int
     """Number of the anchor whose live memory it is, -1 for memory allocated after the walk."""
     device: str
 
@@ -150,47 +150,52 @@ class Blocks:
         nbytes: int,
         view: Callable[[], Any],
         *,
-        home: int,
+        anchor_number: int,
         device: str = "cpu",
         likely_unchanged: bool = False,
     ) -> int:
         """Add a block and return its number; `view` returns its bytes as a buffer if it is big."""
         number = len(self.table)
         if nbytes == 0 or device == "meta":
-            self.table.append((None, nbytes, b"", home, device))
+            self.table.append((None, nbytes, b"", anchor_number, device))
             return number
         location = (address, nbytes)
         self.index[location] = number
         if nbytes <= SMALL and device == "cpu":
             self.table.append(
-                (None, nbytes, PROCESS_MEMORY[address : address + nbytes], home, device)
+                (None, nbytes, PROCESS_MEMORY[address : address + nbytes], anchor_number, device)
             )
             return number
-        self._name(location, number, view(), home, device)
+        self._name(location, number, view(), anchor_number, device)
         if likely_unchanged:
             self.likely_unchanged.add(self.keys[location])
         return number
 
     def add_host(
-        self, location: tuple[int, int], owner: object, home: int, *, likely_unchanged: bool
+        self,
+        location: tuple[int, int],
+        owner: object,
+        anchor_number: int,
+        *,
+        likely_unchanged: bool,
     ) -> int:
         """Add a big block of CPU memory that lives as long as `owner`; return its number."""
         number = self.index[location] = len(self.table)
-        self._name(location, number, view_of(*location), home, "cpu")
+        self._name(location, number, view_of(*location), anchor_number, "cpu")
         self.owners.append(owner)
         if likely_unchanged:
             self.likely_unchanged.add(self.keys[location])
         return number
 
     def _name(
-        self, location: tuple[int, int], number: int, view: object, home: int, device: str
+        self, location: tuple[int, int], number: int, view: object, anchor_number: int, device: str
     ) -> None:
-        key = self._earlier.get(location) if home < 0 else f"a{home}"
+        key = self._earlier.get(location) if anchor_number < 0 else f"a{anchor_number}"
         if key is None or key in self.buffers:
             key = self._fresh(number)
         self.keys[location] = key
         self.buffers[key] = view
-        self.table.append((key, location[1], None, home, device))
+        self.table.append((key, location[1], None, anchor_number, device))
 
     def add_bytes(self, buffer: Any) -> str:
         """Add the bytes that an object's own pickling handed over; return their key."""
@@ -234,13 +239,13 @@ class RestoredMemory:
         This comes before any object is built: the unpickling of some classes reads an array at once.
         """
         for number, block in enumerate(self.table):
-            if block.home >= 0:
+            if block.anchor_number >= 0:
                 self._claim(number, block)
                 if number in self._arrays or number in self._storages:
                     self._fill(number, block)
 
     def _claim(self, number: int, block: Block) -> None:
-        anchor = self._live(block.home)
+        anchor = self._live(block.anchor_number)
         if anchor is None:
             return
         if is_tensor(anchor):
@@ -317,7 +322,7 @@ class RestoredMemory:
         source = np.frombuffer(data, np.uint8)
         if source.nbytes != block.nbytes:
             raise StateError(
-                f"Memory block {block.key} of {self._path(block.home)} has {source.nbytes} bytes "
+                f"Memory block {block.key} of {self._path(block.anchor_number)} has {source.nbytes} bytes "
                 f"instead of {block.nbytes}: the checkpoint is damaged. Replay from an earlier one.",
                 slug="state-buffer",
             )

@@ -18,7 +18,7 @@ from typing import Any
 from rearview.errors import RearviewError, StateError
 from rearview.state.codecs.containers import READ_ONLY, SAME
 from rearview.state.codecs.tensors import from_special
-from rearview.state.object_walk import bare
+from rearview.state.object_walk import label_without_names
 from rearview.state.skeleton_reader import (
     ArrayBody,
     BlockNode,
@@ -265,7 +265,7 @@ class Variables:
         label = getattr(held, "label", "")
         if label.startswith("class "):
             number = int(label[len("class ") :])
-            label = bare(self._signature[number]).removeprefix("class ")
+            label = label_without_names(self._signature[number]).removeprefix("class ")
         if label.startswith("torch."):
             constant = _torch_constant(label)
             if constant is not None:
@@ -274,7 +274,11 @@ class Variables:
 
     def _anchor(self, held: Ref, key: Any) -> Any:
         kind, content = self._tree.contents.get(held.number, ("", None))
-        name = bare(self._signature[held.number]) if held.number < len(self._signature) else ""
+        name = (
+            label_without_names(self._signature[held.number])
+            if held.number < len(self._signature)
+            else ""
+        )
         kind = kind.removesuffix(" with attributes") if isinstance(content, tuple) else kind
         if kind == "object":
             return self._object(name, _attributes(content), key)
@@ -313,7 +317,9 @@ class Variables:
         return None
 
     def _unknown(self, number: int, kind: str) -> NotGiven:
-        label = bare(self._signature[number]) if number < len(self._signature) else ""
+        label = (
+            label_without_names(self._signature[number]) if number < len(self._signature) else ""
+        )
         if kind in _REASONS:
             return NotGiven(_REASONS[kind])
         return NotGiven(f"{label or kind}: only the program can make it")
@@ -343,7 +349,9 @@ class Variables:
         """Return the name of a class."""
         label = str(getattr(held, "label", "an object"))
         if label.startswith("class "):
-            return bare(self._signature[int(label[len("class ") :])]).removeprefix("class ")
+            return label_without_names(self._signature[int(label[len("class ") :])]).removeprefix(
+                "class "
+            )
         return label
 
     def _library(self, node: ObjectNode, key: Any) -> Any:

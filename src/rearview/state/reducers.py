@@ -52,7 +52,7 @@ _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items())
 
 def mark_lost(obj: Any, capturing: Capturing, reason: str) -> Any:
     """Report that an object cannot be captured; return the reduced form of its `Lost` marker."""
-    capturing.miss(obj, reason)
+    capturing.report_missing(obj, reason)
     return BUILDERS["lost"], (f"{type(obj).__name__}: {reason}",)
 
 
@@ -105,13 +105,13 @@ def _outside_process(obj: Any, capturing: Capturing) -> Any:
 
 
 def _lost(obj: Lost, capturing: Capturing) -> Any:
-    capturing.miss(obj, reason_of(obj))
+    capturing.report_missing(obj, reason_of(obj))
     return BUILDERS["lost"], (reason_of(obj),)
 
 
 def _child_process(obj: Any, capturing: Capturing) -> Any:
     if is_running(obj):
-        capturing.miss(obj, outside_reason(obj))
+        capturing.report_missing(obj, outside_reason(obj))
     # its process id differs every time and its end depends on timing, so no part of it is compared
     return BUILDERS["lost"], ("a process that was started in the loop",)
 
@@ -153,11 +153,11 @@ def _by_name(obj: Any, capturing: Capturing) -> Any:
 def _booster(obj: Any, capturing: Capturing) -> Any:
     """Reduce a booster by its own pickling, and report the state that this leaves out."""
     if getattr(obj, "train_set", None) is not None:
-        capturing.miss(obj, "LightGBM does not save the training set")
+        capturing.report_missing(obj, "LightGBM does not save the training set")
     config = obj.save_config() if hasattr(obj, "save_config") else ""
     sampling = re.findall(r'"(subsample|colsample_by\w+)"\s*:\s*"([^"]*)"', config)
     if any(float(share) != 1.0 for _, share in sampling):
-        capturing.miss(obj, "XGBoost does not save the random state of sampling")
+        capturing.report_missing(obj, "XGBoost does not save the random state of sampling")
     return _own_pickling(obj, capturing)
 
 
@@ -227,25 +227,25 @@ def _array(obj: Any, capturing: Capturing) -> Any:
         return BUILDERS["anchor"], (number,)
     if obj.dtype.hasobject:
         return _own_pickling(obj, capturing)
-    home = -1
+    anchor_number = -1
     if obj.base is not None:
         root = root_of(obj)
-        capturing.viewed.add(id(root))
+        capturing.ids_with_views.add(id(root))
         # the view may be pickled before the array whose memory it shares
-        home = _anchor_by_address(root, capturing)
+        anchor_number = _anchor_by_address(root, capturing)
     elif obj.nbytes <= SMALL and not capturing.check_sharing:
         # asking NumPy for an address takes longer than all the rest; `Capture.shared` checks later
         capturing.presumed_unshared[id(obj)] = obj
         form = (obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
         return _SMALL_ARRAY, (obj.tobytes("A"), *form)
-    return BUILDERS["array"], arrays.describe(obj, capturing.blocks, home)
+    return BUILDERS["array"], arrays.describe(obj, capturing.blocks, anchor_number)
 
 
 def _anchor_by_address(array: Any, capturing: Capturing) -> int:
     """Return the number of an array in `Anchors.by_address` and note that it was seen; else -1."""
     number, form = capturing.anchors.by_address.get(id(array), (-1, None))
     if number >= 0 and form == arrays.form_of(array) and arrays.owns_memory(array):
-        capturing.met_by_address[number] = array
+        capturing.captured_by_address[number] = array
         return int(number)
     return -1
 
@@ -265,8 +265,8 @@ def _function(obj: Any, capturing: Capturing) -> Any:
         )
     closure = obj.__closure__ or ()
     for name, cell in zip(obj.__code__.co_freevars, closure, strict=True):
-        if capturing.is_running(obj.__qualname__, name, cell):
-            capturing.running.add(id(cell))
+        if capturing.belongs_to_running_function(obj.__qualname__, name, cell):
+            capturing.running_cells.add(id(cell))
     own = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
     return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own)
 
@@ -299,7 +299,7 @@ def _patched_builtin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
 
 
 def _cell(obj: Any, capturing: Capturing) -> Any:
-    if id(obj) in capturing.running:
+    if id(obj) in capturing.running_cells:
         return BUILDERS["cell"], (True,)
     # filled at the end: a function may be in its own closure
     capturing.cells.append(obj)

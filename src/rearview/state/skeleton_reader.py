@@ -20,7 +20,7 @@ from rearview.state.codecs.base import NAMES, prelude
 from rearview.state.codecs.containers import SAME
 from rearview.state.exclusions import class_named
 from rearview.state.memory_blocks import Block
-from rearview.state.object_walk import Anchors, bare
+from rearview.state.object_walk import Anchors, label_without_names
 from rearview.state.python_object_ids import set_content
 
 
@@ -362,7 +362,9 @@ def class_of(node: ObjectNode, anchors: Anchors) -> str:
     if label == "build instance":
         label = str(getattr(node.args[0], "label", ""))
     if label.startswith("class "):  # a class of the program, which is an anchor
-        label = bare(anchors.signature[int(label[len("class ") :])]).removeprefix("class ")
+        label = label_without_names(anchors.signature[int(label[len("class ") :])]).removeprefix(
+            "class "
+        )
     return label
 
 

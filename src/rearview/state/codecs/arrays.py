@@ -23,13 +23,15 @@ def form_of(array: Any) -> Any:
     return array.dtype.str, array.shape, array.strides
 
 
-def describe(array: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
+def describe(array: Any, blocks: Blocks, anchor_number: int) -> tuple[Any, ...]:
     """Return (block, dtype, shape, strides, offset, writeable) of an array of plain values."""
     address, nbytes, root = extent(array)
     block = blocks.index.get((address, nbytes)) if nbytes else None
     if block is None:
         view = partial(bytes_at, address, nbytes, root)
-        block = blocks.add(address, nbytes, view, home=home, likely_unchanged=home >= 0)
+        block = blocks.add(
+            address, nbytes, view, anchor_number=anchor_number, likely_unchanged=anchor_number >= 0
+        )
     start = address if array is root else array.__array_interface__["data"][0]
     offset = start - address
     return block, array.dtype, array.shape, array.strides, offset, array.flags.writeable
@@ -88,8 +90,8 @@ class ArrayKind(Kind):
             return "items", obj.ravel().tolist(), obj.shape, attrs
         if is_constant(obj):
             return ("constant",)
-        home = capturing.anchors.index[id(obj)]
-        return "memory", describe(obj, capturing.blocks, home), obj.shape, attrs
+        anchor_number = capturing.anchors.index[id(obj)]
+        return "memory", describe(obj, capturing.blocks, anchor_number), obj.shape, attrs
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Restore shape, items and attributes; `RestoredMemory` fills the memory blocks."""

@@ -95,7 +95,7 @@ def set_recipe(obj: Any, items: list[Any], capturing: Capturing) -> Sequence[Any
         recipes[key] = recipe_for(items)
     recipe = recipes[key]
     if recipe is None:
-        capturing.miss(obj, "the order of this set comes from deleted elements")
+        capturing.report_missing(obj, "the order of this set comes from deleted elements")
     return recipe or items
 
 

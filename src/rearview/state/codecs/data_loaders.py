@@ -70,16 +70,18 @@ def loader_state(obj: Any, capturing: Capturing) -> tuple[dict[str, Any], Any] |
     if getattr(obj, "_num_workers", 0):
         beginning = vars(obj).get(BEGUN)
         if beginning is None:
-            capturing.miss(obj, "this iterator of a loader with workers was started unobserved")
+            capturing.report_missing(
+                obj, "this iterator of a loader with workers was started unobserved"
+            )
             return None
         if getattr(obj, "_persistent_workers", False):
-            capturing.miss(obj, "this loader keeps its workers from epoch to epoch")
+            capturing.report_missing(obj, "this loader keeps its workers from epoch to epoch")
             return None
         taken = (obj._num_yielded, obj._base_seed)
         return {}, (WORKERS, *taken, *beginning)
     draws = vars(obj).get(FIRST)
     if draws is None and getattr(obj, "_num_yielded", 0) != 0:
-        capturing.miss(obj, "the first draw of this loader's iterator was not observed")
+        capturing.report_missing(obj, "the first draw of this loader's iterator was not observed")
         return None
     return attributes(obj), draws
 

@@ -83,16 +83,16 @@ def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
     try:
         if not _is_regular(file):
             if not file.writable():
-                capturing.miss(file, "this is a pipe or device, which cannot be rewound")
+                capturing.report_missing(file, "this is a pipe or device, which cannot be rewound")
             return UNKNOWN_POSITION
         if file.writable() and transforms(file):
-            capturing.miss(file, "this file is being compressed while it is written")
+            capturing.report_missing(file, "this file is being compressed while it is written")
             return UNKNOWN_POSITION
         if file.writable():
             file.flush()  # the checkpoint stores the content on disk up to the position
         position = file.tell()
     except (OSError, ValueError) as exc:
-        capturing.miss(file, f"the position in this file is not known ({exc})")
+        capturing.report_missing(file, f"the position in this file is not known ({exc})")
         return UNKNOWN_POSITION
     path = getattr(file, "name", None)
     text = (getattr(file, "encoding", None), getattr(file, "errors", None))
@@ -178,7 +178,7 @@ class OutsideKind(Kind):
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
         """Report every object."""
         for obj in objs:
-            capturing.miss(obj, outside_reason(obj))
+            capturing.report_missing(obj, outside_reason(obj))
         return None
 
 
@@ -192,7 +192,7 @@ class Hdf5Kind(Kind):
         for obj in objs:
             # a closed one is false, and has no file
             if obj and getattr(obj.file, "mode", "") != "r":
-                capturing.miss(obj, "this HDF5 file is being written")
+                capturing.report_missing(obj, "this HDF5 file is being written")
         return None
 
 
@@ -207,7 +207,7 @@ class ThreadKind(Kind):
             target = getattr(obj, "_target", None) or type(obj).run
             module = getattr(target, "__module__", None) or type(obj).__module__
             if obj.is_alive() and capturing.anchors.rules.project(module):
-                capturing.miss(obj, f"the thread {obj.name} is running")
+                capturing.report_missing(obj, f"the thread {obj.name} is running")
         return None
 
 

@@ -207,7 +207,7 @@ class FunctionKind(Kind):
         if is_ours(obj):
             return
         names = obj.__code__.co_freevars
-        walked = set(names if rules.recorded is None else rules.recorded)
+        walked = set(names if rules.recorded_names is None else rules.recorded)
         for name, cell in zip(names, obj.__closure__ or (), strict=True):
             if name in walked:
                 yield PathStep("<", name, cell)
@@ -306,7 +306,7 @@ class ClassKind(Kind):
 
     def functions_and_bases(self, obj: type, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the functions and the local base classes."""
-        recorded = rules.recorded
+        recorded = rules.recorded_names
         for name, functions in self.functions(obj).items():
             if recorded is None or name in recorded:
                 yield from (PathStep(".", name, function) for function in functions)

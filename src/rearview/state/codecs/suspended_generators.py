@@ -107,7 +107,7 @@ class GeneratorKind(Kind):
         """Yield the local variables of a generator of the project."""
         frame = getattr(obj, "gi_frame", None)
         if frame is not None and rules.project(frame.f_globals.get("__name__", "")):
-            recorded = rules.recorded
+            recorded = rules.recorded_names
             variables = sorted(frame.f_locals.items())
             yield from steps(
                 "<",
@@ -137,7 +137,7 @@ LOOP_ITERATOR = LoopIteratorKind()
 def generator_state(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
     """Return ("over",), ("new", 0), ("running",) or ("suspended", yield number, locals)."""
     if not isinstance(obj, types.GeneratorType):
-        capturing.miss(obj, f"a {type(obj).__name__} cannot be saved")
+        capturing.report_missing(obj, f"a {type(obj).__name__} cannot be saved")
         return None
     state = inspect.getgeneratorstate(obj)
     if state == inspect.GEN_CLOSED:
@@ -152,7 +152,7 @@ def generator_state(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
         return ("running",)  # a watched library loop: its frame is captured with the other frames
     reason = reason_not_captured(obj, state, capturing.anchors.rules.project)
     if reason:
-        capturing.miss(obj, f"the generator {obj.__qualname__} {reason}")
+        capturing.report_missing(obj, f"the generator {obj.__qualname__} {reason}")
         return None
     return "suspended", yield_number(obj), dict(sorted(frame.f_locals.items()))
 
@@ -224,23 +224,29 @@ def generator_recipe(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
     if state[0] == "over":
         return None, (), 0, state
     if state[0] == "running":
-        capturing.miss(
+        capturing.report_missing(
             obj, f"the generator {obj.__qualname__} was started in the loop and is running"
         )
         return None
     function = function_of(obj)
     if function is None:
-        capturing.miss(obj, f"the function of the generator {obj.__qualname__} cannot be found")
+        capturing.report_missing(
+            obj, f"the function of the generator {obj.__qualname__} cannot be found"
+        )
         return None
     if function.__closure__ and id(function) not in capturing.anchors.index:
-        capturing.miss(obj, f"the generator {obj.__qualname__} is of a function made in the loop")
+        capturing.report_missing(
+            obj, f"the generator {obj.__qualname__} is of a function made in the loop"
+        )
         return None
     code = obj.gi_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     variables = obj.gi_frame.f_locals
     flags = bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
     if flags or any(name not in variables for name in names):
-        capturing.miss(obj, f"the arguments of the generator {obj.__qualname__} cannot be found")
+        capturing.report_missing(
+            obj, f"the arguments of the generator {obj.__qualname__} cannot be found"
+        )
         return None
     return function, tuple((name, variables[name]) for name in names), code.co_argcount, state
 

@@ -40,7 +40,7 @@ def memory_of(anchors: Iterable[Any]) -> int:
     return sum(pieces.values())
 
 
-def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
+def describe(tensor: Any, blocks: Blocks, anchor_number: int) -> tuple[Any, ...]:
     """Return (block, dtype, shape, stride, offset) of a strided tensor."""
     storage = tensor.untyped_storage()
     nbytes = storage.nbytes()
@@ -56,9 +56,9 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
             address,
             nbytes,
             lambda: _host_bytes(storage),
-            home=home,
+            anchor_number=anchor_number,
             device=device,
-            likely_unchanged=home >= 0 and not tensor.requires_grad,
+            likely_unchanged=anchor_number >= 0 and not tensor.requires_grad,
         )
     # tensors of equal shape share one tuple, which pickle then writes once
     shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
@@ -78,7 +78,7 @@ def plain_reader(blocks: Blocks) -> PlainReader:
     classes, dtypes, strided = {torch.Tensor, torch.nn.Parameter}, _plain_dtypes(), torch.strided
     index, table, shapes = blocks.index, blocks.table, blocks.shapes
 
-    def read(tensor: Any, home: int) -> tuple[Any, ...] | None:
+    def read(tensor: Any, anchor_number: int) -> tuple[Any, ...] | None:
         dtype, requires_grad = tensor.dtype, tensor.requires_grad
         if (
             type(tensor) not in classes
@@ -101,11 +101,14 @@ def plain_reader(blocks: Blocks) -> PlainReader:
             if nbytes <= SMALL:
                 block = index[location] = len(table)
                 table.append(
-                    (None, nbytes, PROCESS_MEMORY[address : address + nbytes], home, "cpu")
+                    (None, nbytes, PROCESS_MEMORY[address : address + nbytes], anchor_number, "cpu")
                 )
             else:
                 block = blocks.add_host(
-                    location, storage, home, likely_unchanged=home >= 0 and not requires_grad
+                    location,
+                    storage,
+                    anchor_number,
+                    likely_unchanged=anchor_number >= 0 and not requires_grad,
                 )
         # tensors of equal shape share one tuple, which pickle then writes once
         size, stride = tensor.shape, tensor.stride()
@@ -314,14 +317,14 @@ class TensorKind(Kind):
     def _read(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
         try:
             leaf = obj.is_leaf
-            lost_graph = "" if leaf or capturing.anchors.same_graph(obj) else operation_of(obj)
+            lost_graph = "" if leaf or capturing.anchors.has_same_graph(obj) else operation_of(obj)
             form = special_form(obj) if is_special(obj) else None
-            home = capturing.anchors.index[id(obj)]
-            body = describe(obj, capturing.blocks, home) if form is None else form
+            anchor_number = capturing.anchors.index[id(obj)]
+            body = describe(obj, capturing.blocks, anchor_number) if form is None else form
             grad = obj.grad if leaf else None
             return body, obj.requires_grad, grad, extras(obj, lost_graph=lost_graph)
         except Exception as exc:
-            capturing.miss(obj, f"the tensor cannot be read ({exc})")
+            capturing.report_missing(obj, f"the tensor cannot be read ({exc})")
             return None
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:

@@ -104,7 +104,7 @@ class ChildKind(Kind):
         """Report the children that are running."""
         for obj in objs:
             if is_running(obj):
-                capturing.miss(obj, f"the process {obj.name} is running")
+                capturing.report_missing(obj, f"the process {obj.name} is running")
         return None
 
 
@@ -121,7 +121,7 @@ class QueueKind(Kind):
             except (OSError, ValueError):
                 empty = True  # closed
             if not empty:
-                capturing.miss(obj, "there is something in this queue between processes")
+                capturing.report_missing(obj, "there is something in this queue between processes")
         return None
 
 
