@@ -25,7 +25,7 @@ from rearview.state.codecs.rng import read_global
 from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
 from rearview.state.memory_blocks import SMALL, Blocks, GcPaused, extent
 from rearview.state.object_walk import Anchors, find_path
-from rearview.state.python_object_ids import MarkedContents, possible_ids, with_marked_ids
+from rearview.state.python_object_ids import MarkedContents, contents_with_ids, possible_ids
 from rearview.state.reducers import Unpicklable, reducer_for
 
 _SET_OPCODES = b"\x8f\x94("
@@ -254,7 +254,7 @@ class Capture:
         out.seek(0)
         out.truncate()
         numbers = possible_ids(stream)
-        with_ids = with_marked_ids(pickler.memo.copy(), numbers, self) if numbers else []
+        with_ids = contents_with_ids(pickler.memo.copy(), numbers, self) if numbers else []
         if with_ids:
             pickler.dump(("addresses", with_ids))
         sets = self._reordered_sets(pickler, with_ids) if _SET_OPCODES in stream else []

@@ -382,7 +382,7 @@ def _pass(
     restoring = Restoration(anchors, alive, memory)
     if first_pass is not None:
         restoring.driven = list(first_pass.new_generators)
-    memory.claim()
+    memory.fill_live_memory()
     try:
         values, contents, classes, rng, cells = _read(header, stream, alive, restoring, buffers)
     except StateError:

@@ -42,7 +42,7 @@ def array_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
     import numpy as np
 
     block, dtype, shape, strides, offset, writeable = body
-    array = memory.owner(block, dtype, shape, strides) if not offset else None
+    array = memory.owning_array(block, dtype, shape, strides) if not offset else None
     if array is None:
         array = np.ndarray(shape, dtype, memory.array(block), offset, strides)
     array.flags.writeable = writeable
