@@ -209,7 +209,7 @@ class FunctionKind(Kind):
         if is_ours(obj):
             return
         names = obj.__code__.co_freevars
-        walked = set(names if rules.recorded_names is None else rules.recorded)
+        walked = set(names if rules.recorded_names is None else rules.recorded_names)
         for name, cell in zip(names, obj.__closure__ or (), strict=True):
             if name in walked:
                 yield PathStep("<", name, cell)
