@@ -1,4 +1,4 @@
-"""Frozen values that all rooms share: runs, points, records, checkpoints, plans, messages and proofs; no I/O."""
+"""Values that all rooms share: runs, points, records, checkpoints, plans, messages and proofs; no I/O."""
 
 from rearview.model.checkpoint import (
     Checkpoint,
