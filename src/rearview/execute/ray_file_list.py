@@ -329,7 +329,7 @@ def _entry(path: Path) -> ShippedFile:
 def _inputs_outside(root: Path, run: Run) -> Iterator[str]:
     inputs = run.end.inputs
     for path in inputs:
-        now = run.now(path, str(root))
+        now = run.current_path(path, str(root))
         if root not in Path(now).parents:
             yield path
 

@@ -459,7 +459,7 @@ class ReplayJobs:
         here = os.path.realpath(root)
         # a program that believes its project elsewhere would follow such a link out of it
         fold = self.fold and run.home(here) == here
-        read = [run.now(path, here) for path in run.end.inputs]
+        read = [run.current_path(path, here) for path in run.end.inputs]
         folded = make_tree(
             root,
             self.versions,

@@ -80,8 +80,8 @@ def difference(first: CellLineage, second: CellLineage) -> str:
         if second.variables.get(name, value) != value
     )
     if different:
-        more = f" and {len(different) - 1} others have" if len(different) > 1 else " has"
-        return f"{different[0]}{more} another value"
+        ending = f" and {len(different) - 1} others have" if len(different) > 1 else " has"
+        return f"{different[0]}{ending} another value"
     if not _similar(first.seconds, second.seconds, NOTICEABLE_SECONDS):
         return f"it took {first.seconds:.3g} s and {second.seconds:.3g} s"
     if not _similar(first.size, second.size, NOTICEABLE_BYTES):

@@ -218,16 +218,16 @@ class Environment:
     whole: bool = False
     """Whether the run read the whole environment: copied it, or started a process that inherits it."""
 
-    def restored(self, now: Mapping[str, str], *, resumes: bool = False) -> dict[str, str]:
-        """Return the environment for a replay, or with `resumes` for a resumed run; `now` is the current environment.
+    def restored(self, current: Mapping[str, str], *, resumes: bool = False) -> dict[str, str]:
+        """Return the environment for a replay, or with `resumes` for a resumed run; `current` is the current environment.
 
         >>> then = Environment({"SEED": "7", "DEBUG": None})
         >>> then.restored({"SEED": "1", "DEBUG": "1", "HOME": "/root"})
         {'SEED': '7', 'HOME': '/root'}
         """
-        environment = dict(now)
-        for name in {*self.values, *self.secrets, *now}:
-            if self._stays(name, now, resumes=resumes):
+        environment = dict(current)
+        for name in {*self.values, *self.secrets, *current}:
+            if self._keeps_current_value(name, current, resumes=resumes):
                 continue
             value = self.values.get(name)
             if value is not None:
@@ -236,28 +236,30 @@ class Environment:
                 environment.pop(name, None)
         return environment
 
-    def differences(self, now: Mapping[str, str], *, resumes: bool = False) -> list[str]:
+    def differences(self, current: Mapping[str, str], *, resumes: bool = False) -> list[str]:
         """Return a phrase for each variable that the run read, and whose value differs now and is not restored.
 
         >>> Environment({"HOME": "/root"}, {"HF_TOKEN": True}).differences({"HOME": "/home/me"})
         ['HOME was /root, is /home/me', 'HF_TOKEN was set and its value is not stored']
         """
-        after = self.restored(now, resumes=resumes)
+        restored_values = self.restored(current, resumes=resumes)
         phrases = [
-            _phrase(name, value, after.get(name))
+            _phrase(name, value, restored_values.get(name))
             for name, value in sorted(self.values.items())
-            if after.get(name) != value and not is_of_session(name)
+            if restored_values.get(name) != value and not is_of_session(name)
         ]
         for name, was_set in sorted(self.secrets.items()):
-            if was_set and name not in after:
+            if was_set and name not in restored_values:
                 phrases.append(f"{name} was set and its value is not stored")
         return phrases
 
-    def _stays(self, name: str, now: Mapping[str, str], *, resumes: bool) -> bool:
+    def _keeps_current_value(self, name: str, current: Mapping[str, str], *, resumes: bool) -> bool:
         """Return True if a variable keeps its current value in a replay, or with `resumes` in a resumed run."""
         if class_of(name) is VariableClass.TODAY:
             return True
-        return resumes and is_of_job(name) and any(is_of_job(current_name) for current_name in now)
+        return (
+            resumes and is_of_job(name) and any(is_of_job(current_name) for current_name in current)
+        )
 
     def _was_unset(self, name: str) -> bool:
         if name in self.values:

@@ -63,12 +63,12 @@ class Step:
     value: Value = None
 
     @property
-    def shown(self) -> int | str | float:
+    def label(self) -> int | str | float:
         """The value by which people identify the iteration."""
         return self.index if self.value is None else self.value
 
     def __str__(self) -> str:
-        return f"{self.loop}={self.shown}"
+        return f"{self.loop}={self.label}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,11 +468,11 @@ class Run:
         """Return the folder that the project had when the run was recorded; `root` is its current folder."""
         return self.facts.root or root
 
-    def now(self, path: str, root: str) -> str:
+    def current_path(self, path: str, root: str) -> str:
         """Return the current path of a file that had the path `path` in the run; `root` is the project's current folder.
 
         >>> run = Run("", "", "", (), 0.0, Status.DEAD, facts=RunStart(root="/old"))
-        >>> run.now("/old/data.txt", "/new"), run.now("/older/data.txt", "/new")
+        >>> run.current_path("/old/data.txt", "/new"), run.current_path("/older/data.txt", "/new")
         ('/new/data.txt', '/older/data.txt')
         """
         recorded_home = self.home(root)

@@ -192,7 +192,7 @@ def _version(
         for name in files
         if name in loaded or name not in sources or name.endswith(READ_BY_LIBRARIES)
     }
-    read = {run.now(path, str(project.root)) for path in end.inputs}
+    read = {run.current_path(path, str(project.root)) for path in end.inputs}
     inputs |= {name for name in files if str(project.root / name) in read}
     lines = [line for line in printed(folder) if line.stream == "out"]
     notebook = script.endswith(".ipynb")
@@ -204,7 +204,7 @@ def _version(
         program=script,
         cells=cells if cells[:1] and cells[0].lineage else _with_costs(project, run, cells),
         notebook=notebook,
-        cwd=_below(run.now(run.cwd, str(project.root)), project.root),
+        cwd=_below(run.current_path(run.cwd, str(project.root)), project.root),
         argv=run.argv,
         environment=values,
         files=files,
@@ -309,7 +309,7 @@ def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, F
         files[name] = FileRef(digest, len(data), place)
     root = str(project.root)
     for path, (size, _, digest) in run.end.inputs.items():
-        now = Path(run.now(path, root))
+        now = Path(run.current_path(path, root))
         try:
             name = now.relative_to(root).as_posix()
         except ValueError:

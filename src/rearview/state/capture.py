@@ -210,9 +210,9 @@ class Capture:
 
     def restarted(self) -> Capture:
         """Return a new capture with the same missing parts, for a second attempt."""
-        fresh = Capture(self.anchors, self.roots, check_sharing=True)
-        fresh.missing, fresh.reported_objects = self.missing, self.reported_objects
-        return fresh
+        new_capture = Capture(self.anchors, self.roots, check_sharing=True)
+        new_capture.missing, new_capture.reported_objects = self.missing, self.reported_objects
+        return new_capture
 
     def release(self) -> None:
         """Drop all references to the program's objects, without waiting for the garbage collector."""

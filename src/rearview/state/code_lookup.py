@@ -71,8 +71,8 @@ def name_in_module(obj: Any, module_name: str) -> str | None:
 def locate(function: types.FunctionType) -> CodeLocation | None:
     """Return the location of a nested function's code in its module, or None if the code is not found there."""
     code = function.__code__
-    same = [c for c in codes(function.__module__) if c.co_qualname == code.co_qualname]
-    for number, candidate in enumerate(same):
+    candidates = [c for c in codes(function.__module__) if c.co_qualname == code.co_qualname]
+    for number, candidate in enumerate(candidates):
         if candidate is code or candidate == code:
             return function.__module__, code.co_qualname, number, digest(code)
     return None
@@ -84,12 +84,12 @@ def code_at(location: CodeLocation) -> types.CodeType:
     A location has no line number, because probes add lines. Raise StateError if the code no longer exists.
     """
     module, qualname, number, recorded_digest = location
-    same = [c for c in codes(module) if c.co_qualname == qualname]
-    for candidate in same:
+    candidates = [c for c in codes(module) if c.co_qualname == qualname]
+    for candidate in candidates:
         if digest(candidate) == recorded_digest:
             return candidate
-    if number < len(same):
-        return same[number]
+    if number < len(candidates):
+        return candidates[number]
     raise StateError(
         f"The function {qualname} no longer exists in {module}. "
         "Replay with the recorded source plus probes only.",

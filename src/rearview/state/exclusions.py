@@ -193,24 +193,26 @@ def class_named(name: str) -> type | None:
 
 def _code_objects(values: Iterable[Any], module: str) -> Iterator[types.CodeType]:
     """Yield the code objects of functions among `values` and in classes of `module`, and of nested functions."""
-    waiting = list(values)
+    remaining_values = list(values)
     visited_ids: set[int] = set()
-    while waiting:
-        value = waiting.pop()
+    while remaining_values:
+        value = remaining_values.pop()
         if id(value) in visited_ids:
             continue
         visited_ids.add(id(value))
         if isinstance(value, types.CodeType):
             yield value
-            waiting += [part for part in value.co_consts if isinstance(part, types.CodeType)]
+            remaining_values += [
+                part for part in value.co_consts if isinstance(part, types.CodeType)
+            ]
         elif isinstance(value, type):
-            waiting += vars(value).values() if value.__module__ == module else ()
+            remaining_values += vars(value).values() if value.__module__ == module else ()
         elif isinstance(value, property):
-            waiting += [value.fget, value.fset, value.fdel]
+            remaining_values += [value.fget, value.fset, value.fdel]
         else:
             function = getattr(value, "__wrapped__", None) or getattr(value, "__func__", value)
             if isinstance(function, types.FunctionType):
-                waiting.append(function.__code__)
+                remaining_values.append(function.__code__)
 
 
 def _assigned_attributes(codes: Iterable[types.CodeType]) -> Iterator[str]:

@@ -392,8 +392,8 @@ def steps_inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
 def step_text(style: str, key: object) -> str:
     """Return the text of one step of a path (see `PathStep`); the empty style is that of a variable."""
     if style == "":
-        scope, _, rest = str(key).partition(":")
-        module, _, name = rest.rpartition(":")
+        scope, _, qualified = str(key).partition(":")
+        module, _, name = qualified.rpartition(":")
         return f"{module}.{name}" if scope == "global" and module != "__main__" else name or scope
     if style == ".":
         return f".{key}"

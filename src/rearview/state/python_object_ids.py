@@ -135,8 +135,8 @@ class _IdMarker:
             return self.in_items(content) or content
         if type(content) is tuple:
             parts = [self.in_content(part) for part in content]
-            same = all(a is b for a, b in zip(parts, content, strict=True))
-            return content if same else tuple(parts)
+            is_unchanged = all(a is b for a, b in zip(parts, content, strict=True))
+            return content if is_unchanged else tuple(parts)
         return self.in_value(content)
 
 

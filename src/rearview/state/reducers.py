@@ -196,10 +196,10 @@ def _shared_dict_name(obj: Any) -> str:
 
     Accelerate has such classes, whose instances share their attributes.
     """
-    own = obj.__dict__
+    instance_dict = obj.__dict__
     for base in type(obj).__mro__[:-1]:
         for name, value in list(vars(base).items()):
-            if value is own:
+            if value is instance_dict:
                 return name
     return ""
 
@@ -268,8 +268,8 @@ def _function(obj: Any, capturing: Capturing) -> Any:
     for name, cell in zip(obj.__code__.co_freevars, closure, strict=True):
         if capturing.belongs_to_running_function(obj.__qualname__, name, cell):
             capturing.running_cells.add(id(cell))
-    own = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
-    return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own)
+    own_values = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
+    return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own_values)
 
 
 def _class(obj: Any, capturing: Capturing) -> Any:

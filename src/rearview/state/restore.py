@@ -126,10 +126,14 @@ class Restoration:
         return arrays.small_array(*form)
 
     def build_function(
-        self, place: code_lookup.CodeLocation, names: Sequence[str], cells: Sequence[Any], *own: Any
+        self,
+        place: code_lookup.CodeLocation,
+        names: Sequence[str],
+        cells: Sequence[Any],
+        *own_values: Any,
     ) -> Any:
         """Return a nested function: the code from the running program, with the recorded closure."""
-        defaults, kwdefaults, attrs = own
+        defaults, kwdefaults, attrs = own_values
         code = code_lookup.code_at(place)
         by_name = dict(zip(names, cells, strict=True))
         closure = tuple(by_name.get(name) or types.CellType() for name in code.co_freevars)
@@ -484,11 +488,11 @@ def _keep_texts(
 def _write(
     anchors: Anchors, alive: Sequence[Any], contents: Sequence[Any], restoring: Restoration
 ) -> None:
-    for late in (False, True):
+    for last in (False, True):
         for _, numbers, group in contents:
             for number, content in zip(numbers, group, strict=True):
                 obj, kind = alive[number], anchors.kinds[number]
-                if kind.late is not late or obj is None:
+                if kind.restored_last is not last or obj is None:
                     continue
                 try:
                     kind.write(obj, content, restoring)

@@ -269,21 +269,21 @@ class Skeleton:
 
     def _content(self, kind: str, content: Any) -> Any:
         if kind == "tensor" and content is not None and not isinstance(content[0][0], str):
-            return (self.body(content[0]), *content[1:])
+            return (self.array_body(content[0]), *content[1:])
         if kind == "array" and content[0] == "memory":
-            return (content[0], self.body(content[1]), *content[2:])
+            return (content[0], self.array_body(content[1]), *content[2:])
         return content
 
-    def body(self, body: Sequence[Any]) -> ArrayBody:
+    def array_body(self, body: Sequence[Any]) -> ArrayBody:
         """Return what `describe` returned for a tensor or array, with its memory block in place of the number."""
         return ArrayBody((self.blocks[body[0]], *body[1:]))
 
     def parts(self, node: ObjectNode) -> tuple[Any, ...]:
         """Return the arguments of a node, with memory blocks in place of their numbers."""
         if node.label == "build tensor":
-            return (node.args[0], self.body(node.args[1:6]), *node.args[6:])
+            return (node.args[0], self.array_body(node.args[1:6]), *node.args[6:])
         if node.label == "build array":
-            return (self.body(node.args),)
+            return (self.array_body(node.args),)
         if node.label == "build anchor":
             # capture recognised the array by its `id`, so it may be a new array of equal form: compare the content
             return (self.contents[node.args[0]][1][1],)
@@ -300,12 +300,12 @@ def function_as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
     A probe changes the code and may add closure variables. The source was checked before the replay: only
     probes were added.
     """
-    place, names, cells, *own = parts
+    place, names, cells, *own_values = parts
     recorded_names = set(recorded[1])
     closure = {
         name: cell for name, cell in zip(names, cells, strict=True) if name in recorded_names
     }
-    return (place[:3], closure, *own)
+    return (place[:3], closure, *own_values)
 
 
 QUICK = {int, str, bytes, bool, type(None)}
@@ -383,8 +383,8 @@ def content_as_recorded(recorded: Any, content: Any) -> Any:
 
     Only probes read the variables left out. If other functions share them, their content is compared there.
     """
-    closure, own = content
-    return {name: cell for name, cell in closure.items() if name in recorded[0]}, own
+    closure, own_values = content
+    return {name: cell for name, cell in closure.items() if name in recorded[0]}, own_values
 
 
 def generator_as_recorded(recorded: Any, content: Any) -> Any:

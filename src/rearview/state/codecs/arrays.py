@@ -118,8 +118,8 @@ class ArrayKind(Kind):
     @staticmethod
     def _memory(obj: Any, body: Sequence[Any], restoring: Restoring) -> None:
         live = array_on(restoring.memory, body)
-        same = obj.__array_interface__["data"][0] == live.__array_interface__["data"][0]
-        if not same or obj.strides != live.strides or obj.dtype != live.dtype:
+        has_same_address = obj.__array_interface__["data"][0] == live.__array_interface__["data"][0]
+        if not has_same_address or obj.strides != live.strides or obj.dtype != live.dtype:
             # another array uses the block, or this array has other memory: copy only the values
             restoring.afterwards.append(lambda: _copy_values(obj, live))
         if obj.flags.writeable != body[5]:

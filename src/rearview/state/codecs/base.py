@@ -45,7 +45,7 @@ class Kind:
 
     name = "ref"
     """Name of the kind in skeletons."""
-    late = False
+    restored_last = False
     """Whether objects of this kind hash other objects, and are therefore restored after all other kinds."""
     unordered = False
     """Whether children may come in another order in the next process: the walk enters these objects last."""
@@ -224,15 +224,15 @@ def layout_of(cls: type) -> Layout:
         parent = base.__base__
         if parent is None:
             break
-        own = [d for d in vars(base).values() if isinstance(d, types.MemberDescriptorType)]
-        extra = base.__basicsize__ - parent.__basicsize__ - _POINTER * len(own)
+        own_slots = [d for d in vars(base).values() if isinstance(d, types.MemberDescriptorType)]
+        unexplained_size = base.__basicsize__ - parent.__basicsize__ - _POINTER * len(own_slots)
         if base.__weakrefoffset__ > 0 and parent.__weakrefoffset__ == 0:
-            extra -= _POINTER
+            unexplained_size -= _POINTER
         if base.__dictoffset__ not in {0, _MANAGED_DICT} and parent.__dictoffset__ == 0:
-            extra -= _POINTER
+            unexplained_size -= _POINTER
         created_in_c = isinstance(vars(base).get("__new__"), types.BuiltinFunctionType)
-        hidden = hidden or extra > 0 or created_in_c
-        slots.extend(own)
+        hidden = hidden or unexplained_size > 0 or created_in_c
+        slots.extend(own_slots)
         base = parent
     has_dict = cls.__dictoffset__ != 0
     return Layout(base, has_dict, tuple(slots), hidden)

@@ -70,8 +70,8 @@ def recipe_for(items: list[Any]) -> Sequence[Any] | None:
                     return form(order)
                 _repair(
                     order,
-                    early=produced[wrong],
-                    late=items[wrong],
+                    early_item=produced[wrong],
+                    late_item=items[wrong],
                     generator=generator,
                     move_last=start % 2 == 1,
                 )
@@ -79,15 +79,15 @@ def recipe_for(items: list[Any]) -> Sequence[Any] | None:
 
 
 def _repair(
-    order: list[Any], *, early: Any, late: Any, generator: random.Random, move_last: bool
+    order: list[Any], *, early_item: Any, late_item: Any, generator: random.Random, move_last: bool
 ) -> None:
     """Move the element that came too early to the end, or the element that came too late before the early one."""
     if move_last:
-        order.remove(early)
-        order.append(early)
+        order.remove(early_item)
+        order.append(early_item)
     else:
-        order.remove(late)
-        order.insert(generator.randrange(order.index(early) + 1), late)
+        order.remove(late_item)
+        order.insert(generator.randrange(order.index(early_item) + 1), late_item)
 
 
 def set_recipe(obj: Any, items: list[Any], capturing: Capturing) -> Sequence[Any]:
@@ -144,7 +144,7 @@ class DictKind(Kind):
     """A dict: its keys and values, in order."""
 
     name = "dict"
-    late = True
+    restored_last = True
     base: type = dict
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
@@ -275,7 +275,7 @@ class SetKind(Kind):
     """A set. If the hashes of its elements are equal in every process, it is restored with its iteration order."""
 
     name = "set"
-    late = True
+    restored_last = True
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
@@ -343,7 +343,7 @@ class WeakDictKind(Kind):
     """A WeakKeyDictionary or WeakValueDictionary: the pairs whose objects exist."""
 
     name = "weak dict"
-    late = True
+    restored_last = True
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
@@ -367,7 +367,7 @@ class WeakSetKind(Kind):
     """A WeakSet: the elements that exist."""
 
     name = "weak set"
-    late = True
+    restored_last = True
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:

@@ -78,8 +78,8 @@ def loader_state(obj: Any, capturing: Capturing) -> tuple[dict[str, Any], Any] |
         if getattr(obj, "_persistent_workers", False):
             capturing.report_missing(obj, "this loader keeps its workers from epoch to epoch")
             return None
-        taken = (obj._num_yielded, obj._base_seed)
-        return {}, (WORKERS, *taken, *beginning)
+        progress = (obj._num_yielded, obj._base_seed)
+        return {}, (WORKERS, *progress, *beginning)
     draws = vars(obj).get(FIRST)
     if draws is None and getattr(obj, "_num_yielded", 0) != 0:
         capturing.report_missing(obj, "the first draw of this loader's iterator was not observed")

@@ -65,8 +65,8 @@ class CsvWriterKind(Kind):
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the file."""
-        for held in gc.get_referents(obj):
-            file = getattr(held, "__self__", None)
+        for referent in gc.get_referents(obj):
+            file = getattr(referent, "__self__", None)
             if isinstance(file, io.IOBase):
                 yield PathStep(".", "file", file)
 

@@ -50,7 +50,7 @@ class AttributedKind(Kind):
         self.inner = inner
         self.attrs = ObjectKind(layout)
         self.name = f"{inner.name} with attributes"
-        self.late = inner.late
+        self.restored_last = inner.restored_last
         self.unordered = inner.unordered
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:

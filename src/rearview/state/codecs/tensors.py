@@ -389,14 +389,14 @@ def _attach_lost_graph(obj: Any, restoring: Restoring) -> None:
 
 def _write_body(obj: Any, body: Sequence[Any], memory: RestoredMemory) -> None:
     block, dtype, shape, stride, offset = body
-    same = (
+    is_in_place = (
         obj.dtype == dtype
         and tuple(obj.shape) == shape
         and obj.stride() == stride
         and obj.storage_offset() == offset
         and obj.untyped_storage()._cdata == memory.storage(block)._cdata
     )
-    if not same:
+    if not is_in_place:
         obj.data = tensor_on(memory, body)
 
 
