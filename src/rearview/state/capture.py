@@ -32,15 +32,15 @@ _SET_OPCODES = b"\x8f\x94("
 """Opcodes at the start of a pickled set that has elements."""
 _BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
 _NESTING_MARGIN = 25
-"""Levels of nesting that are added when one value of the state is test-pickled: in the state it is nested deeper."""
+"""Levels of nesting to add to a value when testing whether pickle can store it: in the state it is nested deeper."""
 PLAIN: Any = object()
-"""Stands in `reducers` for a type whose objects the C pickler handles without a reducer."""
+"""Entry in `reducers` for a type whose objects the C pickler stores correctly without a reducer."""
 
 
 class StatePickler(pickle.Pickler):
-    """Pickles objects that the loop created; anchors and builders become references by number.
+    """Pickles objects that the loop created; anchors and builders (`codecs.base`) become references by number.
 
-    The memo is filled with anchors and builders before pickling, so that a reference needs no Python call.
+    The pickler's memo is filled with anchors and builders before pickling, so that a reference needs no Python call.
     """
 
     def __init__(self, out: io.BytesIO, capturing: Capture) -> None:
@@ -49,7 +49,7 @@ class StatePickler(pickle.Pickler):
         self.reducers = capturing.anchors.reducers
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how to rebuild an object that the C pickler would store wrongly; for others, NotImplemented."""
+        """Return how to rebuild an object, or NotImplemented if the C pickler stores the object correctly."""
         t = type(obj)
         reducer = self.reducers.get(t)
         if reducer is None:
@@ -74,7 +74,7 @@ class Capture:
         self.captured_by_address: dict[int, Any] = {}
         """By number: arrays of `Anchors.by_address` that this capture has pickled a reference to."""
         self.ids_with_views: set[int] = set()
-        """`id` of arrays that have views."""
+        """`id` of each array whose memory another array views."""
         self.roots = roots
         self.blocks = Blocks(anchors.block_keys)
         self.missing: list[MissingPart] = []
@@ -90,7 +90,7 @@ class Capture:
         self.alive: list[Any] = anchors.alive()
         self._all_alive = len(anchors.index) == len(self.alive)
         self.placeholders: list[object] = []
-        """Objects that fill the memo numbers of anchors that no longer exist."""
+        """Objects that take the places of anchors that no longer exist in the pickler's memo."""
 
     @functools.cached_property
     def plain_tensor(self) -> PlainReader:
@@ -107,7 +107,7 @@ class Capture:
         """Return True if `cell`, the closure variable `name` of `function`, may belong to a function on the stack.
 
         Python does not tell which call a closure variable belongs to. The variable of an earlier call of the
-        function counts as well if it refers to the same object: the state is then partial, and never wrong.
+        function counts as well if it refers to the same object: this makes the state partial, but never wrong.
         """
         if self._locals is None:
             self._locals = {}
@@ -137,7 +137,10 @@ class Capture:
         return False
 
     def contents(self) -> list[tuple[str, list[int], list[Any]]]:
-        """Return (kind, numbers, contents) for the live anchors of each kind; contents refer to other objects."""
+        """Return (kind, anchor numbers, contents) for each kind of live anchor.
+
+        The content of an anchor refers to other objects, such as the items of a list, and does not include theirs.
+        """
         alive = self.alive
         groups = []
         for kind, numbers in self.anchors.numbers_by_kind():
@@ -209,7 +212,7 @@ class Capture:
         return [(number, classes[number]) for number in changed if self.alive[number] is not None]
 
     def restarted(self) -> Capture:
-        """Return a new capture with the same missing parts, for a second attempt."""
+        """Return a new capture for a second attempt, which keeps the missing parts that are reported already."""
         new_capture = Capture(self.anchors, self.roots, check_sharing=True)
         new_capture.missing, new_capture.reported_objects = self.missing, self.reported_objects
         return new_capture
@@ -234,7 +237,7 @@ class Capture:
         )
 
     def dump(self, body: object) -> tuple[bytes, bytes]:
-        """Return the skeleton's pickles in two parts: `body`; then objects that pickling `body` has found, and None."""
+        """Return the pickle of `body`, and the pickles of what pickling `body` has found, which end with None."""
         out = io.BytesIO()
         pickler = StatePickler(out, self)
         pickler.memo = self._memo()

@@ -1,8 +1,8 @@
 """Choose the codec (`Kind`) of an object: `kind_of`, which the walk and `capture` call.
 
 An *anchor* is an object that existed when the loop was entered. Four kinds capture nothing: an immutable value
-(`VALUE`), an immutable object that may lead to anchors (`THROUGH`), an object that only its own pickling can read
-(`INLINE`), and an object that is captured as a reference (`REF`).
+(`VALUE`), an immutable object that may lead to anchors (`THROUGH`), an object that only the pickling methods of its
+class can read (`INLINE`), and an object that is captured as a reference (`REF`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ VALUE = Kind()
 THROUGH = Kind()
 """Kind of immutable objects that may lead to anchors: pickled wherever they occur, and entered by the walk."""
 INLINE = Kind()
-"""Kind of objects that only their own pickling can read: pickled where they occur, and replaced by a restore."""
+"""Kind of objects that only the pickling methods of their class can read: a restore replaces them by new objects."""
 
 _VALUES = (
     type(None),

@@ -123,10 +123,10 @@ def compare(
     """Return the first difference between a recorded state and the captured one; None if the states are equal.
 
     `recorded_buffers` returns the bytes of a recorded buffer by its key. `recorded_missing` lists the parts that
-    could not be captured when the state was recorded: a file whose position is unknown in one of the two states
-    is no difference if that state lists the position as missing. `equal_buffers(recorded key, current key)`, if
-    given, returns True if the hashes of two buffers are known to be equal: the buffers are then not read. `ignore`,
-    if given, returns True for paths whose differences are left out.
+    could not be captured when the state was recorded: a file is no difference if one of the two states lacks its
+    position and lists the file as missing. `equal_buffers(recorded key, current key)`, if given, returns True if the
+    hashes of two buffers are known to be equal: the buffers are then not read. `ignore`, if given, returns True for
+    paths whose differences are left out.
     """
     all_differences = differences(
         anchors,
@@ -573,7 +573,7 @@ class _Comparison:
         return None
 
     def _is_unknown_position(self, recorded: Any, current: Any, path: Path) -> bool:
-        """Return True if the position of an open file is unknown in one state, which lists the position as missing.
+        """Return True if one of the two states lacks the position of an open file, and lists the file as missing.
 
         The position of a text file is unknown while the program iterates over the file. Whether a boundary
         is before or after the end of the file depends on how many iterations are drawn at once.

@@ -40,7 +40,8 @@ def view_of(address: int, nbytes: int) -> Any:
 class GcPaused:
     """Context manager that disables garbage collection in its body, which creates millions of objects but no garbage.
 
-    A generator as context manager would create objects after enabling the collector, and could so start a collection.
+    A context manager written as a generator would create objects after enabling the collector, which could start a
+    collection.
     """
 
     __slots__ = ("_was_enabled",)

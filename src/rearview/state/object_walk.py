@@ -105,7 +105,7 @@ class Anchors:
 
         `project` returns True for a module, or the name of a module, that belongs to the project: attributes of
         classes and functions are state only in these modules. `loop_modules` are modules of libraries whose training
-        loops are watched. In a replay, `signature` is that of the recorded anchors; the walk then leaves out closure
+        loops are watched. In a replay, `signature` is the one that the run recorded; the walk then leaves out closure
         variables that only a probe uses.
         """
         anchors = cls(project, loop_modules)
@@ -294,13 +294,13 @@ class Anchors:
         return bool(self._graph_versions.get(number) == tensor._version)
 
     def matches(self, signature: Sequence[str]) -> bool:
-        """Return True if `signature`, that of the recorded anchors, has the labels of these anchors."""
+        """Return True if the labels in `signature`, which a run recorded, equal the labels of these anchors."""
         return list(map(label_without_names, signature)) == list(
             map(label_without_names, self.signature)
         )
 
     def check(self, signature: Sequence[str]) -> None:
-        """Raise StateError unless `signature`, that of the recorded anchors, has the labels of these anchors."""
+        """Raise StateError unless the labels in `signature`, which a run recorded, equal the labels of these anchors."""
         for number, (recorded, current) in enumerate(zip(signature, self.signature, strict=False)):
             if label_without_names(recorded) != label_without_names(current):
                 raise StateError(
@@ -441,7 +441,7 @@ _MOST_SEARCHED = 100_000
 
 
 def find_path(anchors: Anchors, roots: Mapping[str, object], target: object) -> str | None:
-    """Return the path to `target` as people write it, or None if `target` is not among the first objects visited."""
+    """Return the path to `target` as people write it, or None if the search does not find `target`."""
     anchors.rules.recorded_names = None
     queue: deque[tuple[Any, str]] = deque()
     visited_ids: set[int] = set()

@@ -2,7 +2,8 @@
 
 The `id` of an object differs in every process. A class that remembers objects by their `id` would not recognise
 the objects after a restore, and the state of a replay would never equal the recorded state. `capture` calls
-`contents_with_ids` after pickling a state; `restore` puts the numbers of the new process in with `set_content`.
+`contents_with_ids` after pickling a state. It returns *marked* contents: contents with an `ObjectId` in place of each
+`id`. `restore` calls `set_content` with the contents, in which each `ObjectId` has become an `id` of the new process.
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ class StateUnpickler(pickle.Unpickler):
         self._objects: Sequence[Any] = objects
 
     def forget(self) -> None:
-        """Drop all references: from some version on, Python keeps an unpickler until the next garbage collection."""
+        """Drop all references: newer versions of Python free an unpickler only at the next garbage collection."""
         self._objects = ()
         self.memo.clear()
 

@@ -33,7 +33,7 @@ class Ref:
         self.number = number
 
     def __call__(self, *args: Any) -> ObjectNode:
-        """Return a node for an object that the anchor, a function, creates when the state is restored."""
+        """Return a node for an object that is created by a call of this anchor, a function or class."""
         return node_class("call")(self, *args)
 
 
@@ -96,7 +96,7 @@ Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 def span_of(body: ArrayBody) -> Span | None:
-    """Return which bytes of its block a tensor uses; None for an array, or if the dtype is unknown."""
+    """Return which bytes of its block a tensor uses; None for an array or an unknown dtype: all bytes then count."""
     import sys
 
     label = getattr(body[1], "label", "")
@@ -381,14 +381,15 @@ def live_class(node: ObjectNode, anchors: Anchors) -> type | None:
 def content_as_recorded(recorded: Any, content: Any) -> Any:
     """Return the content of a function without closure variables that the recorded function lacks.
 
-    Only probes read the variables left out. If other functions share them, their content is compared there.
+    Only probes of this function read the variables that are left out; if another function uses such a variable, its
+    value is compared with that function.
     """
     closure, own_values = content
     return {name: cell for name, cell in closure.items() if name in recorded[0]}, own_values
 
 
 def generator_as_recorded(recorded: Any, content: Any) -> Any:
-    """Return the content of a generator without local variables that the recorded one lacks: a probe binds them."""
+    """Return the content of a generator without the local variables that only a probe binds."""
     if not isinstance(content, tuple) or len(content) < 3 or len(recorded or ()) < 3:
         return content
     state, number, variables = content
@@ -398,9 +399,9 @@ def generator_as_recorded(recorded: Any, content: Any) -> Any:
 def without_matched_ids(
     recorded: Iterable[Any], current: Iterable[Any], partner: Mapping[int, int]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the elements of a recorded set and of the current set, without the pairs of matching `id`.
+    """Return the elements of a recorded set and of the current set, without object ids that both sets contain.
 
-    Two `id` match if `partner` says that their objects correspond to each other.
+    `partner` tells which current object corresponds to a recorded object.
     """
     current_ids = {_key(element.args[0]): element for element in current if is_object_id(element)}
     unmatched = []

@@ -1,8 +1,8 @@
 """Group the variables of a notebook that share objects, and copy a group as bytes (`serialize`).
 
-Variables that share an object must be copied and compared together: separate copies would not share it.
-Stored copies name functions of this module, such as `_make_tensor`: neither the module nor these functions can be
-renamed.
+Variables that share an object must be copied and compared together: separate copies would not share the object.
+Stored copies name functions of this module, such as `_make_tensor`: renaming the module or one of these functions
+makes stored copies unreadable.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def serialize(
     class GroupPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, obj: Any) -> str | None:
             if owned:
-                # which equal texts, dtypes and slices are one object depends on how the program made them: drop this
+                # whether equal texts, dtypes or slices are one object depends on how the program made them, not on
+                # their content: store each value once
                 if type(obj) is str:
                     return texts.get(obj) or texts.setdefault(obj, _TEXT + obj)
                 if isinstance(obj, dtype_type) and _is_plain(obj):

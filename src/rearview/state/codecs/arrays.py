@@ -62,7 +62,7 @@ def small_array(data: bytes, dtype: Any, shape: Any, strides: Any, writeable: bo
 
 
 class ArrayKind(Kind):
-    """An array that existed when the loop was entered."""
+    """Codec of arrays that existed when the loop was entered."""
 
     name = "array"
 

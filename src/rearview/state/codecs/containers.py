@@ -141,7 +141,7 @@ def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dic
 
 
 class DictKind(Kind):
-    """A dict: its keys and values, in order."""
+    """Codec of dicts and their subclasses: keys and values, in order."""
 
     name = "dict"
     restored_last = True
@@ -198,7 +198,7 @@ def with_marked_keys(keys: Any, capturing: Capturing) -> list[Any] | None:
 
 
 class PlainDictKind(DictKind):
-    """A dict whose class is `dict` itself, so that one call copies it."""
+    """Codec of dicts whose class is `dict` itself, which one call copies."""
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return a copy of each dict."""
@@ -206,13 +206,13 @@ class PlainDictKind(DictKind):
 
 
 class OrderedDictKind(DictKind):
-    """An OrderedDict. Its own methods must change it, because it stores the order of its keys a second time."""
+    """Codec of OrderedDicts, which only their own methods may change: they store the order of the keys a second time."""
 
     base = OrderedDict
 
 
 class DefaultDictKind(DictKind):
-    """A defaultdict: its items and its `default_factory`."""
+    """Codec of defaultdicts: the items and the `default_factory`."""
 
     name = "defaultdict"
     base = defaultdict
@@ -233,7 +233,7 @@ class DefaultDictKind(DictKind):
 
 
 class ListKind(Kind):
-    """A list."""
+    """Codec of lists."""
 
     name = "list"
 
@@ -251,7 +251,7 @@ class ListKind(Kind):
 
 
 class DequeKind(Kind):
-    """A deque. The program cannot change its maximal length, which is therefore no state."""
+    """Codec of deques: the items. The maximal length cannot change, so it is no state."""
 
     name = "deque"
 
@@ -272,7 +272,7 @@ class DequeKind(Kind):
 
 
 class SetKind(Kind):
-    """A set. If the hashes of its elements are equal in every process, it is restored with its iteration order."""
+    """Codec of sets. A set of elements whose hashes are equal in every process is restored with its iteration order."""
 
     name = "set"
     restored_last = True
@@ -294,7 +294,7 @@ class SetKind(Kind):
         if marked is not None:
             return marked
         if capturing.anchors.set_orders.get(id(obj)) == items:
-            # the set has not changed since the set-up: that of a replay fills its set with equal order
+            # the set has not changed since the set-up, and the set-up of a replay fills it in the same order
             return SAME, items
         return set_recipe(obj, items, capturing)
 
@@ -312,7 +312,7 @@ SAME = "<as set up>"
 
 
 class BytesKind(Kind):
-    """A bytearray."""
+    """Codec of bytearrays."""
 
     name = "bytes"
 
@@ -326,7 +326,7 @@ class BytesKind(Kind):
 
 
 class TypedArrayKind(Kind):
-    """An `array.array`."""
+    """Codec of arrays of the class `array.array`."""
 
     name = "typed array"
 
@@ -340,7 +340,7 @@ class TypedArrayKind(Kind):
 
 
 class WeakDictKind(Kind):
-    """A WeakKeyDictionary or WeakValueDictionary: the pairs whose objects exist."""
+    """Codec of WeakKeyDictionary and WeakValueDictionary: the pairs whose objects exist."""
 
     name = "weak dict"
     restored_last = True
@@ -353,7 +353,7 @@ class WeakDictKind(Kind):
         yield from steps("{", ((None, key) for key, _ in pairs))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the existing pairs of each dictionary."""
+        """Return the pairs of each dictionary."""
         return [list(o.items()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -364,7 +364,7 @@ class WeakDictKind(Kind):
 
 
 class WeakSetKind(Kind):
-    """A WeakSet: the elements that exist."""
+    """Codec of WeakSets: the elements that exist."""
 
     name = "weak set"
     restored_last = True
@@ -375,7 +375,7 @@ class WeakSetKind(Kind):
         return steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the existing elements of each WeakSet."""
+        """Return the elements of each WeakSet."""
         return [list(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -385,7 +385,7 @@ class WeakSetKind(Kind):
 
 
 class ProxyKind(Kind):
-    """A read-only view of a mapping (`types.MappingProxyType`): captured as a reference; its values are walked."""
+    """Codec of read-only views (`types.MappingProxyType`): captured as references; the walk enters their values."""
 
     name = "proxy"
 

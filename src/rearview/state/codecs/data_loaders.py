@@ -31,7 +31,7 @@ def is_loader_iterator(obj: object) -> bool:
 
 
 class LoaderKind(Kind):
-    """The iterator of a torch DataLoader; `restore` calls `draw` once the samplers are restored."""
+    """Codec of iterators of torch DataLoaders; `restore` calls `draw` when the samplers are restored."""
 
     name = "loader"
 

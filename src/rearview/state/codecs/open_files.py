@@ -22,7 +22,7 @@ _UNTRANSFORMED = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.Fi
 
 
 class BufferKind(Kind):
-    """A StringIO or BytesIO: its text or bytes, and its position."""
+    """Codec of StringIO and BytesIO: the text or bytes, and the position."""
 
     name = "buffer"
 
@@ -42,7 +42,7 @@ class BufferKind(Kind):
 
 
 class FileKind(Kind):
-    """An open file: its position. Its content is not part of the state."""
+    """Codec of open files: the position. The content of a file is not part of the state."""
 
     name = "file"
 
@@ -59,7 +59,7 @@ class FileKind(Kind):
 
 
 class CsvWriterKind(Kind):
-    """A CSV writer: the walk enters its file, to which the writer may have the only reference."""
+    """Codec of CSV writers: the walk enters the file, to which the writer may have the only reference."""
 
     name = "rows"
 
@@ -171,7 +171,7 @@ def outside_reason(obj: Any) -> str:
 
 
 class OutsideKind(Kind):
-    """An object whose state is outside the process: a socket, a database connection."""
+    """Codec of objects whose state is outside the process, such as sockets and database connections."""
 
     name = "unkept"
 
@@ -183,7 +183,7 @@ class OutsideKind(Kind):
 
 
 class Hdf5Kind(Kind):
-    """An HDF5 file or an object in one: an input of the program while it is only read, and else not captured."""
+    """Codec of HDF5 files and the objects in them: inputs of the program if they are only read, else reported."""
 
     name = "archive"
 
@@ -197,7 +197,7 @@ class Hdf5Kind(Kind):
 
 
 class ThreadKind(Kind):
-    """A thread. If it runs code of the project, it may change the state at any time."""
+    """Codec of threads. A thread that runs code of the project may change the state at any time, and is reported."""
 
     name = "thread"
 

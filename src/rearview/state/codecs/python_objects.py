@@ -44,7 +44,7 @@ def is_ours(function: types.FunctionType) -> bool:
 
 
 class AttributedKind(Kind):
-    """An instance of a subclass of a container: its items and attributes."""
+    """Codec of instances of subclasses of a container: the items and the attributes."""
 
     def __init__(self, inner: Kind, layout: Layout) -> None:
         self.inner = inner
@@ -70,7 +70,7 @@ class AttributedKind(Kind):
 
 
 class ObjectKind(Kind):
-    """An instance of a Python class: its `__dict__` and slots, read without the pickling methods of the class.
+    """Codec of instances of Python classes: `__dict__` and slots, read without the pickling methods of the class.
 
     The `__getstate__` of a class may drop values that the class can build again later, but a replay that continues in
     the middle of a loop needs all attributes.
@@ -149,7 +149,7 @@ class ObjectKind(Kind):
 
 
 class CompiledKind(Kind):
-    """A module that `torch.compile` returned: captured as a reference; the walk enters the original module."""
+    """Codec of modules that `torch.compile` returned: references; the walk enters the original module."""
 
     name = "compiled"
 
@@ -162,7 +162,7 @@ COMPILED = CompiledKind()
 
 
 class CellKind(Kind):
-    """A closure variable (cell), shared by the functions that use it."""
+    """Codec of closure variables (cells), which functions share."""
 
     name = "cell"
 
@@ -191,7 +191,7 @@ class CellKind(Kind):
 
 
 class FunctionKind(Kind):
-    """A Python function: its closure, defaults and attributes are state, and its code is not.
+    """Codec of Python functions: closure, defaults and attributes are state, and the code is not.
 
     A probe inside a nested function may add closure variables. Therefore closure variables are captured by name, and
     the walk of a replay enters only recorded closure variables.
@@ -256,7 +256,7 @@ class FunctionKind(Kind):
 
 
 class ClassKind(Kind):
-    """A class of the project: its data attributes are state, and the walk enters its functions.
+    """Codec of classes of the project: data attributes are state, and the walk enters the functions.
 
     A probe may add a function to a class. Therefore the label of a class names its functions, and the walk of a replay
     enters only recorded functions.
@@ -291,7 +291,7 @@ class ClassKind(Kind):
         }
 
     def functions(self, cls: type) -> dict[str, list[Any]]:
-        """Return the functions in the body of a class by name; those of a property are one list."""
+        """Return by name the functions in the body of a class: one function, or the two or three of a property."""
         by_name: dict[str, list[Any]] = {}
         for name, value in vars(cls).items():
             if isinstance(value, property):
@@ -338,7 +338,7 @@ class ClassKind(Kind):
 
 
 class EnumKind(ClassKind):
-    """An enumeration of the project that has methods: the attributes of its members are state.
+    """Codec of enumerations of the project that have methods: attributes of the members are state.
 
     The members themselves are immutable values.
     """

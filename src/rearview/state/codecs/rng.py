@@ -16,7 +16,7 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 
 
 class PythonRandomKind(Kind):
-    """A `random.Random`."""
+    """Codec of `random.Random`."""
 
     name = "random"
 
@@ -30,7 +30,7 @@ class PythonRandomKind(Kind):
 
 
 class BitGeneratorKind(Kind):
-    """A NumPy BitGenerator, with the number of children that its seed sequence has spawned."""
+    """Codec of NumPy's BitGenerators, with the number of children that the seed sequence has spawned."""
 
     name = "bit generator"
 
@@ -51,7 +51,7 @@ def _spawned(bit_generator: Any) -> int:
 
 
 class NumpyGeneratorKind(Kind):
-    """A NumPy Generator: a reference to its BitGenerator."""
+    """Codec of NumPy's Generators: a reference to the BitGenerator."""
 
     name = "numpy generator"
 
@@ -68,7 +68,7 @@ class NumpyGeneratorKind(Kind):
 
 
 class RandomStateKind(Kind):
-    """A NumPy RandomState."""
+    """Codec of NumPy's RandomStates."""
 
     name = "random state"
 
@@ -82,7 +82,7 @@ class RandomStateKind(Kind):
 
 
 class TorchGeneratorKind(Kind):
-    """A `torch.Generator` on any device."""
+    """Codec of `torch.Generator` on any device."""
 
     name = "torch generator"
 

@@ -77,7 +77,7 @@ class LoopIterator:
 
 
 class LoopIteratorKind(Kind):
-    """A `LoopIterator`: a reference to its source, and the number of items that the loop has taken."""
+    """Codec of `LoopIterator`: a reference to the source, and the number of items that the loop has taken."""
 
     name = "walk"
 
@@ -99,7 +99,7 @@ class LoopIteratorKind(Kind):
 
 
 class GeneratorKind(Kind):
-    """A generator: finished, not started, or suspended at a yield with its local variables."""
+    """Codec of generators: finished, not started, or suspended at a yield, with their local variables."""
 
     name = "generator"
 

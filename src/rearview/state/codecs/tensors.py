@@ -283,7 +283,7 @@ def _lost_graph_function(operation: str | bool) -> Any:
 
 
 class TensorKind(Kind):
-    """A tensor that existed when the loop was entered."""
+    """Codec of tensors that existed when the loop was entered."""
 
     name = "tensor"
 
@@ -365,7 +365,7 @@ class TensorKind(Kind):
 
 
 def is_special(tensor: Any) -> bool:
-    """Return True for a tensor that does not use one strided storage: sparse, quantized, or a wrapper of other tensors."""
+    """Return True for a tensor that is sparse, quantized, or a wrapper of other tensors."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return True

@@ -22,7 +22,7 @@ _CHILDREN = "multiprocessing.process"
 
 
 class VariableKind(Kind):
-    """A context variable (`contextvars.ContextVar`): its value in the current context."""
+    """Codec of context variables (`contextvars.ContextVar`): the value in the current context."""
 
     name = "variable"
 
@@ -54,7 +54,7 @@ class VariableKind(Kind):
 
 
 class LocalKind(Kind):
-    """A `threading.local`: the attributes of the training thread."""
+    """Codec of `threading.local`: the attributes that the training thread sees."""
 
     name = "local"
 
@@ -72,7 +72,7 @@ class LocalKind(Kind):
 
 
 class NumberKind(Kind):
-    """A number or array of ctypes, also inside a `multiprocessing.Value`: its bytes."""
+    """Codec of numbers and arrays of ctypes, also inside a `multiprocessing.Value`: the bytes."""
 
     name = "number"
 
@@ -86,7 +86,7 @@ class NumberKind(Kind):
 
 
 class SharedKind(Kind):
-    """A `multiprocessing.Value` or `Array`: a lock around a number."""
+    """Codec of `multiprocessing.Value` and `Array`, which are a lock and a number: the walk enters the number."""
 
     name = "shared"
 
@@ -96,7 +96,7 @@ class SharedKind(Kind):
 
 
 class ChildKind(Kind):
-    """A child process of the program: while it runs, its state is outside this process."""
+    """Codec of child processes. The state of a running child is outside this process, so it is reported."""
 
     name = "child"
 
@@ -109,7 +109,7 @@ class ChildKind(Kind):
 
 
 class QueueKind(Kind):
-    """A queue between processes. Its items cannot be read without taking them out of the queue."""
+    """Codec of queues between processes, whose items cannot be read without taking them out: reported if not empty."""
 
     name = "queue"
 
