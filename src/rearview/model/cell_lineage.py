@@ -42,7 +42,7 @@ class CellLineage:
 
 
 def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
-    """Return the lineage of a cell with the hash `code` and the inputs `events`; `before` is that of the cell before.
+    """Return the lineage of a cell with the code hash `code` and the inputs `events`, after a cell of lineage `before`.
 
     >>> lineage_of("", "a", []) == lineage_of("", "a", [])
     True

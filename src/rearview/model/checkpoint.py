@@ -27,7 +27,7 @@ class LoopStep(NamedTuple):
     loop: str
     """Id of the loop."""
     ordinal: int
-    """How many times the loop had been entered before, in one iteration of the loop around it."""
+    """How many times the loop had been entered before, in the current iteration of the loop around it."""
     iteration: int
     """Number of the iteration, counted from 0."""
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Operator(StrEnum):
-    """The way in which a segment replays; it depends on where the probes are. The FlorDB paper uses these values."""
+    """The way in which a segment replays; it depends on where the probes are. Values are names from the FlorDB paper."""
 
     SETUP = "setup"
     """The probes are before the main loop: run the set-up, and stop at the loop."""

@@ -167,12 +167,13 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     main: str = ""
     """Id of the outermost loop whose iterations are divided among segments; empty if there is none."""
     ranges: dict[str, list[tuple[int, int]]] = {}
-    """By id: requested iterations of the main loop and of loops directly inside it; of a loop that is not listed,
-    all iterations."""
+    """By id of the main loop and of loops directly inside it: requested iterations, as (first, after the last). All
+    iterations are requested of a loop that is not listed."""
     spans: dict[str, dict[int, tuple[int, int]]] = {}
     """By id of an inner loop and iteration of the main loop: requested iterations of the inner loop."""
     owed: dict[str, int] = {}
-    """By id of a loop: in how many iterations the run must log a requested value, as the run counted them."""
+    """By id of each loop that logs a requested value: how many iterations the run counted. With fewer iterations in
+    the replay, values are missing."""
     after: bool = False
     """Whether values that are logged after the outermost loops are requested, too."""
     head: bool = True
