@@ -81,7 +81,7 @@ class Capture:
         self.reported_objects: dict[int, Any] = {}
         """By `id`: the objects that are listed in `missing`."""
         self.out_of_band: list[str] = []
-        """Keys of the buffers that classes with their own pickling passed to pickle, in order."""
+        """Keys of the buffers that pickling methods of classes passed to pickle, in order."""
         self.cells: list[types.CellType] = []
         """Closure variables whose values are still to be pickled."""
         self.running_cells: set[int] = set()

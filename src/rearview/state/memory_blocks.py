@@ -201,7 +201,7 @@ class Blocks:
         self.table.append((key, location[1], None, anchor_number, device))
 
     def add_bytes(self, buffer: Any) -> str:
-        """Add the bytes that an object with its own pickling passed to pickle; return their key."""
+        """Add the bytes of a buffer that a pickling method of a class passed to pickle; return their key."""
         key = self._new_key(len(self.table))
         self.buffers[key] = buffer
         return key

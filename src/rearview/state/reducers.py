@@ -152,7 +152,7 @@ def _by_name(obj: Any, capturing: Capturing) -> Any:
 
 
 def _booster(obj: Any, capturing: Capturing) -> Any:
-    """Reduce a booster by its own pickling, and report the state that this leaves out."""
+    """Return how to rebuild a booster by its own pickling methods; report the state that these leave out."""
     if getattr(obj, "train_set", None) is not None:
         capturing.report_missing(obj, "LightGBM does not save the training set")
     config = obj.save_config() if hasattr(obj, "save_config") else ""

@@ -88,7 +88,7 @@ def without_operation(extras: Any) -> Any:
 
 
 class OutsideKey(bytes):
-    """Key of a buffer that an object's own pickling stored outside the skeleton."""
+    """Key of a buffer outside the skeleton, in place of the bytes that a pickling method of a class stored there."""
 
 
 Span = tuple[int, tuple[int, ...], tuple[int, ...]]

@@ -1,9 +1,10 @@
 """The base class of all codecs (`Kind`), and builders, which build objects again that the loop created.
 
-A *codec* walks, captures and restores the *anchors* of one kind: objects that existed when the loop was entered. Its
-methods get the running capture or restore as `Capturing` or `Restoring`, and the `WalkRules`. `layout_of` returns where
-the instances of a class keep their state: in attributes, slots, a builtin base class, or memory that only C code can
-read.
+A *codec* walks, captures and restores the *anchors* of one kind: objects that existed when the loop was entered. The
+*walk* (`object_walk`) follows references from the program's variables, and so finds and numbers the anchors. The methods
+of a codec get the running capture or restore as `Capturing` or `Restoring`, and the `WalkRules`. `layout_of` returns
+where the instances of a class keep their state: in attributes, slots, a builtin base class, or memory that only C code
+can read.
 
 A *builder* is a function that a skeleton names and that `restore` calls to build an object. A skeleton never
 names a function of Rearview directly, so that functions can be renamed. `Lost` takes the place of an object that
