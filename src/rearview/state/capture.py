@@ -360,6 +360,7 @@ def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Cap
 def _read(
     anchors: Anchors, roots: Mapping[str, object], *, rng: bool
 ) -> tuple[Capture, tuple[bytes, bytes]]:
+    """Return the finished capture and its pickles; capture again if pickling fails or small arrays share memory."""
     random_state = read_global() if rng else None
     while True:
         capturing = Capture(anchors, roots, check_sharing=anchors.shares_arrays)

@@ -181,6 +181,7 @@ def _tensor_or_array(obj: Any) -> Kind | None:
 
 
 def _by_name(obj: Any) -> Kind | None:
+    """Return the codec of an object whose class is known by its name, or None for any other object."""
     cls = type(obj)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if cls is LoopIterator:
@@ -208,6 +209,7 @@ def _by_name(obj: Any) -> Kind | None:
 
 
 def _by_layout(obj: Any) -> Kind:
+    """Return the codec of an object by where its class keeps the state of instances (`layout_of`)."""
     cls = type(obj)
     if cls is dict:
         return PLAIN_DICT

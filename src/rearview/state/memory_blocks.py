@@ -314,6 +314,7 @@ class RestoredMemory:
         return None
 
     def _fill(self, number: int, block: Block) -> None:
+        """Write the recorded bytes of a block into its storage or array."""
         import numpy as np
 
         if block.device == "meta" or not block.nbytes:

@@ -419,6 +419,7 @@ def _read(
     restoring: Restoration,
     buffers: Callable[[str], Any],
 ) -> tuple[Any, ...]:
+    """Unpickle a skeleton: return (variables, contents, changed classes, random state, values of closure variables)."""
     builders = [getattr(restoring, f"build_{name}") for name in NAMES]
     outside = (bytearray(buffers(key)) for key in header["outside"])
     objects = [*builders, *alive]
