@@ -139,7 +139,7 @@ class Anchors:
         return kind
 
     def _walk(self, roots: Mapping[str, object], signature: Sequence[str] | None) -> None:
-        """Number every object that `roots` lead to, breadth first, and objects with unordered children last."""
+        """Walk from `roots` breadth first and number every object; enter objects with unordered children last."""
         queue: deque[tuple[object, int, Kind]] = deque()
         postponed: deque[tuple[object, int, Kind]] = deque()
         entered: dict[int, object] = {}
