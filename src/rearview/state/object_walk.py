@@ -356,7 +356,7 @@ def without_weak_references(*objects: object) -> Iterator[None]:
     for refs, number, obj in weak_anchors:
         refs[number] = lambda obj=obj: (
             obj
-        )  # callable like a weak reference: another thread may call it now
+        )  # callable like a weak reference: another thread may call the reference now
     try:
         yield
     finally:

@@ -126,7 +126,9 @@ def _plain_array(obj: Any) -> bool:
 def _has_own_pickling(cls: type) -> bool:
     return (
         hasattr(cls, "__setstate__")
-        or hasattr(cls, "__getattr__")  # pickle would call it before the attributes are set
+        or hasattr(
+            cls, "__getattr__"
+        )  # pickle would call `__getattr__` before the attributes are set
         or hasattr(cls, "__getnewargs__")
         or hasattr(cls, "__getnewargs_ex__")
         or getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
@@ -232,7 +234,7 @@ def _array(obj: Any, capturing: Capturing) -> Any:
     if obj.base is not None:
         root = root_of(obj)
         capturing.ids_with_views.add(id(root))
-        # the view may be pickled before the array whose memory it shares
+        # the view may be pickled before its base array
         anchor_number = _anchor_by_address(root, capturing)
     elif obj.nbytes <= SMALL and not capturing.check_sharing:
         # asking NumPy for an address takes longest: `Capture.has_shared_small_arrays` does so later, if needed
@@ -257,8 +259,8 @@ def _function(obj: Any, capturing: Capturing) -> Any:
         return NotImplemented
     # a project function that is no anchor was created by a loop of its module: after the set-up its name
     # does not exist yet, so the skeleton holds the location of its code
-    place = code_lookup.locate(obj)
-    if place is None:
+    location = code_lookup.locate(obj)
+    if location is None:
         return (
             NotImplemented
             if is_importable
@@ -269,7 +271,7 @@ def _function(obj: Any, capturing: Capturing) -> Any:
         if capturing.belongs_to_running_function(obj.__qualname__, name, cell):
             capturing.running_cells.add(id(cell))
     own_values = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
-    return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own_values)
+    return BUILDERS["function"], (location, obj.__code__.co_freevars, closure, *own_values)
 
 
 def _class(obj: Any, capturing: Capturing) -> Any:
@@ -290,7 +292,7 @@ def _class(obj: Any, capturing: Capturing) -> Any:
 def _builtin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     owner = obj.__self__
     if isinstance(owner, types.ModuleType) and not code_lookup.importable(obj):
-        # the library imported it before Rearview or another library replaced it in its module
+        # a library imported the builtin before Rearview or another library replaced it in its module
         return BUILDERS["named"], (owner.__name__, obj.__name__)
     return NotImplemented
 

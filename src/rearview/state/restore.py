@@ -127,17 +127,17 @@ class Restoration:
 
     def build_function(
         self,
-        place: code_lookup.CodeLocation,
+        location: code_lookup.CodeLocation,
         names: Sequence[str],
         cells: Sequence[Any],
         *own_values: Any,
     ) -> Any:
         """Return a nested function: the code from the running program, with the recorded closure."""
         defaults, kwdefaults, attrs = own_values
-        code = code_lookup.code_at(place)
+        code = code_lookup.code_at(location)
         by_name = dict(zip(names, cells, strict=True))
         closure = tuple(by_name.get(name) or types.CellType() for name in code.co_freevars)
-        module = vars(importlib.import_module(place[0]))
+        module = vars(importlib.import_module(location[0]))
         function = types.FunctionType(code, module, code.co_name, defaults, closure)
         function.__kwdefaults__ = kwdefaults
         function.__dict__.update(attrs)

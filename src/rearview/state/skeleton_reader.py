@@ -300,12 +300,12 @@ def function_as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
     A probe changes the code and may add closure variables. The source was checked before the replay: only
     probes were added.
     """
-    place, names, cells, *own_values = parts
+    location, names, cells, *own_values = parts
     recorded_names = set(recorded[1])
     closure = {
         name: cell for name, cell in zip(names, cells, strict=True) if name in recorded_names
     }
-    return (place[:3], closure, *own_values)
+    return (location[:3], closure, *own_values)
 
 
 QUICK = {int, str, bytes, bool, type(None)}
