@@ -385,7 +385,7 @@ class ReplayJobs:
             segment=str(file),
             given=arg_values_of(run),
         )
-        home = run.home(os.path.realpath(self.project.root))
+        home = run.recorded_root(os.path.realpath(self.project.root))
         relative = os.path.relpath(run.cwd or home, home)
         inside = not relative.startswith("..")
         command = start_command(
@@ -458,7 +458,7 @@ class ReplayJobs:
         root, written = self.project.root, self.runs.created_paths(run.id)
         here = os.path.realpath(root)
         # a program that believes its project elsewhere would follow such a link out of it
-        fold = self.fold and run.home(here) == here
+        fold = self.fold and run.recorded_root(here) == here
         read = [run.current_path(path, here) for path in run.end.inputs]
         folded = make_tree(
             root,

@@ -464,7 +464,7 @@ class Run:
         """Whether points of the run begin with a cell, as in a notebook or in a script divided into cells."""
         return is_notebook(self.script) or self.facts.cells
 
-    def home(self, root: str) -> str:
+    def recorded_root(self, root: str) -> str:
         """Return the folder that the project had when the run was recorded; `root` is its current folder."""
         return self.facts.root or root
 
@@ -475,9 +475,9 @@ class Run:
         >>> run.current_path("/old/data.txt", "/new"), run.current_path("/older/data.txt", "/new")
         ('/new/data.txt', '/older/data.txt')
         """
-        recorded_home = self.home(root)
+        recorded_root = self.recorded_root(root)
         return (
-            f"{root}{path[len(recorded_home) :]}"
-            if f"{path}/".startswith(f"{recorded_home}/")
+            f"{root}{path[len(recorded_root) :]}"
+            if f"{path}/".startswith(f"{recorded_root}/")
             else path
         )

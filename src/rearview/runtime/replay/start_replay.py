@@ -206,7 +206,7 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
     run = runs.get(segment.run)
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
-    home = run.home(os.path.realpath(project.root))
+    home = run.recorded_root(os.path.realpath(project.root))
     created = OverwrittenFiles.of(folder, home + os.sep, lambda: False).absent()
     view = _view(project, segment, home, created)
     session = Replayer(
