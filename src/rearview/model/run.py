@@ -144,7 +144,7 @@ SEEN = "rearview_seen"
 """Attribute of a patched method of a logger: a function that captures a call of the method. A background writer, which
 lets another process call the method, calls this function in the program's process with the same arguments."""
 MARK = "$"
-"""Prefix of the origin in captured records: it is stored in the field in which other records have a replay's id."""
+"""Prefix of an origin that a captured record stores in the field in which other records have a replay's id."""
 
 
 def captured_origin(replay: str | None) -> Origin | None:

@@ -12,7 +12,8 @@ The class of an object decides, not the variable that leads to the object:
 4. The position of a progress bar is state (`BAR_ATTRIBUTES`), because programs read `bar.n`.
 
 Some attributes of other library classes are not state either: addresses, times, tasks of threads
-(`_EXCLUDED_ATTRIBUTES`). `capture` leaves out only these attributes; `compare` leaves out everything that is not state.
+(`_EXCLUDED_ATTRIBUTES`). `capture` leaves out these attributes, and stores the displays and trackers in `BY_REFERENCE`
+as references; `compare` leaves out everything that is not state.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class _NoFingerprint(Exception):  # noqa: N818 - it says what happened
 
 
 def fingerprints(variables: Mapping[str, object], seconds: float) -> dict[str, str]:
-    """Return the fingerprints of variables by name; leave out variables when `seconds` are over.
+    """Return the fingerprints of variables by name; leave out those that `seconds` do not suffice for.
 
     >>> a, b = fingerprints({"x": [1, 2.5]}, 1), fingerprints({"x": [1, 2.5]}, 1)
     >>> a == b, a == fingerprints({"x": [1, 3.5]}, 1), fingerprints({"x": object()}, 1)

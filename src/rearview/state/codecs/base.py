@@ -208,7 +208,7 @@ class Layout:
     has_dict: bool
     slots: tuple[types.MemberDescriptorType, ...]
     hidden: bool
-    """Whether instances hold memory, beside that of `base`, that only C code can read."""
+    """Whether instances have memory in addition to that of `base` which only C code can read."""
 
     @property
     def plain(self) -> bool:

@@ -119,7 +119,7 @@ class GeneratorKind(Kind):
         return [generator_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Register the generator for `restore`, which runs it to its yield later: this runs the program's code."""
+        """Register the generator: `restore` runs it to its yield later, because this runs the program's code."""
         if content is not None:
             restoring.generators.append((obj, content[:2], content[2] if content[2:] else {}))
 
