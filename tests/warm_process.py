@@ -30,7 +30,7 @@ import time  # noqa: E402
 
 import rearview.runtime.run_program as launcher  # noqa: E402
 import rearview.runtime.start_recording  # noqa: E402, F401
-from rearview.model.messages import LAUNCHER  # noqa: E402
+from rearview.model.process_messages import LAUNCHER  # noqa: E402
 
 HEAD = struct.Struct("I")
 STREAMS = struct.Struct("3i")

@@ -12,7 +12,7 @@ from rearview.execute.executor import Task
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.execute.run_plan import Claim, Pool
 from rearview.model import Operator, ReplayReport, Run, Segment, Status
-from rearview.model.messages import ReplayFailure
+from rearview.model.process_messages import ReplayFailure
 
 RUN = Run("r", "v", "train.py", (), 0.0, Status.FINISHED)
 

@@ -16,7 +16,7 @@ from plainly import SOURCE
 from rearview._history import history
 from rearview.backfill import obstacles
 from rearview.execute import local
-from rearview.model.messages import LAUNCHER
+from rearview.model.process_messages import LAUNCHER
 
 pytestmark = [
     pytest.mark.usefixtures("warm_start"),

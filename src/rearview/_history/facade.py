@@ -569,7 +569,7 @@ class History:
     def notebook(self, which: str = "latest") -> bytes:
         """Return the notebook that a run executed, from the version of the run."""
         run = self.run(which)
-        name = os.path.relpath(os.path.join(run.cwd, run.script), run.home(run.cwd))  # noqa: PTH118
+        name = os.path.relpath(os.path.join(run.cwd, run.script), run.recorded_root(run.cwd))  # noqa: PTH118
         return self._versions.files(run.source)[name]
 
     def remove(self, *which: str, dry: bool = False) -> Removal:

@@ -25,7 +25,7 @@ from rearview.execute.start_command import (
     start_command,
 )
 from rearview.model import Run, Status
-from rearview.model.messages import Control
+from rearview.model.process_messages import Control
 from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
 from rearview.model.wording import plural
@@ -325,7 +325,7 @@ class RunResumer:
         )
         run_folder = self.runs.folder(run.id)
         env = environment_of(run, run_folder, os.environ, resumes=True)
-        folder = Path(run.now(run.cwd, os.path.realpath(self.project.root)))
+        folder = Path(run.current_path(run.cwd, os.path.realpath(self.project.root)))
         command = start_command(control, env, folder, hash_seed=run.facts.hash_seed)
         if control.source:
             text = f"the run continues with the source of the work tree ({control.source[:12]})"

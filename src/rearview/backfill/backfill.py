@@ -52,7 +52,7 @@ from rearview.execute.local import FORK_SERVER_SUPPORTED, Local
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.run_plan import Pool
 from rearview.model import Plan, Run, Segment
-from rearview.model.messages import ReplayFailure
+from rearview.model.process_messages import ReplayFailure
 from rearview.model.wording import plural
 from rearview.plan.cost import refine, speed
 from rearview.plan.divide_work import divide

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rearview.model import ReplayStart, Verdict
-from rearview.model.replay_start import LoopLimit
+from rearview.model.process_messages import LoopLimit
 from rearview.model.run import name_of
 from rearview.plan.facts import At, InnerIterations, LoopFacts
 from rearview.source.probes.probe import Probe, Probes

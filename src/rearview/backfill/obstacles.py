@@ -63,7 +63,7 @@ def _recorded_inputs(
     for recorded_path, recorded in run.end.inputs.items():
         if recorded[1] > run.started * 1e9:
             continue
-        path = Path(run.now(recorded_path, str(root)))
+        path = Path(run.current_path(recorded_path, str(root)))
         if not path.is_relative_to(root) or str(path.relative_to(root)) not in stored:
             yield path, list(recorded)
 
@@ -142,7 +142,7 @@ def script_is_gone(run: Run, root: Path) -> str:
     target = run.facts.target or run.script
     if run.facts.module or not target.endswith(".py"):
         return ""
-    script = Path(run.now(os.path.join(run.cwd or str(root), target), str(root)))  # noqa: PTH118
+    script = Path(run.current_path(os.path.join(run.cwd or str(root), target), str(root)))  # noqa: PTH118
     if script.exists():
         return ""
     return f" The run's script {script} is not there any more: put the statement where its code is now."

@@ -253,7 +253,7 @@ class RunPreparer:
             *(run, version, probes, logging_probes, names, coverage, missing),
             digests={name: digest_of(name) for name in names},
         )
-        home = run.home(os.path.realpath(self.project.root))
+        home = run.recorded_root(os.path.realpath(self.project.root))
         lead = lead_of(run, files, home)
         return PreparedRun(
             request,

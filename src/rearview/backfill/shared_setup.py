@@ -29,7 +29,7 @@ from rearview.backfill.run_facts import RunRequest
 from rearview.execute.executor import SetupStage
 from rearview.execute.replay_jobs import script_of
 from rearview.model import Run, Segment
-from rearview.model.messages import SetupStart
+from rearview.model.process_messages import SetupStart
 from rearview.model.run import is_notebook
 from rearview.model.wording import plural
 from rearview.source.cells import code_hash, imported_modules, only_defines

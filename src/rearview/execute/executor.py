@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rearview.model.messages import SetupStart
+from rearview.model.process_messages import SetupStart
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import msgspec
 
 from rearview.execute.cores_and_accelerators import cores_for, environment_of, pin
 from rearview.execute.executor import Job, SetupStage, Task
-from rearview.model.messages import (
+from rearview.model.process_messages import (
     UNLIKE,
     VARIABLE,
     Control,

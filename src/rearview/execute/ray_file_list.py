@@ -26,7 +26,7 @@ from rearview.model import (
     Run,
     SegmentFile,
 )
-from rearview.model.messages import VARIABLE, may_hold
+from rearview.model.process_messages import VARIABLE, may_hold
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.machine import process_identity
 from rearview.store.project import Project
@@ -329,7 +329,7 @@ def _entry(path: Path) -> ShippedFile:
 def _inputs_outside(root: Path, run: Run) -> Iterator[str]:
     inputs = run.end.inputs
     for path in inputs:
-        now = run.now(path, str(root))
+        now = run.current_path(path, str(root))
         if root not in Path(now).parents:
             yield path
 

@@ -38,7 +38,7 @@ from rearview.model import (
     Verdict,
     proof_of,
 )
-from rearview.model.messages import TEXTS, VARIABLE, ReplayFailure
+from rearview.model.process_messages import TEXTS, VARIABLE, ReplayFailure
 from rearview.store.files import caused_by_full_disk, close_to_others, make_folder, publish
 from rearview.store.project import FOLDER, Project
 from rearview.store.recorded_inputs import environment_of
@@ -385,7 +385,7 @@ class ReplayJobs:
             segment=str(file),
             given=arg_values_of(run),
         )
-        home = run.home(os.path.realpath(self.project.root))
+        home = run.recorded_root(os.path.realpath(self.project.root))
         relative = os.path.relpath(run.cwd or home, home)
         inside = not relative.startswith("..")
         command = start_command(
@@ -458,8 +458,8 @@ class ReplayJobs:
         root, written = self.project.root, self.runs.created_paths(run.id)
         here = os.path.realpath(root)
         # a program that believes its project elsewhere would follow such a link out of it
-        fold = self.fold and run.home(here) == here
-        read = [run.now(path, here) for path in run.end.inputs]
+        fold = self.fold and run.recorded_root(here) == here
+        read = [run.current_path(path, here) for path in run.end.inputs]
         folded = make_tree(
             root,
             self.versions,

@@ -24,7 +24,7 @@ from rearview.execute.backfill_status import (
 from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome, needs_rerun
 from rearview.model import Run, Segment
-from rearview.model.messages import ReplayFailure
+from rearview.model.process_messages import ReplayFailure
 from rearview.model.run import name_of
 
 MAX_LOSSES = 3

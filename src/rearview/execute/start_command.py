@@ -1,7 +1,7 @@
 """The command that starts a process which runs the user's program with a session around it.
 
 `rearview run`, `rearview resume` and every replay start their process this way: the launcher script of
-`runtime`, with one environment variable (`model.messages.Control`) that describes the program.
+`runtime`, with one environment variable (`model.process_messages.Control`) that describes the program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from rearview.config import Settings
 from rearview.errors import UsageError
 from rearview.model import Run
-from rearview.model.messages import LAUNCHER, VARIABLE, Control
+from rearview.model.process_messages import LAUNCHER, VARIABLE, Control
 from rearview.model.secrets import fill_secrets
 from rearview.store.project import FOLDER
 

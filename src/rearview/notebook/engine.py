@@ -22,7 +22,7 @@ from papermill.log import logger
 from rearview._history.run_command import start_run
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
-from rearview.model.messages import VARIABLE
+from rearview.model.process_messages import VARIABLE
 from rearview.notebook.kernel_client import (
     KernelProcess,
     check,

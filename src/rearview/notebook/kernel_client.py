@@ -23,7 +23,7 @@ import msgspec
 
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
-from rearview.model.messages import AGAIN, VARIABLE, Control
+from rearview.model.process_messages import AGAIN, VARIABLE, Control
 from rearview.source.notebooks import language_and_positions
 from rearview.store.files import open_file
 

@@ -23,7 +23,7 @@ import msgspec
 
 import rearview.runtime.replay.start_replay  # noqa: F401 - what a fresh segment has before the libraries
 from rearview.model import Control
-from rearview.model.messages import (
+from rearview.model.process_messages import (
     LAUNCHER,
     VARIABLE,
     ForkServerReady,

@@ -29,7 +29,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.model import Control, SegmentFile
-from rearview.model.messages import TEXTS, SetupStart
+from rearview.model.process_messages import TEXTS, SetupStart
 from rearview.runtime import importer
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import offer, offer_value
@@ -206,7 +206,7 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
     run = runs.get(segment.run)
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
-    home = run.home(os.path.realpath(project.root))
+    home = run.recorded_root(os.path.realpath(project.root))
     created = OverwrittenFiles.of(folder, home + os.sep, lambda: False).absent()
     view = _view(project, segment, home, created)
     session = Replayer(
