@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         Progress,
         SegmentProgress,
     )
+    from rearview.execute.launch_command import LaunchCommand
     from rearview.execute.replay_jobs import ReplayOutcome
-    from rearview.execute.start_command import StartCommand
     from rearview.plan.facts import Machine
     from rearview.source.inspection.inspection import Answer, Inspection, LoopReport
     from rearview.store.machine import cores
@@ -53,6 +53,7 @@ __all__ = [
     "Event",
     "History",
     "Inspection",
+    "LaunchCommand",
     "LoopReport",
     "Machine",
     "MissingCells",
@@ -70,7 +71,6 @@ __all__ = [
     "Row",
     "RunReport",
     "SegmentProgress",
-    "StartCommand",
     "Table",
     "Unproved",
     "cores",
@@ -99,7 +99,7 @@ _HOMES = {
         "Unproved",
     ),
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
-    "rearview.execute.start_command": ("StartCommand",),
+    "rearview.execute.launch_command": ("LaunchCommand",),
     "rearview.execute.backfill_status": (
         "ENDED",
         "BackfillStatus",

@@ -32,8 +32,8 @@ from rearview.execute.backfill_status import (
     request_workers,
     running_backfills,
 )
-from rearview.execute.start_command import (
-    StartCommand,
+from rearview.execute.launch_command import (
+    LaunchCommand,
 )
 from rearview.model import Checkpoint, Origin, Run
 from rearview.model.run import UNASKED
@@ -552,7 +552,7 @@ class History:
 
     def resume(
         self, which: str = "latest", preemption: Preemption | None = None, *, source: str = "run"
-    ) -> StartCommand:
+    ) -> LaunchCommand:
         """Return the command that continues a stopped run in the folder where it ran.
 
         With `preemption`, the run can be stopped again, and is copied to `preemption.remote`.

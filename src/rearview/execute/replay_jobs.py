@@ -26,7 +26,7 @@ import msgspec
 
 from rearview.execute.cores_and_accelerators import threads_of, visible_accelerators
 from rearview.execute.executor import SetupStage, Task
-from rearview.execute.start_command import arg_values_of, arguments_of, start_command
+from rearview.execute.launch_command import arg_values_of, arguments_of, launch_command
 from rearview.model import (
     Control,
     Proof,
@@ -388,7 +388,7 @@ class ReplayJobs:
         home = run.home(os.path.realpath(self.project.root))
         relative = os.path.relpath(run.cwd or home, home)
         inside = not relative.startswith("..")
-        command = start_command(
+        command = launch_command(
             control,
             environment_of(run, self.runs.folder(run.id), self.environment),
             tree / relative if inside else Path(run.cwd),

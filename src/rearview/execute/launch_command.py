@@ -27,7 +27,7 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @dataclass(frozen=True, slots=True)
-class StartCommand:
+class LaunchCommand:
     """A command line with its environment and working folder, ready to be started."""
 
     command: tuple[str, ...]
@@ -39,9 +39,9 @@ class StartCommand:
     """Notes for the user before the start: variables that differ, which source runs."""
 
 
-def start_command(
+def launch_command(
     control: Control, env: Mapping[str, str], folder: Path, *, hash_seed: str | None = None
-) -> StartCommand:
+) -> LaunchCommand:
     """Return the command that runs the program that `control` describes, in the environment `env`.
 
     Python's hashes must be the same when the run is replayed, so their seed is chosen here. All runs
@@ -53,7 +53,7 @@ def start_command(
     lent = _lent_variables(control, env)
     message = msgspec.json.encode(msgspec.structs.replace(control, lent=lent)).decode()
     environment = {**env, **lent, VARIABLE: message, "PYTHONHASHSEED": seed}
-    return StartCommand((sys.executable, LAUNCHER), environment, folder)
+    return LaunchCommand((sys.executable, LAUNCHER), environment, folder)
 
 
 def _lent_variables(control: Control, env: Mapping[str, str]) -> dict[str, str]:
