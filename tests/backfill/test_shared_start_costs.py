@@ -9,7 +9,7 @@ from rearview._history import history
 from rearview.backfill.machine_speed import read_cost_corrections
 from rearview.backfill.prepare_run import PreparedRun
 from rearview.backfill.run_facts import RunRequest
-from rearview.backfill.shared_setup import Lead, import_seconds, lead_of
+from rearview.backfill.setup_sharing import Lead, import_seconds, lead_of
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Operator, ReplayReport, Run, RunEnd, RunStart, Segment, Status
 from rearview.plan.facts import RunFacts

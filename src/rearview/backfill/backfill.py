@@ -36,7 +36,7 @@ from rearview.backfill.reports import (
     Unproved,
 )
 from rearview.backfill.segment_claims import SegmentClaims
-from rearview.backfill.shared_setup import (
+from rearview.backfill.setup_sharing import (
     SharedStages,
     read_obstacles,
     runs_with_earlier_lead,

@@ -27,7 +27,7 @@ from rearview.backfill.obstacles import (
     script_is_gone,
 )
 from rearview.backfill.run_facts import RunRequest, run_facts, with_run_loop_ids
-from rearview.backfill.shared_setup import Lead, SetupText, import_seconds, lead_of, setup_text
+from rearview.backfill.setup_sharing import Lead, SetupText, import_seconds, lead_of, setup_text
 from rearview.backfill.statement_sources import StatementSources
 from rearview.errors import UsageError
 from rearview.model import Run, Status

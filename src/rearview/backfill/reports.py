@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from rearview.backfill.prepare_run import PreparedRun
-from rearview.backfill.shared_setup import SharedStages
+from rearview.backfill.setup_sharing import SharedStages
 from rearview.backfill.statement_sources import StatementSources
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict

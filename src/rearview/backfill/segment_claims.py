@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from rearview.backfill.coverage import ALL, Cell, cells_of, filled_cells
 from rearview.backfill.prepare_run import PreparedRun
 from rearview.backfill.run_facts import RunRequest, replay_start, segment_file
-from rearview.backfill.shared_setup import Lead
+from rearview.backfill.setup_sharing import Lead
 from rearview.execute.backfill_status import StatusFile, active_backfills
 from rearview.execute.executor import SetupStage, Task
 from rearview.execute.replay_jobs import ReplayJobs
