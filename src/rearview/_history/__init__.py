@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rearview._history.run_command import Preemption, fetch_run, similar_run, start_run
     from rearview._history.run_reports import Comparison, Removal, Row, RunReport
     from rearview._history.script_inspection import inspect_script, script_of_module
-    from rearview.backfill.hand_places import Correction
+    from rearview.backfill.manual_placement import Correction
     from rearview.backfill.prepare_run import Question
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.reports import (
@@ -88,7 +88,7 @@ _HOMES = {
     "rearview._history.script_inspection": ("inspect_script", "script_of_module"),
     "rearview._history.run_reports": ("Comparison", "Removal", "Row", "RunReport"),
     "rearview._history.run_command": ("Preemption", "fetch_run", "similar_run", "start_run"),
-    "rearview.backfill.hand_places": ("Correction",),
+    "rearview.backfill.manual_placement": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.prepare_run": ("Question",),
     "rearview.backfill.reports": (

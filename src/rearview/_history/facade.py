@@ -63,7 +63,7 @@ from rearview.store.versions.versions import WORKTREE, Versions
 
 if TYPE_CHECKING:
     from rearview.backfill.backfill import Backfiller
-    from rearview.backfill.hand_places import Correction
+    from rearview.backfill.manual_placement import Correction
     from rearview.backfill.prepare_run import Choices, Question
     from rearview.backfill.propagation import Probing, Propagated
     from rearview.backfill.reports import BackfillReport, PlanReport

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
-from rearview.backfill.hand_places import Corrections
 from rearview.backfill.machine_speed import (
     WORTH_MEASURING,
     Machines,
@@ -24,6 +23,7 @@ from rearview.backfill.machine_speed import (
     read_cost_corrections,
     save_cost_corrections,
 )
+from rearview.backfill.manual_placement import Corrections
 from rearview.backfill.obstacles import changed_inputs
 from rearview.backfill.prepare_run import PreparedRun, Question, RunPreparer
 from rearview.backfill.propagation import Probing
