@@ -400,7 +400,7 @@ class History:
             name for name in names if not any(name in probe.names for probe in probing.added)
         ]
         if unknown:
-            from rearview.backfill.obstacles import logged_outside_project
+            from rearview.backfill.find_statements import logged_outside_project
 
             raise UsageError(
                 f"{', '.join(unknown)}: nothing in the work tree logs this beyond what the newest "

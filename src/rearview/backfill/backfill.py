@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
+from rearview.backfill.find_statements import StatementSources
 from rearview.backfill.machine_speed import (
     WORTH_MEASURING,
     Machines,
@@ -24,8 +25,7 @@ from rearview.backfill.machine_speed import (
     save_cost_corrections,
 )
 from rearview.backfill.manual_placement import Corrections
-from rearview.backfill.obstacles import changed_inputs
-from rearview.backfill.prepare_run import PreparedRun, Question, RunPreparer
+from rearview.backfill.prepare_run import PreparedRun, Question, RunPreparer, changed_inputs
 from rearview.backfill.propagation import Probing
 from rearview.backfill.reports import (
     BackfillReport,
@@ -43,7 +43,6 @@ from rearview.backfill.setup_sharing import (
     save_obstacles,
     shared_stages,
 )
-from rearview.backfill.statement_sources import StatementSources
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.backfill_status import Progress, StatusFile, running_backfills

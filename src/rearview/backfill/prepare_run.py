@@ -1,14 +1,22 @@
-"""A `Question`, and one run prepared to answer it: its probes, its measurements, the values it lacks."""
+"""A `Question`, and each run prepared to answer it: its probes, its measurements, the values that it lacks.
+
+A run whose input files or imported packages no longer exist here cannot be replayed; preparation finds that out.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import partial
-from pathlib import Path
+from functools import lru_cache, partial
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
 from rearview.backfill.coverage import (
@@ -18,17 +26,15 @@ from rearview.backfill.coverage import (
     is_unproved,
     missing_values,
 )
-from rearview.backfill.machine_speed import Machines
-from rearview.backfill.obstacles import (
+from rearview.backfill.find_statements import (
+    StatementSources,
     logged_in_unparsable_file,
     logged_outside_project,
-    missing_input,
-    missing_packages,
     script_is_gone,
 )
+from rearview.backfill.machine_speed import Machines
 from rearview.backfill.run_facts import RunRequest, run_facts, with_run_loop_ids
 from rearview.backfill.setup_sharing import Lead, SetupText, import_seconds, lead_of, setup_text
-from rearview.backfill.statement_sources import StatementSources
 from rearview.errors import UsageError
 from rearview.model import Run, Status
 from rearview.model.run import columns_of, is_notebook, name_of
@@ -38,6 +44,7 @@ from rearview.source.notebooks import as_programs, divide_into_cells, with_text
 from rearview.source.probes.loop_carried import START
 from rearview.source.probes.probe import Position, Probe, Probes, logging_fingerprint
 from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.files import fingerprint
 from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
 from rearview.store.versions.versions import Versions
@@ -406,3 +413,92 @@ def _selected_iterations(
             # the planner refuses iterations that the loop does not have
             return iterations if named else None
     return iterations
+
+
+def missing_input(run: Run, root: Path, stored: Collection[str] = ()) -> str:
+    """Return why a run cannot be replayed for lack of an input file; empty if all exist.
+
+    Files below `root` that are `stored` with the source need not exist.
+    """
+    missing = [path for path, _ in _recorded_inputs(run, root, stored) if not path.exists()]
+    if not missing:
+        return ""
+    others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"its input {missing[0]}{others} is gone; bring it back"
+
+
+def changed_inputs(run: Run, root: Path, stored: Collection[str] = ()) -> list[Path]:
+    """Return the input files that changed since the run read them."""
+    changed = []
+    for path, recorded in _recorded_inputs(run, root, stored):
+        try:
+            now = fingerprint(path)
+        except OSError:
+            continue  # `missing_input` reports it
+        if list(now) != recorded and now[2] != recorded[2]:
+            changed.append(path)
+    return changed
+
+
+def _recorded_inputs(
+    run: Run, root: Path, stored: Collection[str]
+) -> Iterator[tuple[Path, list[object]]]:
+    """Yield the path now and the recorded fingerprint of each input that is not in the store.
+
+    A file that was changed after the start of the run is no input: the run wrote it itself. Today's runs
+    do not record such files, older ones did.
+    """
+    for recorded_path, recorded in run.end.inputs.items():
+        if recorded[1] > run.started * 1e9:
+            continue
+        path = Path(run.now(recorded_path, str(root)))
+        if not path.is_relative_to(root) or str(path.relative_to(root)) not in stored:
+            yield path, list(recorded)
+
+
+def missing_packages(source: Mapping[str, bytes], executed: Collection[str]) -> str:
+    """Return why a run cannot be replayed for lack of a package; empty if all are installed.
+
+    `source` are the files of its version, `executed` those that the run executed. Only imports that
+    always run count: not those in a function or under `try`. A program that changes where Python looks
+    for modules is not checked.
+    """
+    files = [source[path] for path in executed if path in source]
+    if any(b"sys.path" in text or b"addsitedir" in text for text in files):
+        return ""
+    own = {part.removesuffix(".py") for path in source for part in PurePosixPath(path).parts}
+    imported = {name for text in files for name in _imported(text)} - own
+    missing = sorted(name for name in imported if not _is_installed(name))
+    if not missing:
+        return ""
+    verb = "which is" if len(missing) == 1 else "which are"
+    return (
+        f"it imports {', '.join(missing)}, {verb} not installed here any more; install what it had "
+        "(`pip install …`), or replay it in the environment it ran in"
+    )
+
+
+@lru_cache(maxsize=512)
+def _imported(text: bytes) -> frozenset[str]:
+    """Return the packages that a file imports as soon as it is executed."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return frozenset()
+    packages: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            packages.add(node.module.partition(".")[0])
+    return frozenset(packages)
+
+
+@lru_cache(maxsize=512)
+def _is_installed(name: str) -> bool:
+    if name in sys.builtin_module_names or name in sys.stdlib_module_names or name in sys.modules:
+        return True
+    with contextlib.suppress(ImportError, ValueError):
+        # only `find_spec` sees editable installations; neither imports anything
+        return PathFinder.find_spec(name) is not None or find_spec(name) is not None
+    return False

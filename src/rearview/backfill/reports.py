@@ -8,9 +8,9 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+from rearview.backfill.find_statements import StatementSources
 from rearview.backfill.prepare_run import PreparedRun
 from rearview.backfill.setup_sharing import SharedStages
-from rearview.backfill.statement_sources import StatementSources
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
 from rearview.model.proof import compared, worst

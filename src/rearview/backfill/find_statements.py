@@ -1,21 +1,31 @@
-"""Take the statement for a name from the work tree or, if that does not log it, from a past version.
+"""Find the statements that log requested names: in the work tree or, if it does not log them, in a past version.
 
-A name that only a past version logs can be filled in all other runs: the statement of the newest version that
-logs it is carried into all other versions, newer and older, as if that version had been edited.
+A name that only a past version logs can be filled in all other runs. The statement of the newest version that
+logs the name is carried into all other versions, newer and older, as if that version had been edited.
+
+If there is no statement for a name, functions here return a hint for the user: the log statement is outside the
+project, the script has moved, or a file does not parse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from rearview.backfill.obstacles import logged_in_unparsable_file
 from rearview.backfill.propagation import Probing, Propagated
 from rearview.errors import SourceError, UsageError
 from rearview.model import Run
 from rearview.source.log_calls import LogPlace, names_logged
 from rearview.source.probes.probe import Probes, fits
 from rearview.source.propagate.without_logs import without_logs
+from rearview.source.text import try_parse
+from rearview.store.project import repository_top
+
+_MAX_FILES = 5_000
+"""Python files of the repository that are searched for a log statement."""
+_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
 
 @dataclass(frozen=True)
@@ -163,3 +173,71 @@ class StatementSources:
         return PastStatement(
             names, version, runs[-1], tuple(dict.fromkeys(places)), tuple(probings)
         )
+
+
+def logged_outside_project(name: str, root: Path) -> str:
+    """Return a sentence on a file of the git repository, above the project, that logs `name`.
+
+    Empty if there is no such file.
+    """
+    top = repository_top(root.resolve())
+    if top is None or top == root.resolve():
+        return ""
+    for path in _python_files(top, root.resolve()):
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, ValueError):
+            continue
+        if name in text and name in names_logged({path.name: text}):
+            return (
+                f" {path} logs it, but is outside the project {root}; only files inside it are "
+                f"recorded: set REARVIEW_ROOT={top} and record a new run."
+            )
+    return ""
+
+
+def script_is_gone(run: Run, root: Path) -> str:
+    """Return a sentence if the run's script is no longer at its path; empty if it is."""
+    target = run.facts.target or run.script
+    if run.facts.module or not target.endswith(".py"):
+        return ""
+    script = Path(run.now(os.path.join(run.cwd or str(root), target), str(root)))  # noqa: PTH118
+    if script.exists():
+        return ""
+    return f" The run's script {script} is not there any more: put the statement where its code is now."
+
+
+def logged_in_unparsable_file(name: str, files: Mapping[str, str]) -> str:
+    """Return a sentence on a file that does not parse; empty if all parse.
+
+    A file that mentions `name` comes first. Statements of a file that does not parse are not seen at all.
+    """
+    reasons = {path: try_parse(text) for path, text in files.items()}
+    broken = {path: reason for path, reason in reasons.items() if isinstance(reason, str)}
+    for path, reason in broken.items():
+        if name in files[path]:
+            return f" {path} mentions it, but {reason}: correct that first."
+    for path, reason in broken.items():
+        return f" The log statements of {path} are not seen, because {reason}: correct that first."
+    return ""
+
+
+def _python_files(top: Path, root: Path) -> Iterator[Path]:
+    """Yield the Python files below `top` that are not below the project's folder `root`."""
+    count = 0
+    for folder, folders, names in os.walk(top):
+        here = Path(folder)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _SKIPPED_FOLDERS
+            and here / name != root
+            and not (here / name / "pyvenv.cfg").exists()
+        )
+        for name in sorted(names):
+            if name.endswith(".py"):
+                count += 1
+                if count > _MAX_FILES:
+                    return
+                yield here / name
