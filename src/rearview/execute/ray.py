@@ -1,20 +1,41 @@
 """The Ray executor: run segments on a cluster whose nodes may or may not see the project's folder.
 
-`ray_node` is the code on the node, `ray_file_list` lists the files that a segment needs there, and
-`ray_shipping` sends them and fetches the results.
+`ray_node` is the code on the node. A segment on a node that does not see the project's folder is a `ShippedJob`:
+`ray_files` knows which files the segment needs there, and how its results reach the store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rearview.errors import SiteError
-from rearview.execute import ray_node
+from rearview.execute import ray_files, ray_node
 from rearview.execute.executor import Job, Task
-from rearview.execute.ray_file_list import known_file_of, segment_of
-from rearview.execute.ray_shipping import Shipments, ShippedJob
+from rearview.execute.ray_files import (
+    ChunkCache,
+    ShippedFile,
+    ShippingList,
+    StagedResults,
+    known_file_of,
+    list_files,
+    segment_of,
+    store_identity,
+)
+from rearview.model import ReplayReport
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.project import Project
+
+MAX_LISTINGS = 3
+"""How often the files of a segment are listed again because one was replaced while being sent."""
 
 
 @dataclass
@@ -155,3 +176,287 @@ def _join(slots: int | None) -> None:
             return
     cores = max(slots or 0, os.cpu_count() or 1)  # more workers may be asked for later
     ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False)
+
+
+class Shipments:
+    """State shared by all segments that one backfill ships: cached chunks and prepared nodes."""
+
+    def __init__(self, gpus: float) -> None:
+        import ray
+
+        ray.cloudpickle.register_pickle_by_value(ray_node)
+        self.gpus = gpus
+        self.needed = False
+        """Whether a node was found that does not see the project."""
+        self.chunks = ChunkCache()
+        self.lock = threading.Lock()
+        self._node_locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._folder_owners: dict[str, Any] = {}
+        self._checkpoints: dict[Path, Checkpoints] = {}
+        self._worker_class = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(
+            ray_node.SegmentWorker
+        )
+        self._owner_class = ray.remote(num_cpus=0, max_restarts=0)(ray_node.FolderOwner)
+
+    def start_worker(self) -> Any:
+        """Start an actor for one segment on a node that Ray chooses; it holds the resources there."""
+        return self._worker_class.remote()
+
+    def list_files(self, task: Task) -> tuple[Project, ShippingList]:
+        """Return the project of a task and the files that the task needs."""
+        segment = segment_of(task)
+        assert segment is not None
+        root = segment.parents[3]
+        with self.lock:
+            checkpoints = self._checkpoints.setdefault(root, Checkpoints(Project(root)))
+            return checkpoints.project, list_files(task, checkpoints)
+
+    def lock_of_node(self, node: str) -> threading.RLock:
+        """Return the lock to hold while files are written that several segments on a node share."""
+        with self.lock:
+            return self._node_locks[node]
+
+    def folder_owner(self, project: Project, node_facts: dict[str, Any]) -> Any:
+        """Return the actor that owns the project folder on a node; create both if needed.
+
+        `node_facts` are what `SegmentWorker.inspect_node` returned.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = node_facts["node"]
+        with self.lock_of_node(node):
+            if node not in self._folder_owners:
+                on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+                owner = self._owner_class.options(scheduling_strategy=on_node).remote()
+                refusal = ray.get(owner.create.remote(str(project.root), store_identity(project)))
+                if refusal is not None:
+                    ray.kill(owner)
+                    raise SiteError(
+                        f"The node {node_facts['host']} of the Ray cluster does not see {project.root}, "
+                        f"and the files of a replay cannot be put there: {refusal}. Make that "
+                        "path free and writable on the node, or share the folder with it.",
+                        slug="ray-node",
+                    )
+                self._folder_owners[node] = owner
+            return self._folder_owners[node]
+
+    def forget_owner(self, node_facts: dict[str, Any], owner: Any) -> None:
+        """Let the next segment prepare a node again whose folder owner was lost."""
+        with self.lock_of_node(node_facts["node"]):
+            if self._folder_owners.get(node_facts["node"]) is owner:
+                del self._folder_owners[node_facts["node"]]
+
+    def close(self) -> None:
+        """Remove the project folders that were created on nodes."""
+        import ray
+
+        for owner in self._folder_owners.values():
+            # if the node or the actor is gone, the cleaner process there removes the folder
+            with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+                ray.get(owner.remove.remote(), timeout=60)
+            ray.kill(owner)
+        self._folder_owners.clear()
+
+
+class ShippedJob:
+    """One segment that runs on a node without the project: ship its files, run it, fetch its results."""
+
+    def __init__(self, shipments: Shipments, task: Task) -> None:
+        self.shipments = shipments
+        self.task = task
+        self._worker: Any = shipments.start_worker()
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._code: int | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run_in_thread, name=f"rearview-{task.id}", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return its exit code; None if it has not ended after `timeout` seconds."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return None
+        if self._error is not None:
+            raise self._error
+        return self._code
+
+    def stop(self) -> None:
+        """Kill it at once. Results that are not published yet never will be."""
+        import ray
+
+        with self._lock:
+            self._stopped = True
+        ray.kill(self._worker)
+        self._thread.join(10.0)
+
+    def _run_in_thread(self) -> None:
+        import ray
+
+        try:
+            self._code = self._ship_and_run()
+        except ray.exceptions.RayTaskError as exc:
+            last = str(exc).strip().splitlines()[-1]
+            self._error = SiteError(
+                f"A node of the Ray cluster could not run the replay {self.task.id}: {last}. "
+                "Check that its disk has free space, or share the project's folder with it.",
+                slug="ray-node",
+            )
+        except ray.exceptions.RayError:
+            self._code = -1  # the worker or its node was lost, or the job was stopped
+        except BaseException as exc:
+            self._error = exc
+        finally:
+            if not self._stopped:
+                ray.kill(self._worker)
+
+    def _ship_and_run(self) -> int:
+        import ray
+
+        known_file = known_file_of(self.task)
+        assert known_file is not None
+        project, files_needed = self.shipments.list_files(self.task)
+        needed_paths = [self.task.command[0], *files_needed.outside_project]
+        if files_needed.root not in self.task.folder.parents:
+            needed_paths.append(str(self.task.folder))
+        node_facts = self._call("inspect_node", known_file, needed_paths)
+        if node_facts["sees_project"]:
+            return int(self._call("run", *self._run_arguments(), []))
+        if node_facts["missing"]:
+            raise SiteError(
+                f"The node {node_facts['host']} of the Ray cluster has no {node_facts['missing'][0]}, "
+                f"which the run {files_needed.run} needs and which is outside the project "
+                f"{files_needed.root}. Only files of the project are sent: copy it to the node.",
+                slug="ray-node",
+            )
+        owner = self.shipments.folder_owner(project, node_facts)
+        try:
+            return self._replay_on_node(project, files_needed, node_facts, owner)
+        except ray.exceptions.RayError:
+            self._check_owner(owner, node_facts)
+            raise
+
+    def _replay_on_node(
+        self, project: Project, files_needed: ShippingList, node_facts: dict[str, Any], owner: Any
+    ) -> int:
+        folders_and_store = ([str(folder) for folder in files_needed.folders], str(project.store))
+        run_and_replay = (files_needed.run, files_needed.replay)
+        with_all = False
+        while True:
+            files_needed = self._send_files(files_needed, node_facts, with_all=with_all)
+            code = int(self._call("run", *self._run_arguments(), folders_and_store[0]))
+            results = StagedResults(
+                project,
+                files_needed,
+                lambda chunks: self._call("read_chunks", chunks),
+                ray_files.CHUNK,
+            )
+            try:
+                node_results = self._call("list_results", *folders_and_store, *run_and_replay)
+                new = [oid for oid in node_results["objects"] if not results.objects.has(oid)]
+                values = self._call("file_sizes", [str(results.objects.path(oid)) for oid in new])
+                results.fetch(node_results, values)
+                if (
+                    not with_all
+                    and files_needed.only_if_different
+                    and _differs(results.files.get(self.task.report))
+                ):
+                    with_all = True  # run again with the checkpoint parts that it differs from
+                    self._call("remove_files", *folders_and_store, *run_and_replay)
+                    continue
+                self._check_owner(owner, node_facts)
+                with self._lock:
+                    if self._stopped:
+                        return -1
+                    results.publish(self.task.report)
+            finally:
+                results.close()
+            self._call("remove_files", *folders_and_store, *run_and_replay)
+            return code
+
+    def _send_files(
+        self, files_needed: ShippingList, node_facts: dict[str, Any], *, with_all: bool
+    ) -> ShippingList:
+        """Send the files that are needed, and if `with_all` also those that only a difference needs.
+
+        Return the list of files; it is made again if a file was replaced in the meantime: records get sealed.
+        """
+        for tries_left in reversed(range(MAX_LISTINGS)):
+            try:
+                shared = (
+                    (*files_needed.shared, *files_needed.only_if_different)
+                    if with_all
+                    else files_needed.shared
+                )
+                self._send_missing(files_needed, shared, node_facts)
+                break
+            except FileNotFoundError:
+                if not tries_left:
+                    raise
+                _, files_needed = self.shipments.list_files(self.task)
+        return files_needed
+
+    def _send_missing(
+        self, files_needed: ShippingList, shared: Sequence[ShippedFile], node_facts: dict[str, Any]
+    ) -> None:
+        with self.shipments.lock_of_node(node_facts["node"]):
+            shared_files = [(entry.path, entry.size, entry.link) for entry in shared]
+            self._send(shared[k] for k in self._call("missing_files", shared_files))
+        self._send(files_needed.own)
+
+    def _send(self, entries: Iterable[ShippedFile]) -> None:
+        """Write files to the node, about CHUNK bytes per message."""
+        batch: list[tuple[Any, ...]] = []
+        size = 0
+        for entry in entries:
+            described = (entry.path, entry.size, entry.mode, entry.mtime, entry.link)
+            for position in range(0, max(1, entry.size), ray_files.CHUNK):
+                data = b"" if entry.link is not None else self.shipments.chunks.get(entry, position)
+                batch.append((*described, position, data))
+                size += min(ray_files.CHUNK, entry.size - position)
+                if size >= ray_files.CHUNK:
+                    self._call("write_chunks", batch)
+                    batch, size = [], 0
+        if batch:
+            self._call("write_chunks", batch)
+
+    def _run_arguments(self) -> tuple[Any, ...]:
+        task = self.task
+        folder_and_log = (str(task.folder), str(task.log))
+        return (
+            list(task.command),
+            dict(task.environment),
+            *folder_and_log,
+            bool(self.shipments.gpus),
+        )
+
+    def _call(self, method: str, *args: Any) -> Any:
+        import ray
+
+        if self._stopped:  # a call would join the cluster again
+            raise ray.exceptions.RayError
+        return ray.get(getattr(self._worker, method).remote(*args))
+
+    def _check_owner(self, owner: Any, node_facts: dict[str, Any]) -> None:
+        """Raise if the folder owner on the node is gone: it may have removed the folder during the replay."""
+        import ray
+
+        try:
+            ray.get(owner.ping.remote())
+        except ray.exceptions.RayError:
+            self.shipments.forget_owner(node_facts, owner)
+            raise
+
+
+def _differs(report: Path | None) -> bool:
+    """Return True if a report says that the replay differs, or could not restore something."""
+    if report is None:
+        return False
+    try:
+        replay_report = msgspec.json.decode(report.read_bytes(), type=ReplayReport)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return replay_report.retry or replay_report.difference is not None

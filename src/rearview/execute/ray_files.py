@@ -1,21 +1,29 @@
-"""Which files a segment needs on a Ray node that does not see the project's folder.
+"""The files of a segment on a Ray node that does not see the project's folder: which to send, and results to fetch.
 
-They are its scratch tree, its segment file, the inputs that the tree links to, and the checkpoints that its
-replay can reach: no more. `ray_shipping` sends them.
+A segment needs its scratch tree, its segment file, the inputs that the tree links to, and the checkpoints that its
+replay can reach (`list_files`). Files that several segments need are read once (`ChunkCache`). Results are first
+copied into a staging folder, and published in the store only when all of them are there (`StagedResults`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from rearview.errors import SiteError
 from rearview.execute.executor import Task
+from rearview.execute.ray_node import SizedFile
 from rearview.execute.replay_jobs import recorded_texts
 from rearview.model import (
     Checkpoint,
@@ -28,10 +36,17 @@ from rearview.model import (
 )
 from rearview.model.messages import VARIABLE, may_hold
 from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.objects import Objects, content_hash
 from rearview.store.machine import process_identity
 from rearview.store.project import Project
 from rearview.store.runs import ACCOUNT, Runs
 
+CHUNK = 64 << 20
+"""Bytes that are sent in one message."""
+SENT_INLINE = 1 << 20
+"""Files smaller than this many bytes are sent inside a message, not through Ray's object store."""
+CACHE_BYTES = 16 * CHUNK
+"""Bytes that stay in Ray's object store for other nodes; the least recently used go first."""
 _NO_END = 1 << 62
 
 
@@ -341,3 +356,193 @@ def known_file_of(task: Task) -> tuple[str, bytes] | None:
     """
     segment = segment_of(task)
     return None if segment is None else (str(segment), segment.read_bytes())
+
+
+@dataclass
+class ChunkCache:
+    """Chunks of files in Ray's object store: each is put there once and remembered for a while."""
+
+    _refs: OrderedDict[tuple[str, int, int], tuple[Any, int]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _size: int = 0
+
+    def get(self, entry: ShippedFile, position: int) -> Any:
+        """Return a chunk of a file: its bytes if the file is small, else a reference to Ray's store."""
+        import ray
+
+        if entry.size < SENT_INLINE:
+            return _read(entry, position)
+        key = (entry.path, entry.mtime, position)
+        with self._lock:
+            if key not in self._refs:
+                data = _read(entry, position)
+                self._refs[key] = (ray.put(data), len(data))
+                self._size += len(data)
+            self._refs.move_to_end(key)
+            while self._size > CACHE_BYTES:
+                _, (_, size) = self._refs.popitem(last=False)
+                self._size -= size
+            return self._refs[key][0]
+
+
+def _read(entry: ShippedFile, position: int) -> bytes:
+    count = min(CHUNK, entry.size - position)
+    with Path(entry.path).open("rb") as file:
+        data = os.pread(file.fileno(), count, position)
+    if len(data) < count:
+        raise FileNotFoundError(entry.path)  # a shorter file has replaced it
+    return data
+
+
+ReadChunks = Callable[[list[tuple[str, int, int]]], list[bytes]]
+"""Returns chunks of files on the node, each given by path, position and length."""
+
+
+@dataclass
+class StagedResults:
+    """Results of a replay, fetched from a node into a staging folder.
+
+    The store changes only in `publish`. Without it, `close` removes everything.
+    """
+
+    project: Project
+    shipping_list: ShippingList
+    read: ReadChunks
+    chunk: int
+
+    def __post_init__(self) -> None:
+        self.staging = self.shipping_list.folders[0] / ".results"
+        self.objects = Objects(self.project)
+        self.files: dict[Path, Path] = {}
+        """Final path -> path in the staging folder."""
+        self.records: list[Path] = []
+        self.values: dict[str, Path] = {}
+        self.links: dict[Path, str] = {}
+        self.deleted: list[Path] = []
+        self._count = 0
+
+    def fetch(self, node_results: dict[str, Any], values: Sequence[SizedFile]) -> None:
+        """Fetch all results, chunk by chunk; `values` are the objects that the store does not have yet."""
+        files = [
+            (self._checked_path(path), (path, size, mode))
+            for path, size, mode in node_results["files"]
+        ]
+        self.links = {
+            self._checked_path(path): link for path, link in node_results["links"].items()
+        }
+        self.deleted = [self._checked_path(path) for path in node_results["deleted"]]
+        self.staging.mkdir(parents=True, exist_ok=True)
+        staged = self._stage([sized for _, sized in files])
+        self.files = {target: file for (target, _), file in zip(files, staged, strict=True)}
+        self.records = list(self._stage(node_results["records"]))
+        for (path, _, _), file in zip(values, self._stage(values), strict=True):
+            oid = "".join(Path(path).parts[-2:])
+            if not _has_hash(file, oid):
+                raise SiteError(
+                    f"Object {oid[:12]}, which the replay {self.shipping_list.replay} logged, arrived "
+                    "damaged from its node. Start the backfill again.",
+                    slug="ray-node",
+                )
+            self.values[oid] = file
+
+    def publish(self, last: Path) -> None:
+        """Move everything into place: objects before the records that name them, the file `last` last."""
+        for oid, file in self.values.items():
+            target = self.objects.path(oid)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target)
+        for target in self.deleted:
+            with contextlib.suppress(OSError):
+                target.unlink()
+        for target, link in self.links.items():
+            _clear_target(target)
+            target.symlink_to(link)
+        for target in sorted(self.files, key=lambda target: target == last):
+            if target == last:
+                self._publish_records()
+            _clear_target(target)
+            self.files[target].replace(target)
+        self._publish_records()
+
+    def close(self) -> None:
+        """Remove the staging folder."""
+        shutil.rmtree(self.staging, ignore_errors=True)
+
+    def _publish_records(self) -> None:
+        folder = self.project.runs / self.shipping_list.run
+        while self.records:
+            file, n = self.records[0], 0
+            while True:  # a process of this machine may have had the same id
+                target = folder / f"records-{os.getpid()}-{n}.jsonl"
+                n += 1
+                if target.with_suffix(".parquet").exists():
+                    continue
+                with contextlib.suppress(FileExistsError):
+                    target.touch(exist_ok=False)
+                    break
+            file.replace(target)
+            self.records.pop(0)
+
+    def _stage(self, files: Sequence[SizedFile]) -> list[Path]:
+        """Return local copies of files of the node, fetched chunk by chunk."""
+        copies = []
+        for _, _, mode in files:
+            copies.append(self.staging / str(self._count))
+            self._count += 1
+            copies[-1].touch()
+            copies[-1].chmod(stat.S_IMODE(mode) | stat.S_IWUSR)
+        copy_of = {path: file for (path, _, _), file in zip(files, copies, strict=True)}
+        for batch in _batches(files, self.chunk):
+            for (path, _, _), data in zip(batch, self.read(batch), strict=True):
+                with copy_of[path].open("ab") as file:
+                    file.write(data)
+        return copies
+
+    def _checked_path(self, path: str) -> Path:
+        """Return `path`; raise if it is outside the replay's own folders, where a node may not write."""
+        if (
+            not any(folder in Path(path).parents for folder in self.shipping_list.folders)
+            or ".." in Path(path).parts
+        ):
+            raise SiteError(
+                f"A node returns {path} as a result of the replay {self.shipping_list.replay}, whose "
+                f"folder is {self.shipping_list.folders[0]}. Do not trust that node.",
+                slug="ray-node",
+            )
+        return Path(path)
+
+
+def _has_hash(file: Path, oid: str) -> bool:
+    """Return True if the content of `file` has the hash `oid`."""
+    try:
+        return content_hash(file) == oid
+    except OSError:
+        return False
+
+
+def _clear_target(target: Path) -> None:
+    """Create the parent folder of `target`, and remove a folder or link that is in its place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    elif target.is_symlink():
+        target.unlink()
+
+
+def _batches(files: Sequence[SizedFile], chunk: int) -> Iterator[list[tuple[str, int, int]]]:
+    """Yield chunks (path, position, length) of files, in groups of about `chunk` bytes.
+
+    >>> list(_batches([("a", 5, 0), ("b", 2, 0), ("c", 0, 0)], 3))
+    [[('a', 0, 3)], [('a', 3, 2), ('b', 0, 2)]]
+    """
+    batch: list[tuple[str, int, int]] = []
+    size = 0
+    for path, file_size, _ in files:
+        for position in range(0, file_size, chunk):
+            batch.append((path, position, min(chunk, file_size - position)))
+            size += batch[-1][2]
+            if size >= chunk:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
