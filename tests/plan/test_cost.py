@@ -50,7 +50,7 @@ def test_another_machine_scales_computing_and_reading_apart():
     model = CostModel(facts, machine=FAST)
     assert model.startup().seconds == pytest.approx(1.5)
     assert model.restore(facts.checkpoints[0]) == pytest.approx(0.4)
-    wanted = ValueRequest(("n",), ("epoch",), missing=frozenset({1}))
+    wanted = ValueRequest(("n",), ("epoch",), missing_iterations=frozenset({1}))
     here = divide(survey([RunQuestion(facts, (wanted,))], machine=FAST)).segments[0]
     there = divide(survey([RunQuestion(facts, (wanted,))], machine=SLOW)).segments[0]
     assert here.seconds == pytest.approx(1.5 + 0.4 + 5.0)

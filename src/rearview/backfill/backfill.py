@@ -294,7 +294,7 @@ class Backfiller:
         incomplete = [
             each
             for each in prepared.values()
-            if each.request.missing is None or each.request.missing
+            if each.request.missing_iterations is None or each.request.missing_iterations
         ]
         if self._may_share_start(question):
             followers = runs_with_earlier_lead({each.run.id: each.lead for each in incomplete})
@@ -323,8 +323,8 @@ class Backfiller:
             refusals,
             MissingCells(
                 sum(work.cells for work in surveyed.work),
-                about=any(work.about for work in surveyed.work),
-                least=any(work.least for work in surveyed.work),
+                approximate=any(work.approximate for work in surveyed.work),
+                at_least=any(work.at_least for work in surveyed.work),
             ),
             changed_inputs=self._changed_inputs(incomplete),
             environment_differences=self._environment_differences(incomplete),

@@ -173,7 +173,7 @@ class PreparedRun:
             depth=-1 if probe.depth == START else depth,
             feeds=bool(probe.feeds),
             at=request.at,
-            missing=request.missing,
+            missing_iterations=request.missing_iterations,
             within=request.coverage.within,
         )
 
@@ -184,8 +184,8 @@ class PreparedRun:
             (),
             Position.AFTER.value,
             at=at,
-            missing=self.request.missing,
-            several=True,
+            missing_iterations=self.request.missing_iterations,
+            uncounted=True,
         )
 
     def _position(self, probe: Probe, path: tuple[str, ...]) -> str:

@@ -121,18 +121,18 @@ class BackfillReport:
 class MissingCells:
     """How many cells lack a value.
 
-    >>> print(MissingCells(12), MissingCells(12, about=True), MissingCells(1, least=True), sep="; ")
+    >>> print(MissingCells(12), MissingCells(12, approximate=True), MissingCells(1, at_least=True), sep="; ")
     12 cells; about 12 cells; at least 1 cell
     """
 
     cells: int
-    about: bool = False
+    approximate: bool = False
     """Inner loops were not counted to the end: the rest is extrapolated."""
-    least: bool = False
+    at_least: bool = False
     """Some of the loops around a statement were never counted."""
 
     def __str__(self) -> str:
-        words = ["at least"] * self.least + ["about"] * self.about
+        words = ["at least"] * self.at_least + ["about"] * self.approximate
         return " ".join([*words, str(self.cells), "cell" if self.cells == 1 else "cells"])
 
 

@@ -46,7 +46,7 @@ class RunRequest:
     """The probes whose values are asked for; none: a plain replay."""
     names: tuple[str, ...]
     coverage: CoverageQuery
-    missing: frozenset[int] | None = None
+    missing_iterations: frozenset[int] | None = None
     """Iterations of the outermost loop that lack a value; None: all."""
     digests: Mapping[str, str] | None = None
     """By name, a digest of how it is logged; stored with replays, to know later for which edits they count."""
