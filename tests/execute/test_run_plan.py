@@ -411,7 +411,7 @@ def test_a_cluster_that_shrinks_takes_no_segment_from_the_remaining_workers(fold
     assert machine.stopped == []
 
 
-HELD, FILLED = Claim(None, rest=True), Claim(None, filled=True)
+HELD, FILLED = Claim(None, retry_later=True), Claim(None, filled=True)
 
 
 def test_a_segment_claimed_by_another_backfill_is_tried_again_at_the_end(folder):
@@ -438,7 +438,7 @@ def test_a_segment_filled_by_another_backfill_is_reported_and_not_started(folder
 
 def test_the_part_that_another_has_claimed_is_claimed_once_our_own_part_has_ended(folder):
     replays = Scripted({name: [GOOD] for name in "ab"})
-    parts = [Claim(made("a", folder), rest=True), HELD, Claim(made("b", folder))]
+    parts = [Claim(made("a", folder), retry_later=True), HELD, Claim(made("b", folder))]
     outcomes, _ = run(folder, replays, Machine(), "a", script={"a": parts})
     assert [outcome.replay for outcome in outcomes] == ["a", "b"]
 

@@ -433,8 +433,8 @@ class History:
         run = self.run(which)
         statements = self._backfiller.statements(self.runs())
         past = statements.past(names)
-        if past is not None and past.serving(run):
-            return past.serving(run)[0].correct(run, place, names, statement)
+        if past is not None and past.probings_for(run):
+            return past.probings_for(run)[0].correct(run, place, names, statement)
         return statements.probing.carrying(names).correct(run, place, names, statement)
 
     def corrections(self, names: Sequence[str] = ()) -> list[Correction]:

@@ -3,8 +3,8 @@
 A name that only a past version logs can be filled in all other runs. The statement of the newest version that
 logs the name is carried into all other versions, newer and older, as if that version had been edited.
 
-If there is no statement for a name, functions here return a hint for the user: the log statement is outside the
-project, the script has moved, or a file does not parse.
+If no statement logs a name, functions of this module return hints for the user: the statement is outside the project,
+the script has moved, or a file does not parse.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "di
 
 @dataclass(frozen=True)
 class PastStatement:
-    """The statements that log some names in the newest version that has them."""
+    """The statements that log certain names, taken from the newest version that contains them."""
 
     names: tuple[str, ...]
     version: str
     run: str
     """The newest run of that version."""
     places: tuple[LogPlace, ...]
+    """Where the statements are in that version."""
     probings: tuple[Probing, ...]
-    """Bring the statements into the other versions: without, then with, the variables that only they read;
-    newer versions, then older ones."""
+    """Insert the statements into all other versions. First come two that leave alone the variables that only the
+    statements read, one for newer and one for older versions; then two that insert these variables, too.
+    """
 
-    def serving(self, run: Run) -> list[Probing]:
-        """Return the ways to bring the statements into the version of a run."""
+    def probings_for(self, run: Run) -> list[Probing]:
+        """Return the probings that can insert the statements into the version of a run."""
         return [each for each in self.probings if run.version in each.chain[1:]]
 
     def of(self, run: Run) -> Probes:
-        """Return the probes for a run; none for one whose own source logs the names."""
+        """Return the probes for a run; empty if the recorded source of the run logs the names."""
         refusal: SourceError | None = None
-        for probing in self.serving(run):
+        for probing in self.probings_for(run):
             own = names_logged(probing.text(run.version))
             if all(any(fits(each, name) for each in own) for name in self.names):
                 return Probes((), probing.text(run.version))
@@ -64,7 +66,7 @@ class PastStatement:
         return Probes((), self.probings[0].text(run.version))
 
     def propagated(self) -> list[Propagated]:
-        """Return the outcome for each other version, newest first."""
+        """Return the outcome of propagation for each version except the one with the statements, newest first."""
         by_version: dict[str, Propagated] = {}
         for probing in self.probings:
             for each in probing.propagated()[1:]:
@@ -83,10 +85,11 @@ class PastStatement:
 
 @dataclass
 class StatementSources:
-    """The probes of the work tree and, for names that it does not log, those of past versions."""
+    """The probes of the work tree; for names that the work tree does not log, statements of past versions."""
 
     probing: Probing
-    _by_names: dict[tuple[str, ...], PastStatement | None] = field(default_factory=dict)
+    _past_statements: dict[tuple[str, ...], PastStatement | None] = field(default_factory=dict)
+    """By the requested names; None if the work tree logs them."""
 
     @property
     def edited(self) -> dict[str, str]:
@@ -94,55 +97,56 @@ class StatementSources:
         return self.probing.edited
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
-        """Return the probes for a run that log `names`."""
+        """Return the probes that log `names` in the source of a run."""
         past = self.past(names)
         return self.probing.of(run, names) if past is None else past.of(run)
 
     def past(self, names: Sequence[str]) -> PastStatement | None:
-        """Return where the statements come from, if that is a past version; None: the work tree."""
+        """Return the statements that log `names` in a past version, or None if those of the work tree count."""
         key = tuple(names)
-        if key not in self._by_names:
-            self._by_names[key] = self._find(key)
-        return self._by_names[key]
+        if key not in self._past_statements:
+            self._past_statements[key] = self._find(key)
+        return self._past_statements[key]
 
     def is_carried(self, run: Run, names: Sequence[str], source: Mapping[str, str]) -> bool:
-        """Return True if `source` is the version of a run with statements that were carried there."""
-        return any(each.is_carried(run, names, source) for each in self._serving(run, names))
+        """Return True if `source` is the version of a run with carried statements in it, as `Probing.is_carried`."""
+        return any(each.is_carried(run, names, source) for each in self._probings_for(run, names))
 
     def disprove(self, run: Run, names: Sequence[str], where: tuple[str, int], how: str) -> bool:
-        """Note that a carried statement is wrong at its place; return False if there is none."""
-        return any(each.disprove(run, names, where, how) for each in self._serving(run, names))
+        """Record that the place of a carried statement is wrong, as `Probing.disprove`."""
+        return any(each.disprove(run, names, where, how) for each in self._probings_for(run, names))
 
-    def _serving(self, run: Run, names: Sequence[str]) -> list[Probing]:
+    def _probings_for(self, run: Run, names: Sequence[str]) -> list[Probing]:
         past = self.past(names)
-        return [self.probing] if past is None else past.serving(run)
+        return [self.probing] if past is None else past.probings_for(run)
 
     @property
     def used(self) -> list[PastStatement]:
-        """The past statements that were requested so far."""
-        return [each for each in self._by_names.values() if each is not None]
+        """All past statements that `past` has returned."""
+        return [each for each in self._past_statements.values() if each is not None]
 
     def _find(self, names: tuple[str, ...]) -> PastStatement | None:
-        lacking = tuple(name for name in names if not self.probing.logs(name))
-        broken = any(logged_in_unparsable_file(name, self.edited) for name in lacking)
-        if not lacking or broken:
+        """Return the statements of the newest version that logs `names`; None if the work tree logs them, or no version."""
+        unlogged = tuple(name for name in names if not self.probing.logs(name))
+        broken = any(logged_in_unparsable_file(name, self.edited) for name in unlogged)
+        if not unlogged or broken:
             return None
         for at, version in enumerate(self.probing.chain):
             logged = names_logged(self.probing.text(version))
             places = [
                 place
-                for name in lacking
+                for name in unlogged
                 for pattern, logged_places in logged.items()
                 if fits(pattern, name)
                 for place in logged_places
             ]
-            if all(any(fits(each, name) for each in logged) for name in lacking):
-                if lacking != names:
-                    others = [name for name in names if name not in lacking]
+            if all(any(fits(each, name) for each in logged) for name in unlogged):
+                if unlogged != names:
+                    logged_now = [name for name in names if name not in unlogged]
                     raise UsageError(
-                        f"The work tree logs {', '.join(others)} but not {', '.join(lacking)}, which "
+                        f"The work tree logs {', '.join(logged_now)} but not {', '.join(unlogged)}, which "
                         f"version {version[:12]} logs. Fill them one after the other: "
-                        f"`rearview backfill {' '.join(lacking)}`.",
+                        f"`rearview backfill {' '.join(unlogged)}`.",
                         slug="two-sources-of-names",
                     )
                 return self._past_statement(names, at, places)
@@ -166,7 +170,7 @@ class StatementSources:
                 )
             if with_values and base == without_logs(text, names):
                 break
-            # nearest first, as the versions before an edited work tree are
+            # each side ordered from the nearest version on, like the versions before an edited work tree
             sides = (tuple(reversed(chain[:at])), chain[at + 1 :])
             probings += [self.probing.edited_as(text, base, each, names) for each in sides]
         runs = [run.id for run in self.probing.runs if run.version == version]
@@ -176,9 +180,9 @@ class StatementSources:
 
 
 def logged_outside_project(name: str, root: Path) -> str:
-    """Return a sentence on a file of the git repository, above the project, that logs `name`.
+    """Return a hint that a file of the git repository outside the project folder `root` logs `name`.
 
-    Empty if there is no such file.
+    The hint is empty if there is no such file.
     """
     top = repository_top(root.resolve())
     if top is None or top == root.resolve():
@@ -197,7 +201,7 @@ def logged_outside_project(name: str, root: Path) -> str:
 
 
 def script_is_gone(run: Run, root: Path) -> str:
-    """Return a sentence if the run's script is no longer at its path; empty if it is."""
+    """Return a hint that the run's script is no longer at its path; empty if the script is there."""
     target = run.facts.target or run.script
     if run.facts.module or not target.endswith(".py"):
         return ""
@@ -208,9 +212,9 @@ def script_is_gone(run: Run, root: Path) -> str:
 
 
 def logged_in_unparsable_file(name: str, files: Mapping[str, str]) -> str:
-    """Return a sentence on a file that does not parse; empty if all parse.
+    """Return a hint about a file that does not parse, so that its statements cannot be found; empty if all parse.
 
-    A file that mentions `name` comes first. Statements of a file that does not parse are not seen at all.
+    If several files do not parse, the hint is about one that mentions `name`.
     """
     reasons = {path: try_parse(text) for path, text in files.items()}
     broken = {path: reason for path, reason in reasons.items() if isinstance(reason, str)}
@@ -226,18 +230,18 @@ def _python_files(top: Path, root: Path) -> Iterator[Path]:
     """Yield the Python files below `top` that are not below the project's folder `root`."""
     count = 0
     for folder, folders, names in os.walk(top):
-        here = Path(folder)
+        folder_path = Path(folder)
         folders[:] = sorted(
             name
             for name in folders
             if not name.startswith(".")
             and name not in _SKIPPED_FOLDERS
-            and here / name != root
-            and not (here / name / "pyvenv.cfg").exists()
+            and folder_path / name != root
+            and not (folder_path / name / "pyvenv.cfg").exists()
         )
         for name in sorted(names):
             if name.endswith(".py"):
                 count += 1
                 if count > _MAX_FILES:
                     return
-                yield here / name
+                yield folder_path / name

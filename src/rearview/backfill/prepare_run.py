@@ -306,7 +306,7 @@ class RunPreparer:
             main=main,
             count=len(loop.seconds) if loop is not None else 0,
             at=tuple(parse_at(question.at)) if question.at else (),
-            settled=math.inf if question.again else self._last_recorded(run),
+            recorded_until=math.inf if question.again else self._last_recorded(run),
             within=inner_spans(selected, probes, names, facts.loops) if selected and main else None,
         )
 
@@ -318,9 +318,9 @@ class RunPreparer:
         find_missing: partial[tuple[tuple[str, ...], frozenset[int] | None]],
     ) -> tuple[str, ...]:
         """Return the names with values that count although they are not proved: nothing can prove them."""
-        if coverage.settled == math.inf or not any(map(is_unproved, replays)):
+        if coverage.recorded_until == math.inf or not any(map(is_unproved, replays)):
             return ()
-        strict = replace(coverage, settled=math.inf)
+        strict = replace(coverage, recorded_until=math.inf)
         return tuple(
             name
             for name in names

@@ -43,8 +43,8 @@ class Claim:
 
     task: Task | None
     """Task that runs the granted part now; None if nothing is granted."""
-    rest: bool = False
-    """Another backfill is running a part of the segment: take it again later."""
+    retry_later: bool = False
+    """Whether another backfill is running a part of the segment, so that `take` must be called again later."""
     filled: bool = False
     """Another backfill has filled a part of the segment, or all of it."""
 
@@ -197,9 +197,9 @@ class Pool:
             if claim.filled:
                 self.filled_elsewhere.add(number)
             if claim.task is None:
-                self._skip(number, rest=claim.rest)
+                self._skip(number, retry_later=claim.retry_later)
                 return
-            if claim.rest:
+            if claim.retry_later:
                 self._partly_claimed.add(number)
             task = claim.task
             if number in self._rerun_reasons:
@@ -207,9 +207,9 @@ class Pool:
                 task = self.replays.from_the_start(run, task, self._rerun_reasons[number])
         self._start(number, task)
 
-    def _skip(self, number: int, *, rest: bool) -> None:
+    def _skip(self, number: int, *, retry_later: bool) -> None:
         """Leave a segment to another backfill: until that one ends, or for good."""
-        if rest:
+        if retry_later:
             self._claimed_elsewhere.append(number)
             return
         self._ended.add(number)
