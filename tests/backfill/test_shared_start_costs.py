@@ -47,7 +47,7 @@ def test_corrections_compare_like_with_like(tmp_path, spared, planned):
     report = ReplayReport(finished=True, spared=spared)
     outcome = ReplayOutcome("r", "r.1", report, Path(), Path(), real)
     prepared = {"r": SimpleNamespace(spared=planned, facts=SimpleNamespace(machine=None))}
-    backfiller._learn({"r.1": segment}, [outcome], prepared)
+    backfiller._correct_predictions({"r.1": segment}, [outcome], prepared)
     known = read_cost_corrections(backfiller.project.cache, backfiller.machines.name)
     assert known.factor("v", "DPi")[0] == pytest.approx(1.0)
 

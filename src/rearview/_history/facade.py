@@ -545,7 +545,7 @@ class History:
     def machine(self, *, measure: bool = False) -> Machine:
         """Return the measured speed of this machine; with `measure`, measure it again if that was long ago."""
         machines = self._backfiller.machines
-        return machines.measure() if measure and machines.due() else machines.here()
+        return machines.measure() if measure and machines.due() else machines.this_machine()
 
     def _selected(self, runs: Sequence[str] | None) -> tuple[Run, ...]:
         return tuple(self.run(which) for which in runs) if runs else tuple(self.runs())
