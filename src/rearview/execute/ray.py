@@ -35,30 +35,31 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 
 MAX_LISTINGS = 3
-"""How often the files of a segment are listed again because one was replaced while being sent."""
+"""How often the files of a segment are listed, because a file may be replaced while it is sent."""
 
 
 @dataclass
 class RayJob:
-    """A task that runs somewhere in the cluster."""
+    """A task that runs on a node of the cluster; Ray chooses the node."""
 
     task: Task
     ref: Any
+    """Ray's reference to the exit code."""
     shipments: Shipments
     shipped_job: ShippedJob | None = None
-    """Runs the task instead, after its node turned out not to see the project."""
+    """The job that runs the task, after the node of this job turned out not to see the project."""
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return its exit code; None if it still runs after `timeout` seconds.
+        """Wait for at most `timeout` seconds; return the exit code of the task, or None if the task still runs.
 
-        The code is -1 if its node or worker was lost: the pool then starts the segment again.
+        The code is -1 if the node or its worker was lost: the pool then starts the segment again.
         """
         import ray
 
         if self.shipped_job is not None:
             return self.shipped_job.wait(timeout)
-        done, _ = ray.wait([self.ref], timeout=timeout)
-        if not done:
+        ended, _ = ray.wait([self.ref], timeout=timeout)
+        if not ended:
             return None
         try:
             code = ray.get(self.ref)
@@ -79,7 +80,7 @@ class RayJob:
         return int(code)
 
     def stop(self) -> None:
-        """Kill it at once: the process on the node dies with Ray's worker."""
+        """Kill the task at once: its process on the node dies with Ray's worker."""
         import ray
 
         if self.shipped_job is not None:
@@ -91,8 +92,8 @@ class RayJob:
 class Ray:
     """The executor for the cluster that RAY_ADDRESS names, or for a new one on this machine.
 
-    `gpus` is how many accelerators each segment gets; a fraction shares one. Ray itself retries nothing:
-    a segment that runs again needs a new name, so that its records count once.
+    `gpus` is how many accelerators each segment gets; with a fraction, segments share one. Ray must not retry a
+    segment: a segment that runs again needs a new name, so that its records count only once.
     """
 
     def __init__(self, slots: int | None = None, *, gpus: float = 0.0) -> None:
@@ -114,7 +115,7 @@ class Ray:
         self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(ray_node.execute)
 
     def _check(self) -> None:
-        """Raise if each segment is to get more accelerators than any node has: Ray would wait forever."""
+        """Raise if `gpus` is more than any node has, because Ray would wait forever for such a node."""
         import ray
 
         most_on_a_node = max(
@@ -130,7 +131,7 @@ class Ray:
 
     @property
     def slots(self) -> int:
-        """How many segments can run at once; nodes may join and leave."""
+        """Number of segments that can run at once; it changes when nodes join or leave."""
         import ray
 
         resources = ray.cluster_resources()
@@ -140,11 +141,11 @@ class Ray:
         return max(1, min(slots, self._slots or slots))
 
     def resize(self, slots: int) -> None:
-        """Use that many slots from now on, if the cluster has them."""
+        """Set the number of slots; if the cluster has fewer, all of them are used."""
         self._slots = max(1, slots)
 
     def start(self, task: Task, slot: int) -> Job:
-        """Give a task to the cluster."""
+        """Start a task on a node of the cluster."""
         del slot  # Ray chooses the node
         if self._shipments.needed and segment_of(task) is not None:
             return ShippedJob(self._shipments, task)
@@ -162,7 +163,7 @@ class Ray:
 
 
 def _join(slots: int | None) -> None:
-    """Join the cluster that `RAY_ADDRESS` names or that runs on this machine; else start one."""
+    """Join the cluster that `RAY_ADDRESS` names or that runs on this machine; if there is none, start one."""
     import ray
 
     address = os.environ.get("RAY_ADDRESS", "")
@@ -174,12 +175,12 @@ def _join(slots: int | None) -> None:
                 raise
         else:
             return
-    cores = max(slots or 0, os.cpu_count() or 1)  # more workers may be asked for later
+    cores = max(slots or 0, os.cpu_count() or 1)  # the number of workers may be raised later
     ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False)
 
 
 class Shipments:
-    """State shared by all segments that one backfill ships: cached chunks and prepared nodes."""
+    """What all shipped segments of a backfill share: cached chunks of files, and nodes with a project folder."""
 
     def __init__(self, gpus: float) -> None:
         import ray
@@ -187,7 +188,7 @@ class Shipments:
         ray.cloudpickle.register_pickle_by_value(ray_node)
         self.gpus = gpus
         self.needed = False
-        """Whether a node was found that does not see the project."""
+        """Whether some node does not see the project."""
         self.chunks = ChunkCache()
         self.lock = threading.Lock()
         self._node_locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
@@ -199,7 +200,7 @@ class Shipments:
         self._owner_class = ray.remote(num_cpus=0, max_restarts=0)(ray_node.FolderOwner)
 
     def start_worker(self) -> Any:
-        """Start an actor for one segment on a node that Ray chooses; it holds the resources there."""
+        """Start and return an actor for one segment, on a node that Ray chooses; it reserves the resources there."""
         return self._worker_class.remote()
 
     def list_files(self, task: Task) -> tuple[Project, ShippingList]:
@@ -212,7 +213,7 @@ class Shipments:
             return checkpoints.project, list_files(task, checkpoints)
 
     def lock_of_node(self, node: str) -> threading.RLock:
-        """Return the lock to hold while files are written that several segments on a node share."""
+        """Return the lock of a node. Hold it to write files that several segments on the node share."""
         with self.lock:
             return self._node_locks[node]
 
@@ -242,7 +243,7 @@ class Shipments:
             return self._folder_owners[node]
 
     def forget_owner(self, node_facts: dict[str, Any], owner: Any) -> None:
-        """Let the next segment prepare a node again whose folder owner was lost."""
+        """Forget the lost `owner` of the project folder on a node, so that the next segment prepares the node again."""
         with self.lock_of_node(node_facts["node"]):
             if self._folder_owners.get(node_facts["node"]) is owner:
                 del self._folder_owners[node_facts["node"]]
@@ -260,7 +261,7 @@ class Shipments:
 
 
 class ShippedJob:
-    """One segment that runs on a node without the project: ship its files, run it, fetch its results."""
+    """A task on a node that does not see the project: its files are sent, it runs, its results are fetched."""
 
     def __init__(self, shipments: Shipments, task: Task) -> None:
         self.shipments = shipments
@@ -276,7 +277,7 @@ class ShippedJob:
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return its exit code; None if it has not ended after `timeout` seconds."""
+        """Wait for at most `timeout` seconds; return the exit code of the task, or None if the task still runs."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             return None
@@ -285,7 +286,7 @@ class ShippedJob:
         return self._code
 
     def stop(self) -> None:
-        """Kill it at once. Results that are not published yet never will be."""
+        """Kill the task at once. Results that are not yet in the store are dropped."""
         import ray
 
         with self._lock:
@@ -364,7 +365,9 @@ class ShippedJob:
                     and files_needed.only_if_different
                     and _differs(results.files.get(self.task.report))
                 ):
-                    with_all = True  # run again with the checkpoint parts that it differs from
+                    with_all = (
+                        True  # run again with all parts of checkpoints, to describe the difference
+                    )
                     self._call("remove_files", *folders_and_store, *run_and_replay)
                     continue
                 self._check_owner(owner, node_facts)
@@ -380,9 +383,10 @@ class ShippedJob:
     def _send_files(
         self, files_needed: ShippingList, node_facts: dict[str, Any], *, with_all: bool
     ) -> ShippingList:
-        """Send the files that are needed, and if `with_all` also those that only a difference needs.
+        """Send the needed files and, if `with_all`, also those that are only read to describe a difference.
 
-        Return the list of files; it is made again if a file was replaced in the meantime: records get sealed.
+        Return the list of files. It differs from `files_needed` if a file was replaced while it was sent, which
+        happens when records are sealed.
         """
         for tries_left in reversed(range(MAX_LISTINGS)):
             try:
@@ -436,12 +440,12 @@ class ShippedJob:
     def _call(self, method: str, *args: Any) -> Any:
         import ray
 
-        if self._stopped:  # a call would join the cluster again
+        if self._stopped:  # calling the actor would connect to the cluster again
             raise ray.exceptions.RayError
         return ray.get(getattr(self._worker, method).remote(*args))
 
     def _check_owner(self, owner: Any, node_facts: dict[str, Any]) -> None:
-        """Raise if the folder owner on the node is gone: it may have removed the folder during the replay."""
+        """Raise if the folder owner on the node is gone, because it may have removed the folder during the replay."""
         import ray
 
         try:
@@ -452,7 +456,7 @@ class ShippedJob:
 
 
 def _differs(report: Path | None) -> bool:
-    """Return True if a report says that the replay differs, or could not restore something."""
+    """Return True if a `report` says that the replay differs from the run, or could not restore something."""
     if report is None:
         return False
     try:

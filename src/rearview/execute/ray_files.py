@@ -42,12 +42,13 @@ from rearview.store.project import Project
 from rearview.store.runs import ACCOUNT, Runs
 
 CHUNK = 64 << 20
-"""Bytes that are sent in one message."""
+"""Most bytes that are sent in one message."""
 SENT_INLINE = 1 << 20
 """Files smaller than this many bytes are sent inside a message, not through Ray's object store."""
 CACHE_BYTES = 16 * CHUNK
-"""Bytes that stay in Ray's object store for other nodes; the least recently used go first."""
+"""Most bytes that stay in Ray's object store for other nodes; the least recently used chunks are dropped first."""
 _NO_END = 1 << 62
+"""End of a range of iterations that has no upper bound."""
 
 
 class CheckpointUse(Enum):
@@ -56,14 +57,14 @@ class CheckpointUse(Enum):
     RESTORED = "restored"
     """The replay may restore it: every part is read."""
     COMPARED = "compared"
-    """The replay compares its own state with it: large parts by their hashes, unless they differ."""
+    """The replay compares its own state with the checkpoint: large parts by their hashes, unless they differ."""
     ANCHORS = "anchors"
     """The replay only looks up the anchors, the objects that existed when the loop was entered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachableCheckpoint:
-    """A checkpoint that a replay may read, and what for."""
+    """A checkpoint that a replay may read, and how the replay uses it."""
 
     checkpoint: Checkpoint
     use: CheckpointUse
@@ -74,9 +75,8 @@ def reachable_checkpoints(
 ) -> list[ReachableCheckpoint]:
     """Return the checkpoints that a replay of `segment` may read, in their order.
 
-    Checkpoints outside the iterations that it runs are left out. With the ones that are returned, the
-    replay decides at every boundary as if it had all of them: where to start, whether to wait for a
-    checkpoint to compare with, and for which.
+    Checkpoints outside the iterations that the replay runs are left out. The replay decides as if it had all
+    checkpoints: where to start, and at each boundary, whether to wait for a checkpoint to compare with.
     """
     by_loop: dict[tuple[str, int], list[Checkpoint]] = {}
     reachable: list[ReachableCheckpoint] = []
@@ -94,6 +94,7 @@ def reachable_checkpoints(
 def _of_loop(
     segment: SegmentFile, loop: str, group: Sequence[Checkpoint]
 ) -> Iterator[ReachableCheckpoint]:
+    """Yield those checkpoints of `group`, saved in one entry of an outermost loop, that a replay may read."""
     ranges = segment.ranges.get(loop) if loop == segment.main else None
     restored_iterations: set[int] = set()
     spans = [(0, _NO_END)]
@@ -127,10 +128,10 @@ def _of_loop(
 def _iteration_spans(
     ranges: Sequence[tuple[int, int]], starts: Sequence[int], *, jumps: bool
 ) -> Iterator[tuple[int, int]]:
-    """Yield the first iteration that the replay of each range runs, and the one it may run up to.
+    """Yield (first iteration that a replay runs, last iteration that it may reach) for each range.
 
-    A replay may run past its range, up to the next checkpoint, which proves it. `starts` are the
-    iterations that have a checkpoint.
+    A replay may run past its range, up to the next checkpoint, which proves it. `starts` are the iterations that begin
+    with a checkpoint. With `jumps`, the replay restores a checkpoint to reach the next range.
 
     >>> list(_iteration_spans([(5, 7)], [0, 4, 6, 9, 12], jumps=True))
     [(4, 9)]
@@ -148,7 +149,7 @@ def _iteration_spans(
 def _may_restore(
     segment: SegmentFile, checkpoint: Checkpoint, restored_iterations: set[int]
 ) -> bool:
-    """Return True if a replay may restore this checkpoint, rather than only compare with it."""
+    """Return True if a replay may restore `checkpoint`; False if it only compares its state with the checkpoint."""
     path = checkpoint.meta.path
     loops = [step.loop for step in path]
     limited = len(path) == 2 and loops[0] == segment.main and loops[1] in segment.ranges
@@ -170,7 +171,7 @@ def _may_contain_probe(segment: SegmentFile, loops: Sequence[str]) -> bool:
 
 
 def _is_requested(segment: SegmentFile, path: Sequence[LoopStep], level: int) -> bool:
-    """Return True if the iteration at `level` of a path of loops is one that the segment fills."""
+    """Return True if the segment fills the iteration at `level` of a loop path."""
     if path[0].loop != segment.main or level > 1:
         return True
     ranges = segment.ranges.get(path[level].loop)
@@ -191,14 +192,15 @@ _NEVER_READ = {"replays.jsonl", "heartbeat", ACCOUNT}
 
 @dataclass(frozen=True, slots=True)
 class ShippedFile:
-    """One file or link, as it must appear on the node."""
+    """A file or link as it must appear on the node."""
 
     path: str
     size: int
     mode: int
     mtime: int
-    """Nanoseconds."""
+    """Time of modification in nanoseconds."""
     link: str | None = None
+    """Target of the link, or None for a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +213,13 @@ class ShippingList:
     folders: tuple[Path, ...]
     """Folders of the replay; every change in them is a result of the replay."""
     own: tuple[ShippedFile, ...]
-    """Its scratch tree and its segment file."""
+    """The scratch tree and the segment file of the replay."""
     shared: tuple[ShippedFile, ...]
-    """Files that other segments read too: the run, its checkpoints, inputs that the tree links to."""
+    """Files that several segments read: the run, its checkpoints, inputs to which the scratch tree links."""
     only_if_different: tuple[ShippedFile, ...]
     """Large parts of checkpoints that are read only if the replay differs from them."""
     outside_project: tuple[str, ...]
-    """Files outside the project that the run read; they are not shipped."""
+    """Paths of files outside the project that the run read; these are not sent."""
 
 
 def segment_of(task: Task) -> Path | None:
@@ -230,13 +232,13 @@ def segment_of(task: Task) -> Path | None:
 
 
 def store_identity(project: Project) -> str:
-    """Return a text that differs from that of a store with the same path on another machine."""
+    """Return a text that identifies the store; a store at an equal path on another machine has another text."""
     status, machine = project.store.stat(), process_identity(0)
     return f"{machine['host']} {machine['boot']} {status.st_dev} {status.st_ino}"
 
 
 def list_files(task: Task, checkpoints: Checkpoints) -> ShippingList:
-    """Return the files that `task` needs of the project that `checkpoints` belong to."""
+    """Return the files that `task` needs from the project of `checkpoints`."""
     project = checkpoints.project
     segment = segment_of(task)
     assert segment is not None
@@ -280,7 +282,7 @@ def _store_files(project: Project, run: Run) -> Iterator[Path]:
 
 
 def origin_of(first_line: bytes) -> str:
-    """Return the origin of the records in a file, given its first line: the recorded run or a replay."""
+    """Return the origin of the records in a file (the recorded run or a replay), given the first line of the file."""
     try:
         return str(msgspec.json.decode(first_line).get("origin", ""))
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
@@ -290,7 +292,7 @@ def origin_of(first_line: bytes) -> str:
 def _checkpoint_files(
     checkpoints: Checkpoints, reachable: Iterable[ReachableCheckpoint]
 ) -> tuple[list[Path], list[Path]]:
-    """Return the checkpoint files that a replay reads, and those that it reads only if it differs."""
+    """Return (checkpoint files that a replay always reads, files that it reads only if it differs from the run)."""
     always: dict[Path, None] = {}
     if_different: dict[Path, None] = {}
     folder, objects = checkpoints.project.checkpoints, checkpoints.objects
@@ -308,6 +310,7 @@ def _checkpoint_files(
 
 
 def _tree(tree: Path) -> Iterator[ShippedFile]:
+    """Yield all files and links below a folder."""
     for folder, folders, names in os.walk(tree):
         for name in sorted(
             (*names, *(name for name in folders if Path(folder, name).is_symlink()))
@@ -318,7 +321,7 @@ def _tree(tree: Path) -> Iterator[ShippedFile]:
 
 
 def _link_targets(root: Path, linked: Iterable[Path]) -> Iterator[ShippedFile]:
-    """Yield the files that links lead to, if they are in the project."""
+    """Yield the files in the project to which the links `linked` lead."""
     visited: set[Path] = set()
     remaining = list(linked)
     while remaining:
@@ -331,7 +334,7 @@ def _link_targets(root: Path, linked: Iterable[Path]) -> Iterator[ShippedFile]:
             yield from _tree(path)
             continue
         yield entry
-        if entry.link is not None:  # a link of the user's that leads to another file
+        if entry.link is not None:  # a link that the user made to another file
             remaining.append(Path(os.path.normpath(path.parent / entry.link)))
 
 
@@ -344,15 +347,15 @@ def _entry(path: Path) -> ShippedFile:
 def _inputs_outside(root: Path, run: Run) -> Iterator[str]:
     inputs = run.end.inputs
     for path in inputs:
-        now = run.now(path, str(root))
-        if root not in Path(now).parents:
+        present_path = run.now(path, str(root))
+        if root not in Path(present_path).parents:
             yield path
 
 
 def known_file_of(task: Task) -> tuple[str, bytes] | None:
-    """Return a file of the project and its content; a node that has the same file sees the project.
+    """Return (path, content) of a file of the project; a node that has an equal file sees the project.
 
-    None if the task replays no segment.
+    Return None if the task replays no segment.
     """
     segment = segment_of(task)
     return None if segment is None else (str(segment), segment.read_bytes())
@@ -360,7 +363,7 @@ def known_file_of(task: Task) -> tuple[str, bytes] | None:
 
 @dataclass
 class ChunkCache:
-    """Chunks of files in Ray's object store: each is put there once and remembered for a while."""
+    """Puts each chunk of a file into Ray's object store only once, and keeps the most recently used chunks there."""
 
     _refs: OrderedDict[tuple[str, int, int], tuple[Any, int]] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -402,7 +405,7 @@ ReadChunks = Callable[[list[tuple[str, int, int]]], list[bytes]]
 class StagedResults:
     """Results of a replay, fetched from a node into a staging folder.
 
-    The store changes only in `publish`. Without it, `close` removes everything.
+    Only `publish` changes the store. If `publish` is not called, `close` removes the results.
     """
 
     project: Project
@@ -446,7 +449,7 @@ class StagedResults:
             self.values[oid] = file
 
     def publish(self, last: Path) -> None:
-        """Move everything into place: objects before the records that name them, the file `last` last."""
+        """Move the results into place: first the objects, then the records that name them; the file `last` is the last."""
         for oid, file in self.values.items():
             target = self.objects.path(oid)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -472,7 +475,7 @@ class StagedResults:
         folder = self.project.runs / self.shipping_list.run
         while self.records:
             file, n = self.records[0], 0
-            while True:  # a process of this machine may have had the same id
+            while True:  # a process of this machine may have had an equal process id
                 target = folder / f"records-{os.getpid()}-{n}.jsonl"
                 n += 1
                 if target.with_suffix(".parquet").exists():
@@ -484,7 +487,7 @@ class StagedResults:
             self.records.pop(0)
 
     def _stage(self, files: Sequence[SizedFile]) -> list[Path]:
-        """Return local copies of files of the node, fetched chunk by chunk."""
+        """Fetch files from the node, chunk by chunk; return their paths in the staging folder."""
         copies = []
         for _, _, mode in files:
             copies.append(self.staging / str(self._count))
@@ -499,7 +502,7 @@ class StagedResults:
         return copies
 
     def _checked_path(self, path: str) -> Path:
-        """Return `path`; raise if it is outside the replay's own folders, where a node may not write."""
+        """Return `path`; raise if it is outside the folders of the replay, because a node may write only there."""
         if (
             not any(folder in Path(path).parents for folder in self.shipping_list.folders)
             or ".." in Path(path).parts
@@ -521,7 +524,7 @@ def _has_hash(file: Path, oid: str) -> bool:
 
 
 def _clear_target(target: Path) -> None:
-    """Create the parent folder of `target`, and remove a folder or link that is in its place."""
+    """Create the parent folder of `target`, and remove a folder or link that is at its path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
