@@ -39,7 +39,7 @@ from rearview.backfill.segment_claims import SegmentClaims
 from rearview.backfill.setup_sharing import (
     SharedStages,
     read_obstacles,
-    runs_with_earlier_lead,
+    runs_with_earlier_imports,
     save_obstacles,
     shared_stages,
 )
@@ -133,7 +133,7 @@ class Backfiller:
         return Probing(self.versions, runs, self.corrections, sure=least_confidence)
 
     def statements(self, runs: Sequence[Run], sure: float | None = None) -> StatementSources:
-        """Return the source of log statements (work tree, past versions) for the versions of `runs`."""
+        """Return the log statements of the work tree and of past versions, for the versions of `runs`."""
         return StatementSources(self.probing(runs, sure))
 
     def backfill(
@@ -164,7 +164,7 @@ class Backfiller:
         runs: Sequence[Run],
         progress: Progress | None,
     ) -> tuple[BackfillReport, PlanReport] | None:
-        """Move carried statements that failed to their next likely places, and replay the runs concerned again.
+        """Move carried statements that failed to their next likely places, and replay their runs again.
 
         Return the combined report and plan, or None if no statement was moved. A place is wrong if the statement
         reads a name that does not exist there, or logs another kind of value than in other versions. A run is refused
@@ -303,7 +303,9 @@ class Backfiller:
             if each.request.missing_iterations is None or each.request.missing_iterations
         ]
         if self._may_share_start(question):
-            sharing_runs = runs_with_earlier_lead({each.run.id: each.lead for each in incomplete})
+            sharing_runs = runs_with_earlier_imports(
+                {each.run.id: each.leading_imports for each in incomplete}
+            )
             incomplete = [
                 each.with_shared_start()
                 if each.run.id in sharing_runs
@@ -355,10 +357,14 @@ class Backfiller:
         segments, prepared = planned.plan.segments, planned.prepared
         local = question.on == "local"
         replays = ReplayJobs(self.project, self.versions, self.runs, fold=local)
-        leads = Counter(
-            prepared[segment.run].lead for segment in segments if self._may_share_start(question)
+        import_counts = Counter(
+            prepared[segment.run].leading_imports
+            for segment in segments
+            if self._may_share_start(question)
         )
-        shared = {lead for lead, count in leads.items() if lead is not None and count > 1}
+        shared = {
+            leading for leading, count in import_counts.items() if leading is not None and count > 1
+        }
         runs = {segment.run: prepared[segment.run].run for segment in segments}
         executor = self._executor(question, runs.values())
         with StatusFile(self.project, question.names, question.on).open() as status:
@@ -550,8 +556,8 @@ class Backfiller:
     ) -> None:
         """Correct later predictions by the seconds that replays really took.
 
-        `planned` has the segment for each replay that ran as planned. Seconds that a replay was to spare by a shared
-        start count as predicted, although the start may not have been shared.
+        `planned` maps a replay to its segment, if all of the segment ran. To compare like with like, seconds that a
+        shared start really saved are added to the real seconds, and those that it was expected to save are subtracted.
         """
         cache, machine = self.project.cache, self.machines.name
         corrections = read_cost_corrections(cache, machine)

@@ -144,7 +144,7 @@ def missing_iterations(
     probes: Sequence[Probe],
     digest_of: DigestOf,
 ) -> frozenset[int] | None:
-    """Return the iterations of the main loop in which no counting replay has filled `name`; None means all."""
+    """Return the iterations of the main loop in which no replay that counts has filled `name`; None means all."""
     counting = [replay for replay in replays if _counts(query, replay, name, digest_of)]
     if not counting:
         return None

@@ -227,5 +227,5 @@ def _first_format(content: Mapping[str, Any]) -> tuple[tuple[Correction, ...], i
 def _outdented(text: str) -> str:
     """Return `text` with the indent of its first line removed from all lines."""
     lines = text.splitlines(keepends=True)
-    lead = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
-    return "".join(line.removeprefix(lead) for line in lines)
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
+    return "".join(line.removeprefix(indent) for line in lines)

@@ -35,7 +35,13 @@ from rearview.backfill.find_statements import (
 )
 from rearview.backfill.machine_speed import Machines
 from rearview.backfill.run_facts import RunRequest, run_facts, with_run_loop_ids
-from rearview.backfill.setup_sharing import Lead, SetupText, import_seconds, lead_of, setup_text
+from rearview.backfill.setup_sharing import (
+    LeadingImports,
+    SetupText,
+    import_seconds,
+    leading_imports_of,
+    setup_text,
+)
 from rearview.errors import UsageError
 from rearview.model import Run, Status
 from rearview.model.run import columns_of, is_notebook, name_of
@@ -105,14 +111,14 @@ class PreparedRun:
     """Ids of the replays that had ended when the run was prepared."""
     unproved: tuple[str, ...] = ()
     """Names with values that cannot be proved, because the run recorded nothing to compare with."""
-    lead: Lead | None = None
-    """How replays of the run begin; None if they cannot share their beginning with replays of other runs."""
+    leading_imports: LeadingImports | None = None
+    """The imports with which the program begins; None if other replays cannot share them."""
     setup: SetupText = field(default_factory=SetupText)
     """Hashes of the statements before the main loop, to find runs that can share these statements."""
     setup_seconds: float = 0.0
-    """Seconds of the set-up without the imports of `lead`."""
+    """Seconds of the set-up without the leading imports."""
     spared: float = 0.0
-    """Seconds that are left out of `facts` because another process spends them."""
+    """Predicted seconds that are left out of `facts` because another process will spend them."""
 
     @property
     def run(self) -> Run:
@@ -121,9 +127,9 @@ class PreparedRun:
 
     def with_shared_start(self) -> PreparedRun:
         """Return the run with facts for a process that shares its start with another process."""
-        if self.lead is None:
+        if self.leading_imports is None:
             return self
-        start, imports = self._shareable(self.lead)
+        start, imports = self._shareable(self.leading_imports)
         shorter = replace(
             self.facts, start=self.facts.start - start, setup=self.facts.setup - imports
         )
@@ -131,13 +137,15 @@ class PreparedRun:
 
     def with_shareable_start(self) -> PreparedRun:
         """Return the run with facts that say how much of the start several processes of the run can share."""
-        if self.lead is None:
+        if self.leading_imports is None:
             return self
-        return replace(self, facts=replace(self.facts, shareable=sum(self._shareable(self.lead))))
+        return replace(
+            self, facts=replace(self.facts, shareable=sum(self._shareable(self.leading_imports)))
+        )
 
-    def _shareable(self, lead: Lead) -> tuple[float, float]:
+    def _shareable(self, leading: LeadingImports) -> tuple[float, float]:
         """Return the seconds of interpreter start and of imports that a forked process saves."""
-        imports = min(import_seconds(self.run, lead), self.facts.setup)
+        imports = min(import_seconds(self.run, leading), self.facts.setup)
         return self.facts.start - min(self.facts.start, FORK_SECONDS), imports
 
     def question(self) -> RunQuestion:
@@ -268,15 +276,16 @@ class RunPreparer:
             digests={name: digest_of(name) for name in names},
         )
         recorded_root = run.home(os.path.realpath(self.project.root))
-        lead = lead_of(run, files, recorded_root)
+        leading = leading_imports_of(run, files, recorded_root)
         return PreparedRun(
             request,
             facts,
             ended_replays=frozenset(replay.id for replay in replays if replay.ended is not None),
             unproved=unproved,
-            lead=lead,
-            setup=setup_text(run, files, recorded_root) if lead is not None else SetupText(),
-            setup_seconds=facts.setup - (import_seconds(run, lead) if lead is not None else 0.0),
+            leading_imports=leading,
+            setup=setup_text(run, files, recorded_root) if leading is not None else SetupText(),
+            setup_seconds=facts.setup
+            - (import_seconds(run, leading) if leading is not None else 0.0),
         )
 
     def _probes(self, statements: StatementSources, run: Run, names: tuple[str, ...]) -> Probes:
@@ -376,7 +385,7 @@ class RunPreparer:
 
 
 def _no_probe_text(name: str, run: Run, logged: Collection[str]) -> str:
-    """Return why the name cannot be filled, although the user asked for it, as a text with the field `run`."""
+    """Return a message that explains why no statement logs `name`, with the placeholder `{run}`."""
     lower_case = {each.lower(): each for each in logged}
     if near := get_close_matches(name.lower(), lower_case, n=1):
         return f"{name}: no statement logs this. Did you mean `rearview backfill {lower_case[near[0]]}`?"
@@ -510,6 +519,6 @@ def _is_installed(name: str) -> bool:
     if name in sys.builtin_module_names or name in sys.stdlib_module_names or name in sys.modules:
         return True
     with contextlib.suppress(ImportError, ValueError):
-        # only `find_spec` sees editable installations; neither imports anything
+        # only `find_spec` finds editable installations; neither function imports the package
         return PathFinder.find_spec(name) is not None or find_spec(name) is not None
     return False

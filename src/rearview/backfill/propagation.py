@@ -353,7 +353,10 @@ class Probing:
         return tuple(names_logged(self.edited))
 
     def _from_older_version(self, names: tuple[str, ...]) -> Probing:
-        """Return a probing whose chain begins with the newest version that lacks the statements for `names`."""
+        """Return a probing whose chain begins with the newest version that lacks the statements for `names`.
+
+        Return this probing itself if there is no such version.
+        """
         if not all(map(self.logs, names)):
             return self
         for at, version in enumerate(self.chain[1:], 1):
@@ -610,7 +613,7 @@ class Probing:
     def _manual_places(self) -> dict[int, dict[int, HandPlace]]:
         """Return the places that the user set: index in the chain -> number of a statement -> place.
 
-        Statements that compute what such a statement logs go to the same place.
+        Added statements that compute what a statement logs go to the place of that statement.
         """
         places_by_version: dict[int, dict[int, HandPlace]] = {}
         for correction in self.corrections.all:

@@ -1,7 +1,7 @@
 """Convert a run's measurements into facts for the planner, and a planned segment into a segment file.
 
 A run counts the iterations of its loops, their seconds, and the checkpoints it saved. A run that was killed
-recorded less: its checkpoints show how far it came. Inner loops with short iterations are not counted to the
+recorded less: its checkpoints show how far the run came. Inner loops with short iterations are not counted to the
 end: the remaining iterations are assumed to be like the counted ones.
 """
 
@@ -118,16 +118,16 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
     )
 
 
-def replay_start(request: RunRequest, segment: Segment, crew: str) -> ReplayStart:
+def replay_start(request: RunRequest, segment: Segment, backfill: str) -> ReplayStart:
     """Return the record of what the replay of a segment covers, for later backfills.
 
-    `crew` is the id of the backfill that starts the replay.
+    `backfill` is the id of the backfill that starts the replay.
     """
     return ReplayStart(
         limits=request.coverage.limits,
         same=dict(request.digests or {}),
         inner=_inner_spans(request, segment),
-        crew=crew,
+        crew=backfill,
     )
 
 

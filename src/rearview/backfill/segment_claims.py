@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from rearview.backfill.coverage import ALL, Cell, cells_of, filled_cells
 from rearview.backfill.prepare_run import PreparedRun
 from rearview.backfill.run_facts import RunRequest, replay_start, segment_file
-from rearview.backfill.setup_sharing import Lead
+from rearview.backfill.setup_sharing import LeadingImports
 from rearview.execute.backfill_status import StatusFile, active_backfills
 from rearview.execute.executor import SetupStage, Task
 from rearview.execute.replay_jobs import ReplayJobs
@@ -37,8 +37,8 @@ class SegmentClaims:
     prepared: Mapping[str, PreparedRun]
     """The prepared runs by id."""
     segments: Sequence[Segment] = ()
-    shared_leads: Collection[Lead] = ()
-    """Beginnings of programs that several segments share."""
+    shared_imports: Collection[LeadingImports] = ()
+    """Leading imports that several segments share."""
     stages: Mapping[str, tuple[SetupStage, ...]] = field(default_factory=dict)
     """Id of a run -> the parts of its set-up that several segments share."""
     planned: dict[str, Segment] = field(default_factory=dict)
@@ -96,8 +96,10 @@ class SegmentClaims:
     ) -> Task:
         file = segment_file(request, segment, first=first)
         start = replay_start(request, segment, self.status.id)
-        lead = prepared.lead
-        imports = lead.imports if lead is not None and lead in self.shared_leads else None
+        leading = prepared.leading_imports
+        imports = (
+            leading.imports if leading is not None and leading in self.shared_imports else None
+        )
         stages = self.stages.get(segment.run, ()) if imports is not None else ()
         # a segment that is not a part of the main loop does not stop before that loop
         stages = tuple(stage for stage in stages if stage.start.statements is not None or file.main)

@@ -36,7 +36,7 @@ from rearview.source.loops import MODULE, loop_ids
 from rearview.store.files import make_folder, publish
 
 WORTH_SHARING = 0.3
-"""Seconds that a set-up without the imports of libraries must take to be shared."""
+"""Least seconds of a set-up, without imports of libraries, for which it is worth sharing."""
 _FILE = "shared-setup.json"
 _MOST_OBSTACLES = 200
 """Number of obstacles that are stored; the oldest are removed."""
@@ -210,8 +210,11 @@ def _does_nothing(node: ast.stmt) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """The beginning of the replays of a run; replays of runs with equal leads can be forked from one process."""
+class LeadingImports:
+    """The imports with which the program of a run begins, and the settings under which they are executed.
+
+    The replays of all runs in which these are equal can be forked from one process.
+    """
 
     imports: tuple[str, ...] = ()
     hash_seed: str = ""
@@ -220,8 +223,10 @@ class Lead:
     """Environment variables that set the number of threads, with their values."""
 
 
-def lead_of(run: Run, files: Mapping[str, bytes], recorded_root: str) -> Lead | None:
-    """Return the beginning of replays of a run that execute `files`, or None if nothing of it can be shared.
+def leading_imports_of(
+    run: Run, files: Mapping[str, bytes], recorded_root: str
+) -> LeadingImports | None:
+    """Return the leading imports of replays of a run that execute `files`; None if they cannot be shared.
 
     `recorded_root` is the folder of the project at the time when the run was recorded.
     """
@@ -231,12 +236,12 @@ def lead_of(run: Run, files: Mapping[str, bytes], recorded_root: str) -> Lead | 
     entry = (facts.target or "") if facts.module else script_of(run, recorded_root)
     imports = leading_imports(files, entry, module=facts.module, ran=run.end.files)
     threads = tuple(sorted(facts.threads.items()))
-    return Lead(imports, facts.hash_seed, threads)
+    return LeadingImports(imports, facts.hash_seed, threads)
 
 
-def import_seconds(run: Run, lead: Lead) -> float:
-    """Return how many seconds the run spent on the imports of `lead`."""
-    modules = [f"{statement.split()[1]}." for statement in lead.imports]
+def import_seconds(run: Run, leading: LeadingImports) -> float:
+    """Return how many seconds the run spent on its leading imports."""
+    modules = [f"{statement.split()[1]}." for statement in leading.imports]
     seconds = run.end.imports
     return sum(
         spent
@@ -245,20 +250,20 @@ def import_seconds(run: Run, lead: Lead) -> float:
     )
 
 
-def runs_with_earlier_lead(leads: Mapping[str, Lead | None]) -> set[str]:
-    """Return the runs whose lead is equal to that of an earlier run in `leads`.
+def runs_with_earlier_imports(leading_by_run: Mapping[str, LeadingImports | None]) -> set[str]:
+    """Return the runs whose leading imports are equal to those of an earlier run in the mapping.
 
-    >>> same = Lead(("import torch",))
-    >>> runs_with_earlier_lead({"a": same, "b": None, "c": same, "d": Lead(("import numpy",))})
+    >>> torch, numpy = LeadingImports(("import torch",)), LeadingImports(("import numpy",))
+    >>> runs_with_earlier_imports({"a": torch, "b": None, "c": torch, "d": numpy})
     {'c'}
     """
-    earlier_leads: set[Lead] = set()
+    earlier_imports: set[LeadingImports] = set()
     sharing_runs: set[str] = set()
-    for run, lead in leads.items():
-        if lead in earlier_leads:
+    for run, leading in leading_by_run.items():
+        if leading in earlier_imports:
             sharing_runs.add(run)
-        elif lead is not None:
-            earlier_leads.add(lead)
+        elif leading is not None:
+            earlier_imports.add(leading)
     return sharing_runs
 
 
@@ -343,8 +348,8 @@ class RunSetup(Protocol):
         """The values that are requested of the run."""
 
     @property
-    def lead(self) -> Lead | None:
-        """The beginning of its replays, or None if nothing of it can be shared."""
+    def leading_imports(self) -> LeadingImports | None:
+        """The imports with which the program begins; None if other replays cannot share them."""
 
     @property
     def setup(self) -> SetupText:
@@ -352,7 +357,7 @@ class RunSetup(Protocol):
 
     @property
     def setup_seconds(self) -> float:
-        """Seconds of the set-up without the imports of `lead`."""
+        """Seconds of the set-up without the leading imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +383,8 @@ def shared_stages(
     worth = {
         run: prepared[run]
         for run in counts
-        if prepared[run].lead is not None and prepared[run].setup_seconds >= WORTH_SHARING
+        if prepared[run].leading_imports is not None
+        and prepared[run].setup_seconds >= WORTH_SHARING
     }
     depths = _common_depths({run: each.setup for run, each in worth.items()})
     stages: dict[str, tuple[SetupStage, ...]] = {}
