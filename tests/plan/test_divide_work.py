@@ -194,9 +194,9 @@ def test_a_run_that_restoring_would_not_answer_noticeably_sooner_runs_again(want
     (segment,) = divide(asked(small_run(), wanted=wanted), workers=2, growth=4, rerun=True).segments
     assert segment.rerun
     assert (segment.operator, segment.start, segment.restores) == (Operator.FULL, None, ())
-    last = max(wanted.missing or {9})
+    last = max(wanted.missing_iterations or {9})
     assert segment.seconds == pytest.approx(3.0 + 0.02 * (last + 1))
-    assert segment.only == (None if wanted.missing is None else (3, 7))
+    assert segment.only == (None if wanted.missing_iterations is None else (3, 7))
 
 
 @pytest.mark.parametrize("wanted", [TAIL, replace(DEEP, missing_iterations=frozenset({7}))])
