@@ -261,7 +261,7 @@ def test_no_other_way_through_the_checkpoints_is_cheaper(data):
     chosen = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
     edges = [sum(seconds[:k]) for k in range(count + 1)]
     kind = data.draw(st.sampled_from(["head", "tail", "deep", "steps"]))
-    more = {"missing": frozenset(chosen)}
+    more = {"missing_iterations": frozenset(chosen)}
     if kind == "head":
         wanted = ValueRequest(("n",), ("epoch",), place="before", **more)
         atoms = [((k, -1), edges[k], outside[k]) for k in chosen]
