@@ -20,11 +20,11 @@ def test_errors_that_even_out_shrink_against_the_sum_and_shared_ones_do_not():
     many = Prediction(0.0)
     for _ in range(100):
         many = many + Prediction(1.0, variance=0.01)
-    assert many.half / many.seconds == pytest.approx(0.0196)
+    assert many.half_width / many.seconds == pytest.approx(0.0196)
     shared = Prediction(0.0)
     for _ in range(100):
         shared = shared + Prediction(1.0, share=0.1)
-    assert shared.half / shared.seconds == pytest.approx(0.196)
+    assert shared.half_width / shared.seconds == pytest.approx(0.196)
 
 
 def test_an_interval_never_goes_below_zero():

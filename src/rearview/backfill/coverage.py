@@ -246,7 +246,7 @@ def _covers_inside(query: CoverageQuery, start: ReplayStart, index: int) -> bool
             continue
         if query.within is None or loop not in (query.within.loop, name_of(query.within.loop)):
             return False
-        low, high = query.within.hull([index])
+        low, high = query.within.enclosing_range([index])
         if low < span[0] or (high is None and span[1] < ALL) or (high or 0) > span[1]:
             return False
     return True

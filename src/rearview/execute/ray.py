@@ -409,7 +409,7 @@ class ShippedJob:
         with self.shipments.lock_of_node(node_facts["node"]):
             shared_files = [(entry.path, entry.size, entry.link) for entry in shared]
             self._send(shared[k] for k in self._call("missing_files", shared_files))
-        self._send(files_needed.own)
+        self._send(files_needed.replay_files)
 
     def _send(self, entries: Iterable[ShippedFile]) -> None:
         """Write files to the node, about CHUNK bytes per message."""

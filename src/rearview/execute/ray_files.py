@@ -212,7 +212,7 @@ class ShippingList:
     replay: str
     folders: tuple[Path, ...]
     """Folders of the replay; every change in them is a result of the replay."""
-    own: tuple[ShippedFile, ...]
+    replay_files: tuple[ShippedFile, ...]
     """The scratch tree and the segment file of the replay."""
     shared: tuple[ShippedFile, ...]
     """Files that several segments read: the run, its checkpoints, inputs to which the scratch tree links."""
@@ -245,8 +245,10 @@ def list_files(task: Task, checkpoints: Checkpoints) -> ShippingList:
     segment_file = msgspec.json.decode(segment.read_bytes(), type=SegmentFile)
     run = Runs(project).get(segment_file.run)
     tree = Path(segment_file.tree)
-    own = [_entry(segment), *_tree(tree), *_tree(recorded_texts(tree))]
-    linked = [Path(entry.link) for entry in own if entry.link and entry.link.startswith(os.sep)]
+    replay_files = [_entry(segment), *_tree(tree), *_tree(recorded_texts(tree))]
+    linked = [
+        Path(entry.link) for entry in replay_files if entry.link and entry.link.startswith(os.sep)
+    ]
     shared = {file.path: file for file in _link_targets(project.root, linked)}
     checkpoint_files, only_if_different = _checkpoint_files(
         checkpoints, reachable_checkpoints(segment_file, checkpoints.of(run.id))
@@ -258,7 +260,7 @@ def list_files(task: Task, checkpoints: Checkpoints) -> ShippingList:
         run=run.id,
         replay=segment_file.replay,
         folders=tuple(dict.fromkeys((segment.parent, tree.parent))),
-        own=tuple(own),
+        replay_files=tuple(replay_files),
         shared=tuple(shared.values()),
         only_if_different=tuple(_entry(path) for path in only_if_different),
         outside_project=tuple(_inputs_outside(project.root, run)),

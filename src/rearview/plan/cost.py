@@ -48,19 +48,19 @@ class Prediction:
         return Prediction(self.seconds * factor, self.variance * factor**2, total_share)
 
     @property
-    def half(self) -> float:
+    def half_width(self) -> float:
         """Half of the width of the interval."""
         return INTERVAL_DEVIATIONS * math.sqrt(self.variance + (self.share * self.seconds) ** 2)
 
     @property
     def low(self) -> float:
         """Lower end of the interval."""
-        return max(0.0, self.seconds - self.half)
+        return max(0.0, self.seconds - self.half_width)
 
     @property
     def high(self) -> float:
         """Upper end of the interval."""
-        return self.seconds + self.half
+        return self.seconds + self.half_width
 
 
 RECENT = 15

@@ -30,15 +30,15 @@ iteration i of the inner loop, and END after the inner loop.
 END = (1 << BITS) - 1
 
 
-ReplayStart = tuple[int, float, float, tuple[CheckpointFacts, ...]]
+StartPlace = tuple[int, float, float, tuple[CheckpointFacts, ...]]
 """A place where a replay can begin: (place, time, cost, checkpoints).
 
 A replay begins at the start of the program, or restores complete `checkpoints`; partial checkpoints are only compared
 (docs/decisions/partial-checkpoints.md). `time` is when the run was at the place, in seconds of computing since the
-outermost loop began. `cost` is how many seconds a process needs to get there after its set-up. A replay start is a
+outermost loop began. `cost` is how many seconds a process needs to get there after its set-up. A start place is a
 plain tuple, because a long history has a million of them.
 """
-START: ReplayStart = (0, 0.0, 0.0, ())
+START: StartPlace = (0, 0.0, 0.0, ())
 
 
 class Axis:
@@ -72,10 +72,10 @@ class Axis:
         self._begins: dict[int, CheckpointFacts] = {}
         self._ends: dict[int, CheckpointFacts] = {}
         self._middles: dict[int, list[tuple[int, CheckpointFacts]]] = {}
-        self.at_begin: list[ReplayStart] = []
-        """Outer iteration -> the replay start from which its beginning is reached soonest."""
-        self.at_end: list[ReplayStart] = []
-        """Outer iteration -> the replay start from which the end of its inner loop is reached soonest."""
+        self.at_begin: list[StartPlace] = []
+        """Outer iteration -> the start place from which its beginning is reached soonest."""
+        self.at_end: list[StartPlace] = []
+        """Outer iteration -> the start place from which the end of its inner loop is reached soonest."""
 
     def find_starts(self) -> None:
         """Fill `at_begin` and `at_end`, which only questions about iterations or the code after the loop need."""
@@ -91,8 +91,8 @@ class Axis:
         """Return the mean seconds of one inner iteration in an outer `iteration`."""
         return self.inner[iteration] / max(self.counts[iteration], 1)
 
-    def best_start_before(self, iteration: int, inner: int) -> ReplayStart:
-        """Return the replay start from which iteration `inner` of the inner loop is reached soonest."""
+    def best_start_before(self, iteration: int, inner: int) -> StartPlace:
+        """Return the start place from which iteration `inner` of the inner loop is reached soonest."""
         best = self.at_begin[iteration]
         for index, checkpoint in self._middles.get(iteration, ()):
             if index > inner:
@@ -125,7 +125,7 @@ class Axis:
             in_iteration.sort(key=lambda item: item[0])
 
     def _find_best_starts(self) -> None:
-        """Find the replay start from which each iteration is reached soonest.
+        """Find the start place from which each iteration is reached soonest.
 
         If the nearest checkpoint is slow to restore, this may be an earlier one.
         """

@@ -479,7 +479,7 @@ def _inner(work: Work, iterations: Sequence[int]) -> tuple[tuple[str, int, int |
     """Return (loop, first, last) of requested inner iterations, in `iterations` of the outermost loop."""
     if work.within is None or any(loop == work.within.loop for loop, _, _ in work.inner):
         return work.inner
-    first, last = work.within.hull(iterations)
+    first, last = work.within.enclosing_range(iterations)
     if (first, last) == (0, None):
         return work.inner
     return (*work.inner, (work.within.loop, first, last))

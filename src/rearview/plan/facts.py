@@ -247,10 +247,10 @@ class InnerIterations:
         first, last = self.spans.get(outer, (0, None))
         return [i for i in indices if first <= i and (last is None or i < last)]
 
-    def hull(self, indices: Iterable[int]) -> tuple[int, int | None]:
+    def enclosing_range(self, indices: Iterable[int]) -> tuple[int, int | None]:
         """Return the smallest range that contains all requested inner iterations of the outer iterations `indices`.
 
-        >>> InnerIterations("step", {2: (5, 9), 4: (3, 6)}).hull([2, 4])
+        >>> InnerIterations("step", {2: (5, 9), 4: (3, 6)}).enclosing_range([2, 4])
         (3, 9)
         """
         spans = [self.spans.get(index, (0, None)) for index in indices]

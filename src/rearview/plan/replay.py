@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from rearview.model import Edge, Operator
 from rearview.plan.cost import CostCorrections, CostModel, Prediction
-from rearview.plan.demand import BITS, HEAD, NONE, RUN, TAIL, Axis, Demand, ReplayStart
+from rearview.plan.demand import BITS, HEAD, NONE, RUN, TAIL, Axis, Demand, StartPlace
 from rearview.plan.facts import CheckpointFacts, InnerIterations, Machine, RunFacts, RunQuestion
 
 
@@ -233,7 +233,7 @@ def _add_needed_iterations(work: Work, axis: Axis, demand: Demand) -> None:
         start_place, end_place = k << BITS, (k + 1) << BITS
         if need & RUN:
             high = demand.high.get(k)
-            replay_start = axis.at_begin[k]
+            best_start = axis.at_begin[k]
             if high is not None and not need & TAIL:
                 pace, low = axis.pace(k), demand.low[k]
                 begin, end, end_place = (
@@ -242,16 +242,16 @@ def _add_needed_iterations(work: Work, axis: Axis, demand: Demand) -> None:
                     start_place + high + 1,
                 )
                 if k not in demand.not_entered_inside:
-                    replay_start = axis.best_start_before(k, low)
+                    best_start = axis.best_start_before(k, low)
         elif need == HEAD:
             extra, end, end_place = seconds[k] - inner[k], begin, start_place
-            replay_start = axis.at_begin[k]
+            best_start = axis.at_begin[k]
         else:
             begin += inner[k]
-            replay_start = axis.at_end[k]
-            if need & HEAD and replay_start[0] > start_place:
-                replay_start = _both_ends(axis, k, replay_start)
-        key, time, paid, chain = replay_start
+            best_start = axis.at_end[k]
+            if need & HEAD and best_start[0] > start_place:
+                best_start = _both_ends(axis, k, best_start)
+        key, time, paid, chain = best_start
         cold = paid + end - time + extra
         cold_from: Checkpoints = chain
         if cold > end + extra:
@@ -275,14 +275,14 @@ def _add_needed_iterations(work: Work, axis: Axis, demand: Demand) -> None:
         _add_after(work, axis, place, position)
 
 
-def _both_ends(axis: Axis, k: int, replay_start: ReplayStart) -> ReplayStart:
-    """Return the replay start for an iteration `k` of which the code before and after the inner loop must run.
+def _both_ends(axis: Axis, k: int, best_start: StartPlace) -> StartPlace:
+    """Return the start place for an iteration `k` of which the code before and after the inner loop must run.
 
     Its cost includes the code before the inner loop, and a restore that skips the inner loop.
     """
     key, time, paid, chain = axis.at_begin[k]
-    spent = paid + axis.edges[k] - time + axis.seconds[k] - axis.inner[k] + replay_start[2]
-    return key, replay_start[1], spent, chain + replay_start[3][-1:]
+    spent = paid + axis.edges[k] - time + axis.seconds[k] - axis.inner[k] + best_start[2]
+    return key, best_start[1], spent, chain + best_start[3][-1:]
 
 
 def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
@@ -292,8 +292,8 @@ def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
     """
     seconds_after = work.facts.after * work.cost.speed.compute
     end = axis.edges[-1]
-    replay_start = axis.at_begin[0 if work.whole else axis.count]
-    key, time, paid, chain = replay_start
+    best_start = axis.at_begin[0 if work.whole else axis.count]
+    key, time, paid, chain = best_start
     cold, cold_from = paid + end - time + seconds_after, chain
     if work.whole or cold > end + seconds_after:
         cold, cold_from, paid = end + seconds_after, (), 0.0
