@@ -51,8 +51,8 @@ class PastStatement:
         """Return the probes for a run; empty if the recorded source of the run logs the names."""
         refusal: SourceError | None = None
         for probing in self.probings_for(run):
-            own = names_logged(probing.text(run.version))
-            if all(any(fits(each, name) for each in own) for name in self.names):
+            recorded_names = names_logged(probing.text(run.version))
+            if all(any(fits(each, name) for each in recorded_names) for name in self.names):
                 return Probes((), probing.text(run.version))
             try:
                 probes = probing.of(run, self.names)

@@ -114,18 +114,18 @@ def disk(folder: Path) -> tuple[float, float]:
     chunk = os.urandom(_CHUNK)  # random, because some file systems compress
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        size, begun = 0, time.perf_counter()
-        while size < _DISK_BYTES and time.perf_counter() - begun < _DISK_SECONDS:
+        size, phase_start = 0, time.perf_counter()
+        while size < _DISK_BYTES and time.perf_counter() - phase_start < _DISK_SECONDS:
             size += os.write(fd, chunk)
             os.fsync(fd)
-        write = size / (time.perf_counter() - begun)
+        write = size / (time.perf_counter() - phase_start)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.lseek(fd, 0, os.SEEK_SET)
-        bytes_read, begun = 0, time.perf_counter()
+        bytes_read, phase_start = 0, time.perf_counter()
         while data := os.read(fd, _CHUNK):
             bytes_read += len(data)
-        read = bytes_read / max(time.perf_counter() - begun, 1e-9)
+        read = bytes_read / max(time.perf_counter() - phase_start, 1e-9)
     finally:
         os.close(fd)
         file.unlink()
