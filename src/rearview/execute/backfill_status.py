@@ -225,7 +225,7 @@ ENDED = frozenset({"proved", "failed", "filled"})
 
 
 _LEAST_LEFT = 0.1
-"""A running segment is assumed to need at least this fraction of its seconds so far to its end."""
+"""Least seconds that a running segment still needs, as a fraction of the seconds since it started."""
 _MAX_READ = 1 << 20
 """Bytes that are read at once."""
 

@@ -162,7 +162,7 @@ class CheckpointFacts:
     edge: Edge = Edge.START
     complete: bool = True
     nbytes: int = 0
-    """Bytes that a replay reads for it if it has passed the checkpoint before."""
+    """Bytes that a replay reads to restore the checkpoint after it has restored the one before."""
     restore: float | None = None
     """Measured seconds to load and restore the checkpoint; None means that they are predicted from its size."""
 
@@ -224,7 +224,7 @@ class RunFacts:
     finished: bool = True
     machine: Machine | None = None
     blocked: str = ""
-    """Why the run cannot be replayed at all, such as a missing package or input."""
+    """Why the run cannot be replayed at all, such as a missing package; empty if it can."""
     priority: float = 0.0
 
 

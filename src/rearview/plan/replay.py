@@ -43,7 +43,7 @@ NEGLIGIBLE = 1e-3
 
 @dataclass(slots=True)
 class Work:
-    """The work for one run, as a list of atoms in the order of the run; each attribute of atoms is one column.
+    """The work for one run, as atoms in the order of the run. `iterations` to `cold_restores` have an item for each.
 
     An atom is one iteration of the outermost loop, or the code after the loop. Its warm seconds and restores are
     those of a process that has just done the atom before. Its cold seconds and restores are those of a process that
@@ -144,7 +144,7 @@ def survey(
 
 
 def work_of(question: RunQuestion, cost: CostModel) -> Work | str:
-    """Return the work for one run. If it is impossible, return the reason; if there is none, an empty text."""
+    """Return the work for one run, or the reason why the run cannot answer, or an empty text if nothing must run."""
     axis = Axis(cost, _inner_loop(question))
     demand = Demand(axis, question.facts)
     reasons = [reason for request in question.requests if (reason := demand.add(request))]
