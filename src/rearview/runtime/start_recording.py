@@ -29,10 +29,10 @@ from rearview.model.run import is_notebook
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.runtime import importer
-from rearview.runtime.capture.start_capture import start_capture
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import ImportTimes
 from rearview.runtime.loops import LoopHistory
+from rearview.runtime.observed_values.start_observing import start_observing
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
@@ -200,7 +200,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if not joins:
             session.printing = PrintedLines(runs.folder(run), session.where)
             session.printing.install()
-            start_capture(session, checkpoints.objects.put)
+            start_observing(session, checkpoints.objects.put)
     if not joins:
         _start_heartbeat(runs, session)
     return session
@@ -272,7 +272,7 @@ def _resume(control: Control) -> Resumer:
     session.outputs.install()
     session.printing = PrintedLines(folder, session.where)
     session.printing.install()
-    start_capture(session, put, attempt=attempt)
+    start_observing(session, put, attempt=attempt)
     _start_heartbeat(runs, session)
     return session
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
-from rearview.runtime.capture.assigned_scalars import is_copy
+from rearview.runtime.observed_values.assigned_scalars import is_copy
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox.entropy import after_import
 
@@ -159,7 +159,7 @@ def plain(value: Any) -> Any:
     return UNKNOWN
 
 
-def capture_command_lines(parameters: Parameters) -> None:
+def observe_command_lines(parameters: Parameters) -> None:
     """Record the parameters that command-line parsers return from now on."""
     after_import("argparse", lambda module: _watch_argparse(module, parameters))
     after_import("click.core", lambda module: _watch_click(module, parameters))
@@ -269,7 +269,7 @@ def _is_defined_by_project(name: str, parameters: Parameters) -> bool:
     return isinstance(file, str) and parameters.is_project_file(file)
 
 
-def capture_config_files(parameters: Parameters) -> None:
+def observe_config_files(parameters: Parameters) -> None:
     """Record small configurations that code of the project reads before its first loop."""
     for name, functions in _READERS.items():
         after_import(

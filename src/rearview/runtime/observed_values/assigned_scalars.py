@@ -18,8 +18,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from rearview.model.run import Origin
-from rearview.runtime.capture.captured_value_writer import Allowance, CapturedRecords
 from rearview.runtime.loops import LoopEntry
+from rearview.runtime.observed_values.captured_records import Allowance, CapturedRecords
 
 COLUMNS = 40
 """Variables of a run that become columns; further ones are left out."""

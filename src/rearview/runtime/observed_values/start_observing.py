@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from types import FrameType
 
-from rearview.runtime.capture.assigned_scalars import AssignedScalars
-from rearview.runtime.capture.captured_loggers import (
+from rearview.runtime.observed_values.assigned_scalars import AssignedScalars
+from rearview.runtime.observed_values.captured_records import CapturedRecords
+from rearview.runtime.observed_values.logger_patches import (
     LoggerCalls,
-    capture_keras,
-    capture_lightning,
-    capture_logging,
-    capture_mlflow,
-    capture_tensorboard,
-    capture_transformers,
-    capture_wandb,
+    observe_keras,
+    observe_lightning,
+    observe_logging,
+    observe_mlflow,
+    observe_tensorboard,
+    observe_transformers,
+    observe_wandb,
 )
-from rearview.runtime.capture.captured_value_writer import CapturedRecords
-from rearview.runtime.capture.parameters import (
+from rearview.runtime.observed_values.parameters import (
     Parameters,
-    capture_command_lines,
-    capture_config_files,
     keep_dataclasses,
+    observe_command_lines,
+    observe_config_files,
 )
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.session import PointEncoder
 from rearview.store.values import Put
 
 
-def start_capture(session: Recorder, put: Put | None, *, attempt: int = 0) -> None:
+def start_observing(session: Recorder, put: Put | None, *, attempt: int = 0) -> None:
     """Let `session` capture variables, parameters and the calls of other loggers from now on."""
     folder = session.runs.folder(session.run)
     session.captured = CapturedRecords(folder, session.run, put=put, attempt=attempt)
     _capture_assigned(session)
     parameters = Parameters(session)
     if session.settings.captures("parameters"):
-        capture_command_lines(parameters)
-        capture_config_files(parameters)
+        observe_command_lines(parameters)
+        observe_config_files(parameters)
 
         def keep(frame: FrameType) -> None:
             try:
@@ -46,13 +46,13 @@ def start_capture(session: Recorder, put: Put | None, *, attempt: int = 0) -> No
         session.loops_begin = keep
     calls = LoggerCalls(session)
     loggers = {
-        "tensorboard": capture_tensorboard,
-        "wandb": capture_wandb,
-        "mlflow": capture_mlflow,
-        "lightning": capture_lightning,
-        "transformers": capture_transformers,
-        "keras": capture_keras,
-        "logging": capture_logging,
+        "tensorboard": observe_tensorboard,
+        "wandb": observe_wandb,
+        "mlflow": observe_mlflow,
+        "lightning": observe_lightning,
+        "transformers": observe_transformers,
+        "keras": observe_keras,
+        "logging": observe_logging,
     }
     for source, capture in loggers.items():
         if session.settings.captures(source):

@@ -25,9 +25,9 @@ from typing import Any
 from rearview.model import Point, Step
 from rearview.model.run import SEEN, Origin
 from rearview.model.wording import parameter_in_text
-from rearview.runtime.capture.assigned_scalars import number
-from rearview.runtime.capture.captured_value_writer import Allowance
-from rearview.runtime.capture.parameters import Parameters
+from rearview.runtime.observed_values.assigned_scalars import number
+from rearview.runtime.observed_values.captured_records import Allowance
+from rearview.runtime.observed_values.parameters import Parameters
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.session import PointEncoder
@@ -173,7 +173,7 @@ def _kept(value: Any) -> Any:
     return None
 
 
-def capture_tensorboard(calls: LoggerCalls, parameters: Parameters) -> None:
+def observe_tensorboard(calls: LoggerCalls, parameters: Parameters) -> None:
     """Record scalars, texts, histograms and images given to writers made from now on."""
     for name in _SUMMARY_WRITERS:
         after_import(name, lambda module: _watch_writer(module, calls, parameters))
@@ -277,7 +277,7 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> tu
     return values[0], values[1], values[2]
 
 
-def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
+def observe_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
     """Record values and parameters that are given to runs of W&B from now on."""
     logged: set[str] = set()
 
@@ -352,7 +352,7 @@ def _wandb_histogram(value: Any) -> Any:
     return np.asarray(value.histogram, dtype="f8"), np.asarray(value.bins, dtype="f8")
 
 
-def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
+def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
     """Record metrics and parameters that are given to MLflow from now on.
 
     `mlflow.log_*` and autologging use a client of MLflow, whose methods are watched.
@@ -423,7 +423,7 @@ def _fluent_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str
     return positional + [kwargs.get(name) for name in names[len(positional) :]]
 
 
-def capture_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
+def observe_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
     """Record the values that `self.log` passes to loggers, also in a trainer without a logger."""
 
     def watch(module: ModuleType) -> None:
@@ -442,7 +442,7 @@ def capture_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # no
         after_import(name, watch)
 
 
-def capture_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
+def observe_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
     """Record the values that the Trainer logs: losses, learning rate, evaluations."""
 
     def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -457,7 +457,7 @@ def capture_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  #
     )
 
 
-def capture_keras(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
+def observe_keras(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
     """Record the logs of each epoch of `fit`, as its `History` gets them."""
 
     def epoch_ended(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -476,7 +476,7 @@ def _without_added(logs: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in logs.items() if name not in _ADDED}
 
 
-def capture_logging(calls: LoggerCalls, parameters: Parameters) -> None:
+def observe_logging(calls: LoggerCalls, parameters: Parameters) -> None:
     """Record the named numbers of messages from now on."""
 
     def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
