@@ -20,6 +20,6 @@ def load(shell: Any) -> None:
     import rearview
 
     print(_WELCOME.format(version=rearview.__version__, folder=Path.cwd()))  # noqa: T201 - asked for
-    from rearview.notebook.magics import register
+    from rearview.notebook.undo import register
 
     register(shell)
