@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from rearview.model.cell_lineage import CellLineage
-from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import analyse
 from rearview.runtime.cells.cell_effects import CellEffects, ProjectModules
 from rearview.runtime.cells.cell_inputs import Lineage
@@ -31,6 +30,7 @@ from rearview.runtime.cells.library_state import (
     listing,
     settings_bytes,
 )
+from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.cells.result_store import FORMAT, CellEntry, GroupRef, ResultStore
 from rearview.runtime.cells.skipped_cells import LateRun, Skipped, SkippedCells
 from rearview.runtime.sandbox.clock import Clock

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rearview.model.cell_lineage import CellLineage
-from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import FILE_QUESTIONS, CellAnalysis
 from rearview.runtime.cells.cell_inputs import Lineage
-from rearview.runtime.cells.definition_state import changes_definitions, definition_state
 from rearview.runtime.cells.library_state import digest_of
+from rearview.runtime.cells.notebook_state import (
+    NotebookState,
+    changes_definitions,
+    definition_state,
+)
 from rearview.runtime.sandbox import entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.entropy import after_import

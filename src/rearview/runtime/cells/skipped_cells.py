@@ -10,7 +10,6 @@ import pickle
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import CellAnalysis, analyse
 from rearview.runtime.cells.library_state import (
     RandomUse,
@@ -18,6 +17,7 @@ from rearview.runtime.cells.library_state import (
     set_random,
     set_settings,
 )
+from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.cells.result_store import CellEntry, GroupRef
 from rearview.source.notebooks import CodeCell
 
