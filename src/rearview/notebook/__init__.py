@@ -1,4 +1,4 @@
-"""Rearview in notebooks: `%load_ext rearview` calls `load`; the other modules execute and record notebooks."""
+"""Rearview in notebooks: run and record them, undo cells of a live one; `%load_ext rearview` calls `load`."""
 
 from __future__ import annotations
 
