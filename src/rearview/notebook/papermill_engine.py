@@ -27,7 +27,7 @@ from rearview.notebook.kernel_client import (
     control_of,
     keep,
     reuse_failure,
-    reuse_is_wanted,
+    reuse_is_allowed,
     reuse_lines,
     with_reuse,
 )
@@ -69,7 +69,7 @@ def _execute_or_start_again(nb_man: Any, kernel_name: str, **options: Any) -> An
     """Execute a notebook; if stored results of its cells cannot be used, execute all cells."""
     from papermill.log import logger
 
-    reuse = reuse_is_wanted(os.environ)
+    reuse = reuse_is_allowed(os.environ)
     executed = _execute(nb_man, kernel_name, reuse=reuse, **options)
     problem = reuse_failure(nb_man.nb) if reuse else ""
     if problem:
@@ -125,5 +125,5 @@ def _start(nb_man: Any, *, reuse: bool) -> StartCommand:
     command = start_run(str(file), ())
     control = msgspec.structs.replace(control_of(command), target=str(file))
     env = {**command.environment, VARIABLE: msgspec.json.encode(control).decode()}
-    placed = replace(command, environment=env, folder=Path(os.getcwd()))  # noqa: PTH109
-    return with_reuse(placed, reuse=reuse)
+    located_command = replace(command, environment=env, folder=Path(os.getcwd()))  # noqa: PTH109
+    return with_reuse(located_command, reuse=reuse)
