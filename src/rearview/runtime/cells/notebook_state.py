@@ -1,7 +1,8 @@
-"""The state of a notebook as the cell cache sees it: variables, definitions and settings, by digest, loaded or not.
+"""The state of a notebook as the cell cache sees it: digests of variables, definitions and settings, loaded or not.
 
-Running the text of a function or class makes it again, but without the changes that cells have made to it since: a
-counter in a class, a list that is a default, an attribute of a function. `definition_state` returns a digest of them.
+A function or class is restored by running its text again. Changes that cells have made to it since are then lost: a
+counter in a class, a list that is a default, an attribute of a function. `definition_state` returns a digest of this
+state, so that such changes are noticed.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from rearview.state.variable_groups import (
 )
 
 BYTES_A_SECOND = 200e6
-"""Assumed bytes per second of storing and loading: variables that are computed faster are computed again."""
+"""Bytes that are assumed to be stored and loaded per second: variables that are computed faster are not stored."""
 SMALL = 32 << 20
 """Contents of at most this many bytes are always stored."""
 _OWN_CLASS = ("cls.", "type.", "self.__class__.")
-"""Beginnings of assignment targets in methods that change their class."""
+"""Beginnings of targets of assignments by which methods change their class."""
 _FIGURES = ("Figure", "FigureBase", "Axes", "_AxesBase", "Artist")
 
 
@@ -44,82 +45,83 @@ class NotebookState:
         self.namespace = namespace
         self._hides = hides
         self.groups: dict[str, GroupRef] = {}
-        """By variable, as they are after the cells so far, loaded or not."""
+        """The group of each variable after the cells so far, whether the variable is loaded or not."""
         self.definitions: dict[str, tuple[Definition, str]] = {}
+        """By name: the functions and classes that cells have defined, each with the digest of its content."""
         self.absent: set[str] = set()
         """Variables that are not loaded."""
         self.loaded: dict[tuple[str, ...], str] = {}
-        """Groups that were loaded and not touched since, with the digest that they then have."""
+        """By the names of a loaded group: the digest that its content has in memory; empty until a cell can reach it."""
         self.settings = library_settings()
         self.settings_values: dict[str, str] = {}
-        """By library: under which digest its settings are stored, if cells changed them."""
-        self.hidden_setup = ""
-        """Which cells have set up libraries, in order, as a hash."""
+        """By library: the digest under which its settings are stored, if cells changed them."""
+        self.setup_digest = ""
+        """Hash of all state outside the variables that cells have changed, in order; empty if there is none."""
         self.ids: dict[str, int] = {}
         """Address of each variable's object before the current cell."""
         self._walked: dict[str, dict[int, Any]] = {}
-        """Objects of each variable by address, if no cell could reach it since they were looked for."""
+        """By variable: the objects that it refers to, by address; not for variables that a cell could reach since."""
         self.reached: set[str] | None = set()
-        """Variables that the current cell can reach; None: all."""
+        """Variables that the current cell can reach, or None if it can reach all variables."""
 
     def begin(self) -> None:
-        """Note the variables before a cell runs."""
+        """Remember the variables before a cell runs."""
         for names in self.loaded:
             if not self.loaded[names] and self.touches(names):
                 try:
                     self.loaded[names] = self.serialized(names, self.references()).digest
                 except Exception:
                     self.loaded[names] = "?"
-        # objects that the cell may drop are not kept alive
+        # do not keep objects alive that the cell may drop
         self._walked = {k: v for k, v in self._walked.items() if not self.touches((k,))}
         self.ids = {name: id(value) for name, value in self.variables().items()}
 
     def reach(
         self, names: Iterable[str], definitions: Iterable[Definition] = ()
     ) -> set[str] | None:
-        """Return the variables that a cell with these names can reach; None: all.
+        """Return the variables that a cell can reach through `names`, or None if it can reach all variables.
 
-        `definitions` are the cell's own: functions of earlier cells may call them.
+        `definitions` are the functions and classes of the cell itself: functions of earlier cells may call them.
         """
-        todo, seen = list(names), set(names)
-        own: dict[str, set[str]] = {}
+        todo, reached = list(names), set(names)
+        names_in_bodies: dict[str, set[str]] = {}
         for each in definitions:
-            own.setdefault(each.name, set()).update(each.names)
+            names_in_bodies.setdefault(each.name, set()).update(each.names)
         while todo:
             name = todo.pop()
-            more = set(own.get(name, ()))
+            next_names = set(names_in_bodies.get(name, ()))
             if name in self.definitions:
-                more |= self.definitions[name][0].names
+                next_names |= self.definitions[name][0].names
             if name in self.groups:
-                more |= {*self.groups[name].uses, *self.groups[name].names}
-            todo += more - seen
-            seen |= more
-        if seen & (EVERYTHING - {"gc", "setattr"}) or "*" in seen:
+                next_names |= {*self.groups[name].uses, *self.groups[name].names}
+            todo += next_names - reached
+            reached |= next_names
+        if reached & (EVERYTHING - {"gc", "setattr"}) or "*" in reached:
             return None
-        return seen & (self.groups.keys() | self.definitions.keys())
+        return reached & (self.groups.keys() | self.definitions.keys())
 
     def inputs(self, reached: set[str] | None) -> dict[str, str]:
-        """Return the content of each of these variables; None: of all."""
+        """Return the digest of each variable in `reached`, or of all variables if `reached` is None."""
         names = {*self.groups, *self.definitions} if reached is None else reached
         return {name: self.content_of(name) for name in names}
 
     def content_of(self, name: str) -> str:
-        """Return the digest of a variable or definition; empty if there is none."""
+        """Return the digest of a variable or definition; empty if the name is not bound."""
         if name in self.definitions:
             return self.definitions[name][1]
         return self.groups[name].content if name in self.groups else ""
 
     def settings_digest(self) -> str:
-        """Return a hash of the settings of libraries and of the set-up by cells."""
-        return digest_of(sorted(self.settings.items()), self.hidden_setup)
+        """Return a hash of the settings of libraries and of `setup_digest`."""
+        return digest_of(sorted(self.settings.items()), self.setup_digest)
 
-    def hide_setup(self, setup: str) -> None:
-        """Note that a cell set up something outside the variables: later cells depend on it."""
+    def add_setup(self, setup: str) -> None:
+        """Record the hash of state outside the variables that a cell has changed: later cells depend on this state."""
         if setup:
-            self.hidden_setup = digest_of(self.hidden_setup, setup)
+            self.setup_digest = digest_of(self.setup_digest, setup)
 
     def define(self, definition: Definition, digest: str = "") -> None:
-        """Note that a name is now bound to a function or class; `digest` is that of its content."""
+        """Record that a cell has bound a name to a function or class, whose content has this digest."""
         self.groups.pop(definition.name, None)
         self.definitions[definition.name] = (definition, digest)
 
@@ -128,8 +130,8 @@ class NotebookState:
     ) -> dict[str, str]:
         """Return the digests of the functions and classes that a cell has defined, and remember them.
 
-        `bound` are the variables that the cell has set, imports not included; `key` identifies all its inputs,
-        `outside` those that are not variables.
+        `bound` are the variables that the cell has set, without imports; `key` is a hash of all inputs of the cell,
+        `outside` of the inputs that are not variables.
         """
         definitions = list(definitions)
         names = [each.name for each in definitions]
@@ -139,7 +141,7 @@ class NotebookState:
         for each in definitions:
             parts = [self.content_of(name) for name in sorted(each.at_once)]
             if not each.at_once.isdisjoint(bound):
-                parts.append(key)  # their values when it was defined
+                parts.append(key)  # the definition depends on values that the cell computes
             elif each.calls_at_once:
                 parts.append(outside)
             if each.name in self.namespace:
@@ -149,7 +151,7 @@ class NotebookState:
         return digests
 
     def forget(self, name: str) -> None:
-        """Note that a name was deleted."""
+        """Forget a name that a cell has deleted."""
         self.groups.pop(name, None)
         self.definitions.pop(name, None)
         self.absent.discard(name)
@@ -159,7 +161,7 @@ class NotebookState:
         return self.reached is None or not self.reached.isdisjoint(names)
 
     def variables(self) -> dict[str, Any]:
-        """Return the variables of the program that are loaded."""
+        """Return the loaded variables, without names that belong to the kernel."""
         return {
             name: value
             for name, value in self.namespace.items()
@@ -169,7 +171,7 @@ class NotebookState:
         }
 
     def references(self) -> dict[int, str]:
-        """Return the functions and classes that the notebook defines, by their address."""
+        """Return the names of the functions and classes that the notebook defines, by address."""
         return {
             id(self.namespace[name]): name for name in self.definitions if name in self.namespace
         }
@@ -177,16 +179,16 @@ class NotebookState:
     def serialized(
         self, names: tuple[str, ...], references: Mapping[int, str], used: set[str] | None = None
     ) -> Serialized:
-        """Return the content of variables; definitions of the notebook are referred to by name.
+        """Return variables in serialized form, with references by name to functions and classes of the notebook.
 
-        The names of those are added to `used`.
+        The names of these functions and classes are added to `used`.
         """
-        seen = set[str]() if used is None else used
+        used_names = set[str]() if used is None else used
 
         def by_name(obj: Any) -> str | None:
             name = references.get(id(obj)) if isinstance(obj, types.FunctionType | type) else None
             if name is not None:
-                seen.add(name)
+                used_names.add(name)
             return name
 
         variables = {name: self.namespace[name] for name in names}
@@ -195,50 +197,53 @@ class NotebookState:
     def take_changes(
         self, key: str, seconds: float, analysis: CellAnalysis
     ) -> tuple[list[GroupRef], list[str]]:
-        """Return the variables that a cell changed, in groups, and those that it deleted."""
+        """Return the groups of variables that a cell changed, and the names that it deleted; store the groups.
+
+        `key` is a hash of the inputs of the cell, which ran for `seconds`.
+        """
         live = self.variables()
-        self.absent -= live.keys()  # it bound them without using their earlier values
+        self.absent -= live.keys()  # the cell bound these names without using their earlier values
         defined = {each.name for each in analysis.definitions}
         for name in [*self.definitions]:
-            # a name that was bound to a function and now has another value
+            # a name that was bound to a function may have another value now
             value = live.get(name)
             if name in live and name not in defined and id(value) != self.ids.get(name, id(value)):
                 del self.definitions[name]
         changed: list[GroupRef] = []
-        rest: dict[str, Any] = {}
+        data: dict[str, Any] = {}
         for name, value in live.items():
             if name in self.definitions:
                 continue
             if isinstance(value, BY_REFERENCE):
-                known = name in self.groups and self.ids.get(name) == id(value)
-                if known and not self.touches((name,)):
+                is_known = name in self.groups and self.ids.get(name) == id(value)
+                if is_known and not self.touches((name,)):
                     continue
                 reference = self._reference(name, value, key)
                 if self.groups.get(name) != reference:
                     changed.append(reference)
                     self.groups[name] = reference
             else:
-                rest[name] = value
+                data[name] = value
         references = self.references()
         self._walked = {
             name: objects
             for name, objects in self._walked.items()
-            if name in rest and self.ids.get(name) == id(rest[name])
+            if name in data and self.ids.get(name) == id(data[name])
         }
-        for names in sharing_groups(rest, self._walked):
+        for names in sharing_groups(data, self._walked):
             group = self.groups.get(names[0])
-            same = group is not None and group.names == names
-            moved = any(self.ids.get(name) != id(live[name]) for name in names)
-            if same and not moved and not self.touches(names):
+            same_names = group is not None and group.names == names
+            rebound = any(self.ids.get(name) != id(live[name]) for name in names)
+            if same_names and not rebound and not self.touches(names):
                 continue
-            fresh = self._grouped(names, key, seconds, references)
-            if same and group is not None:
-                unchanged = fresh.content == group.content and group.stored == fresh.stored
-                if unchanged or (not moved and self.loaded.get(names) == fresh.content):
+            new_group = self._grouped(names, key, seconds, references)
+            if same_names and group is not None:
+                unchanged = new_group.content == group.content and group.stored == new_group.stored
+                if unchanged or (not rebound and self.loaded.get(names) == new_group.content):
                     continue
             self.loaded.pop(names, None)
-            self.groups.update(dict.fromkeys(names, fresh))
-            changed.append(fresh)
+            self.groups.update(dict.fromkeys(names, new_group))
+            changed.append(new_group)
         existing = {*self.groups, *self.definitions} - self.absent
         deleted = sorted(existing - live.keys())
         for name in deleted:
@@ -246,6 +251,7 @@ class NotebookState:
         return changed, deleted
 
     def _reference(self, name: str, value: Any, key: str) -> GroupRef:
+        """Return the group of a variable that is a module, function or class."""
         if isinstance(value, types.ModuleType):
             return GroupRef((name,), f"module {value.__name__}")
         module = getattr(value, "__module__", None) or ""
@@ -255,7 +261,7 @@ class NotebookState:
         return GroupRef((name,), digest_of(key, name), uses=tuple(sorted(uses)), why="a function")
 
     def is_import(self, group: GroupRef) -> bool:
-        """Return True for a module, or a function or class of one."""
+        """Return True if a group is a module, or a function or class that a module defines."""
         value = self.namespace.get(group.names[0])
         if not isinstance(value, BY_REFERENCE):
             return False
@@ -273,6 +279,7 @@ class NotebookState:
     def _grouped(
         self, names: tuple[str, ...], key: str, seconds: float, references: Mapping[int, str]
     ) -> GroupRef:
+        """Return the group of some variables; store their values unless computing them again is faster."""
         used: set[str] = set()
         try:
             content = self.serialized(names, references, used)
@@ -286,15 +293,15 @@ class NotebookState:
         return GroupRef(names, content.digest, stored=True, uses=uses)
 
     def _uses(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names that functions and methods of the notebook inside some variables use."""
+        """Return the names that functions and methods of the notebook use, if some variables refer to them."""
         used: set[str] = set()
-        todo, seen = [self.namespace[name] for name in names], set[int]()
+        todo, visited_ids = [self.namespace[name] for name in names], set[int]()
         while todo:
             value = todo.pop()
-            if id(value) in seen or isinstance(value, types.ModuleType):
+            if id(value) in visited_ids or isinstance(value, types.ModuleType):
                 continue
-            seen.add(id(value))
-            if len(seen) > MOST_OBJECTS:
+            visited_ids.add(id(value))
+            if len(visited_ids) > MOST_OBJECTS:
                 return ("*",)
             kind = value if isinstance(value, types.FunctionType | type) else type(value)
             if kind.__module__ == "__main__":
@@ -306,7 +313,7 @@ class NotebookState:
 
 
 def _refused(obj: Any) -> str:
-    """Return why an object cannot be stored with the others; empty if it can."""
+    """Return why an object in a variable cannot be stored; empty if it can."""
     kind = type(obj)
     if kind.__module__.startswith("matplotlib.") and any(
         base.__name__ in _FIGURES for base in kind.__mro__
@@ -320,25 +327,26 @@ def _refused(obj: Any) -> str:
 
 
 def definition_state(value: Any, references: Mapping[int, str]) -> str:
-    """Return a digest of the state that a function or class keeps.
+    """Return a digest of the state of a function or class: attributes, defaults, variables of closures.
 
-    `references` are the definitions of the notebook by address: they are referred to by name.
+    `references` are the names of the notebook's functions and classes, by address: the digest contains only their
+    names.
     """
     try:
-        return digest_of([(place, _digest(part, references)) for place, part in _parts(value)])
+        return digest_of([(label, _digest(part, references)) for label, part in _parts(value)])
     except Exception:  # an object that a decorator returns may raise on any access
         return f"{type(value).__qualname__} at {id(value)}"
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each part of the state of a function or class, with its place."""
+    """Yield each part of the state of a function or class, with the name of the part."""
     if isinstance(value, type):
         for name, attribute in attributes_of(value).items():
             functions = list(_functions_of(attribute))
             if not functions:
                 yield name, attribute
             for function in functions:
-                yield from ((f"{name}.{place}", part) for place, part in _parts(function))
+                yield from ((f"{name}.{label}", part) for label, part in _parts(function))
         return
     for function in _functions_of(value):
         code = function.__code__
@@ -359,6 +367,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _content(cell: types.CellType) -> Any:
+    """Return the value of a closure's variable, or None if it has no value or is a function or class."""
     try:
         content = cell.cell_contents
     except ValueError:
@@ -367,11 +376,11 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
-    """Yield the functions of a function, method, property or wrapper; nothing for other values."""
+    """Yield the functions in a function, method, property or wrapper; yield nothing for other values."""
     accessors = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
     for accessor in accessors:
         function = getattr(accessor, "__func__", accessor)
-        for _ in range(10):  # wrappers of wrappers
+        for _ in range(10):  # a wrapper may wrap a wrapper
             if isinstance(function, types.FunctionType):
                 yield function
             function = getattr(function, "__wrapped__", None)
@@ -397,13 +406,13 @@ def changes_definitions(
 ) -> bool:
     """Return True if a cell may change the state of functions and classes that it has defined itself.
 
-    `effects` are its calls for their effect and its assignments to attributes, dotted; `used` the names that its other
-    statements use; `loaded` the variables after it.
+    `effects` are its calls whose result is not used and its assignments to attributes, as dotted names; `used` are the
+    names that its other statements use, `loaded` the variables after the cell.
     """
     own = {each.name: each for each in definitions}
     for effect in effects:
-        root, _, rest = effect.partition(".")
-        if root.rstrip("=") in own and (rest or root.endswith("=")):
+        root, _, attribute = effect.partition(".")
+        if root.rstrip("=") in own and (attribute or root.endswith("=")):
             return True
     for name in own.keys() & set(used):
         methods_assign = any(
@@ -416,12 +425,13 @@ def changes_definitions(
 
 
 def _plain_parts(value: Any) -> Iterator[Any]:
-    for place, part in _parts(value):
-        if place.endswith("<attributes>"):
+    """Yield the values that a function or class keeps: attributes, defaults, variables of closures."""
+    for label, part in _parts(value):
+        if label.endswith("<attributes>"):
             yield from part.values()
             yield from part["__defaults__"] or ()
             yield from (part["__kwdefaults__"] or {}).values()
-        elif not place.endswith("<code>"):
+        elif not label.endswith("<code>"):
             yield part
 
 

@@ -1,4 +1,4 @@
-"""Names in the text of a cell: those that it mentions, and those whose value it uses before it sets them."""
+"""Names in the text of a cell: all names in it, and the names whose value it uses before it sets them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class DefinedNames(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the function or class."""
         ...
 
     @property
     def names(self) -> frozenset[str]:
-        """Names outside of it that its body uses."""
+        """Names that the body of the definition uses and does not define."""
         ...
 
     @property
     def at_once(self) -> frozenset[str]:
-        """Names that are looked up when it is defined."""
+        """Names that are looked up when the definition runs."""
         ...
 
 
 def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Return the variables and the attributes that a text mentions."""
+    """Return the names of all variables and of all attributes in a syntax tree."""
     names: set[str] = set()
     attributes: set[str] = set()
     for node in ast.walk(tree):
@@ -52,7 +52,7 @@ def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def names_in_texts(node: ast.AST) -> set[str]:
-    """Return the names in texts that are evaluated with the variables around them: `frame.query("x > @y")`."""
+    """Return the names in string literals that a library evaluates with the variables of the cell: `frame.query("x > @y")`."""
     return {
         name
         for call in ast.walk(node)
@@ -66,10 +66,10 @@ def names_in_texts(node: ast.AST) -> set[str]:
 
 
 def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
-    """Return the names outside of a statement or expression whose value it uses.
+    """Return the names whose value a statement or expression takes from outside.
 
-    Variables of functions, lambdas and comprehensions inside it are left out. `when_called` also leaves out names
-    that are looked up while a function or class is defined.
+    Local variables of functions, lambdas and comprehensions are left out. `when_called` also leaves out names that
+    are looked up while a function or class is defined.
 
     >>> sorted(names_used(ast.parse("y = [f(i) for i in x]").body[0]))
     ['f', 'x']
@@ -88,9 +88,9 @@ def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
     names: set[str] = set()
     if not when_called:
         for each in ast.walk(node):
-            changed: list[ast.expr] = [each.target] if isinstance(each, ast.AugAssign) else []
-            changed += each.targets if isinstance(each, ast.Delete) else []
-            names |= {target.id for target in changed if isinstance(target, ast.Name)}
+            targets: list[ast.expr] = [each.target] if isinstance(each, ast.AugAssign) else []
+            targets += each.targets if isinstance(each, ast.Delete) else []
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
     todo = table.get_children() if when_called else [table]
     while todo:
         scope = todo.pop()
@@ -104,7 +104,7 @@ def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
 
 
 def _is_shell_line(node: ast.expr) -> bool:
-    """Return True for the call that IPython makes from `!command`: it uses variables that the command names."""
+    """Return True if IPython made this call from a line `!command`, which can name variables of the notebook."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -116,7 +116,7 @@ def _is_shell_line(node: ast.expr) -> bool:
 
 
 class CellReads:
-    r"""The names whose value a cell may use before it sets them, statement by statement.
+    r"""Collects the names whose value a cell may use before it sets them, statement by statement.
 
     >>> cell = ast.parse("x = 1\nfor i in y:\n    x += i\nprint(x, z)")
     >>> sorted(CellReads([]).of(cell.body))
@@ -130,28 +130,28 @@ class CellReads:
         self._reads: set[str] = set()
 
     def of(self, body: Iterable[ast.stmt]) -> set[str]:
-        """Return the names whose earlier values statements may use, on any branches."""
+        """Return the names whose earlier value the statements may use, on any branch."""
         bound: frozenset[str] = frozenset()
         for node in body:
-            own = self._definitions.get(_name_of(node), [])
-            for each in own:
+            definitions = self._definitions.get(_name_of(node), [])
+            for each in definitions:
                 self._reads |= each.at_once - bound
-            bound = bound | {_name_of(node)} if own else self._walk([node], bound)
+            bound = bound | {_name_of(node)} if definitions else self._walk([node], bound)
         return self._reads
 
     def _read(self, node: ast.AST | None, bound: frozenset[str]) -> None:
         if node is None:
             return
         names = names_used(node) | names_in_texts(node)
-        waiting = set(self._definitions)
-        while called := waiting & names:  # a function of this cell uses what its body names
-            waiting -= called
+        uncalled = set(self._definitions)
+        while called := uncalled & names:  # a function of this cell uses the names in its body
+            uncalled -= called
             for name in called:
                 names = names.union(*(each.names for each in self._definitions[name]))
         self._reads |= names - bound
 
     def _read_target(self, target: ast.expr, bound: frozenset[str]) -> None:
-        """Note the names that are looked up to assign to a target: `x` in `x[0]`."""
+        """Add the names that are looked up to assign to a target: `x` in `x[0]`."""
         if isinstance(target, ast.Tuple | ast.List):
             for part in target.elts:
                 self._read_target(part, bound)
@@ -161,7 +161,7 @@ class CellReads:
             self._read(target, bound)
 
     def _walk(self, body: Iterable[ast.stmt], bound: frozenset[str]) -> frozenset[str]:
-        """Note statements that run one after another; return the names that are certainly set after them."""
+        """Add the reads of successive statements; return the names that are certainly bound after the last one."""
         for node in body:
             if isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Try):
                 bound = self._branches(node, bound)
@@ -192,7 +192,7 @@ class CellReads:
                 self._read_target(item.optional_vars, bound)
                 bound |= _bound_by(item.optional_vars)
         self._walk(node.body, bound)
-        return bound  # it may end early, with an error that is suppressed
+        return bound  # the block may end early, with an error that the context manager suppresses
 
     def _branches(
         self, node: ast.If | ast.For | ast.AsyncFor | ast.While | ast.Try, bound: frozenset[str]
@@ -218,7 +218,7 @@ class CellReads:
 
 
 def _name_of(node: ast.stmt) -> str:
-    """Return the name that a definition, or an assignment of a lambda, binds; empty for other statements."""
+    """Return the name that a definition or an assignment of a lambda binds; empty for any other statement."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return node.name
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
