@@ -1,13 +1,13 @@
-"""Capture the values that a program gives to other loggers: TensorBoard, W&B, MLflow, frameworks, `logging`.
+"""Patch other loggers to record the values that a program gives them: TensorBoard, W&B, MLflow, frameworks, `logging`.
 
-`LoggerCalls` watches calls and turns them into captured records. The library's own function runs first and its
-result is returned. A failure here switches the source off and is noted with the run. Only the outermost of
-nested calls counts: values that a framework passes to a logger are captured once. Each `capture_…` function
-watches the calls of one library, once that library is imported.
+`LoggerCalls` wraps functions of a library and turns calls of them into captured records. The library's own function
+runs first, and its result is returned. An error in Rearview switches the source off and is stored with the run. Only
+the outermost of nested calls counts, so a value that a framework passes to a logger is recorded once. Each
+`observe_…` function patches one library, once that library is imported.
 
-Numbers in messages that code of the project passes to Python's `logging` are captured on request. Messages that
-reach standard output or error are captured as printed lines already; this is for messages that go to a file
-only. A message is formatted only if its arguments are plain values, so that no code of the program runs.
+Numbers in messages that code of the project passes to Python's `logging` are recorded on request. Messages on
+standard output or error are already recorded as printed lines, so this helps only for messages that go to a file.
+A message is formatted only if its arguments are plain values, so that no code of the program runs.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from rearview.runtime.session import PointEncoder
 from rearview.store.records import encode_point
 
 STEP = "step"
-"""Column for the step that a logger was given, if it differs from the iteration of the loop."""
+"""Column for the step that the program passes to a logger, if it differs from the iteration of the loop."""
 LONGEST = 1000
-"""Characters of a name, and of a text."""
+"""Most characters of a name, and of a text."""
 NAMES = 500
-"""Names that loggers of one run may give."""
+"""Most names of values that are recorded from the loggers of one run."""
 _SUMMARY_WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _MEDIA = ("add_histogram", "add_histogram_raw", "add_image", "add_images", "add_figure")
-"""Methods whose values are taken from the summary that TensorBoard encodes for its file."""
+"""Methods whose values are read from the summary that TensorBoard encodes for its file."""
 _CONNECTORS = (
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
     "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
 )
 _ADDED = frozenset({"epoch", "step"})
-"""Names that frameworks add to logged values; the points hold them already."""
+"""Names that frameworks add to logged values; the points of the records contain these numbers already."""
 
 After = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
@@ -62,14 +62,14 @@ class LoggerCalls:
         self._steps: dict[Origin, tuple[bytes, int]] = {}
         self._names: set[str] = set()
         self.media = Allowance()
-        """Time for histograms and images, which have to be encoded."""
+        """Limits the time for encoding histograms and images."""
 
     def watch(self, owner: Any, name: str, origin: Origin, after: After) -> None:
-        """Call `after` with the arguments of each call of `owner.name` that has succeeded."""
+        """Call `after` with the arguments of each successful call of the method `name` of `owner`."""
         original = vars(owner).get(name)
         if original is None or not callable(original):
-            return  # another version of the library
-        nested, seen = self._nested, self._seen(origin, after)
+            return  # this version of the library has no such method
+        nested, record_call = self._nested, self._recording_hook(origin, after)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -79,22 +79,22 @@ class LoggerCalls:
                 answer = original(*args, **kwargs)
             finally:
                 nested.depth = depth
-            seen(args, kwargs)
+            record_call(args, kwargs)
             return answer
 
-        vars(call)[SEEN] = seen
+        vars(call)[SEEN] = record_call
         setattr(owner, name, call)
 
-    def watch_elsewhere(self, function: Any, origin: Origin, after: After) -> None:
-        """Call `after` with the arguments of each call of `function` that a background writer makes."""
+    def watch_background_calls(self, function: Any, origin: Origin, after: After) -> None:
+        """Call `after` with the arguments of each call of `function` that the program hands to a background writer."""
         if callable(function):
-            setattr(function, SEEN, self._seen(origin, after))
+            setattr(function, SEEN, self._recording_hook(origin, after))
 
-    def _seen(self, origin: Origin, after: After) -> After:
-        """Return a function that calls `after` with the arguments of a call, unless it is inside another watched call."""
+    def _recording_hook(self, origin: Origin, after: After) -> After:
+        """Return a function that passes the arguments of a call to `after`, unless it is inside another wrapped call."""
         nested, off = self._nested, False
 
-        def seen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def record_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal off
             if not off and not getattr(nested, "depth", 0) and self._is_recording():
                 try:
@@ -103,7 +103,7 @@ class LoggerCalls:
                     off = True
                     self._failed(origin, exc)
 
-        return seen
+        return record_call
 
     def _failed(self, origin: Origin, exc: Exception) -> None:
         if self._session.captured is not None:
@@ -121,19 +121,21 @@ class LoggerCalls:
     def keep(self, origin: Origin, values: Mapping[str, Any], step: Any = None) -> None:
         """Record named values at the current point, or at `step` outside all loops."""
         items = [(name, value) for name, value in _flat(values) if self._is_name(name)]
-        whole = number(step)
-        place = whole if type(whole) is int else None
+        step_number = number(step)
+        whole_step = step_number if type(step_number) is int else None
         session = self._session
         inside = bool(session.stack) and threading.get_ident() == session.thread
         if inside:
             prefix = self._prefixes.of(session)
             last = session.stack[-1].step()
-            step_differs = place is not None and place not in (last.index, last.value)
-            if step_differs and items and self._steps.get(origin) != (prefix, place):
-                self._steps[origin] = (prefix, place or 0)
-                items.append((STEP, place))
+            step_differs = whole_step is not None and whole_step not in (last.index, last.value)
+            if step_differs and items and self._steps.get(origin) != (prefix, whole_step):
+                self._steps[origin] = (prefix, whole_step or 0)
+                items.append((STEP, whole_step))
         else:
-            prefix = encode_point(Point((Step(STEP, place),)) if place is not None else Point())
+            prefix = encode_point(
+                Point((Step(STEP, whole_step),)) if whole_step is not None else Point()
+            )
         if items and session.captured is not None:
             session.captured.append(origin, prefix, items)
 
@@ -148,17 +150,17 @@ class LoggerCalls:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values that can be kept; those of a mapping in a mapping as `outer.inner`."""
+    """Yield name and value of each value that can be recorded; a value in a nested mapping is named `outer.inner`."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from _flat(value, f"{name}.")
-        elif (kept := _kept(value)) is not None:
-            yield name, kept
+        elif (recorded_value := _recorded_form(value)) is not None:
+            yield name, recorded_value
 
 
-def _kept(value: Any) -> Any:
-    """Return a value as it is recorded (a number, text or histogram), or None if it is not."""
+def _recorded_form(value: Any) -> Any:
+    """Return a value as it is recorded (a number, text, histogram or image), or None if it is not recorded."""
     plain_number = number(value)
     if plain_number is not None:
         return plain_number
@@ -169,12 +171,14 @@ def _kept(value: Any) -> Any:
     if hasattr(value, "getbands") and hasattr(value, "save"):
         return value  # an image of PIL
     if type(value).__module__ in {"torch", "torch.nn.parameter"} and not value.dim():
-        return value.item()  # on an accelerator: the logger has waited for it already
+        return (
+            value.item()
+        )  # a tensor on an accelerator: the logger has waited for its value already
     return None
 
 
 def observe_tensorboard(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record scalars, texts, histograms and images given to writers made from now on."""
+    """Record scalars, texts, histograms and images that are passed to TensorBoard's writers."""
     for name in _SUMMARY_WRITERS:
         after_import(name, lambda module: _watch_writer(module, calls, parameters))
 
@@ -209,7 +213,7 @@ def _watch_writer(module: ModuleType, calls: LoggerCalls, parameters: Parameters
 
 
 def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
-    """Take histograms and images from the summaries that the writer hands to its file."""
+    """Record histograms and images from the summaries that the writer passes to its file."""
     summaries: list[Any] = []
     file_writer: Any = module.FileWriter
     original = file_writer.add_summary
@@ -252,7 +256,7 @@ def _encoded(summary: Any) -> Mapping[str, Any]:
 
 
 def _summary_histogram(histo: Any) -> tuple[Any, Any]:
-    """Return counts and edges; bins at both ends that hold nothing are left out."""
+    """Return counts and edges of a histogram, without the empty bins at both ends."""
     import numpy as np
 
     limits, counts = list(histo.bucket_limit), list(histo.bucket)
@@ -272,13 +276,13 @@ def _image(data: bytes) -> Any:
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> tuple[Any, Any, Any]:
-    """Return three arguments by their place or their name; None for a missing argument."""
+    """Return three arguments by position or name; None for an argument that was not passed."""
     values = [*args[:3], *(kwargs.get(name) for name in names[len(args) :])]
     return values[0], values[1], values[2]
 
 
 def observe_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record values and parameters that are given to runs of W&B from now on."""
+    """Record values and parameters that are passed to runs of W&B."""
     logged: set[str] = set()
 
     def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -340,7 +344,7 @@ def observe_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
 
 
 def _with_histograms(data: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return logged values by name, with histograms of W&B as counts and edges."""
+    """Return logged values by name; histograms of W&B become counts and edges."""
     return {str(name): _wandb_histogram(value) for name, value in data.items()}
 
 
@@ -353,9 +357,9 @@ def _wandb_histogram(value: Any) -> Any:
 
 
 def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record metrics and parameters that are given to MLflow from now on.
+    """Record metrics and parameters that are passed to MLflow.
 
-    `mlflow.log_*` and autologging use a client of MLflow, whose methods are watched.
+    `mlflow.log_*` and autologging use a client of MLflow, whose methods are wrapped.
     """
     logged_keys: set[str] = set()
 
@@ -364,7 +368,9 @@ def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
         value = args[3] if len(args) > 3 else kwargs.get("value")
         step = args[5] if len(args) > 5 else kwargs.get("step")
         logged_keys.add(str(key))
-        calls.keep(Origin.MLFLOW, {str(key): value}, step or None)  # 0 if none was given
+        calls.keep(
+            Origin.MLFLOW, {str(key): value}, step or None
+        )  # MLflow passes 0 if the program gives no step
 
     def param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         key = args[2] if len(args) > 2 else kwargs.get("key")
@@ -380,7 +386,7 @@ def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
         steps: dict[Any, dict[str, Any]] = {}
         for entry in metrics or ():
             if getattr(entry, "model_id", None) and entry.key in logged_keys:
-                continue  # MLflow logs it again for a model created by the run
+                continue  # MLflow logs this value a second time, for a model that the run created
             logged_keys.add(entry.key)
             steps.setdefault(entry.step, {})[entry.key] = entry.value
         for step, values in steps.items():
@@ -411,7 +417,7 @@ def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
             ("log_metric", fluent_metric), ("log_metrics", fluent_metrics),
             ("log_param", fluent_param), ("log_params", fluent_params),
         ):  # fmt: skip
-            calls.watch_elsewhere(getattr(module, name, None), Origin.MLFLOW, after)
+            calls.watch_background_calls(getattr(module, name, None), Origin.MLFLOW, after)
 
     after_import("mlflow.tracking.client", watch)
     after_import("mlflow.tracking.fluent", watch_module)
@@ -424,7 +430,7 @@ def _fluent_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str
 
 
 def observe_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
-    """Record the values that `self.log` passes to loggers, also in a trainer without a logger."""
+    """Record the values that `self.log` of Lightning passes to loggers, also if the trainer has no logger."""
 
     def watch(module: ModuleType) -> None:
         def log_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -443,7 +449,7 @@ def observe_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # no
 
 
 def observe_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
-    """Record the values that the Trainer logs: losses, learning rate, evaluations."""
+    """Record the values that the Hugging Face Trainer logs: losses, learning rate, evaluations."""
 
     def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         logs = args[1] if len(args) > 1 else kwargs.get("logs")
@@ -458,7 +464,7 @@ def observe_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  #
 
 
 def observe_keras(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
-    """Record the logs of each epoch of `fit`, as its `History` gets them."""
+    """Record the logs that Keras passes to its `History` after each epoch of `fit`."""
 
     def epoch_ended(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         epoch = args[1] if len(args) > 1 else kwargs.get("epoch")
@@ -477,7 +483,7 @@ def _without_added(logs: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def observe_logging(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record the named numbers of messages from now on."""
+    """Record the named numbers in messages of Python's `logging`."""
 
     def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         record = args[1] if len(args) > 1 else kwargs["record"]
@@ -490,7 +496,7 @@ def observe_logging(calls: LoggerCalls, parameters: Parameters) -> None:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return the text of a message; empty if formatting it would run code of the program."""
+    """Return the text of a log message; empty if formatting it would run code of the program."""
     values = record.args if isinstance(record.args, tuple) else (record.args,)
     if type(record.msg) is not str:
         return ""

@@ -1,4 +1,4 @@
-"""Start the captures of a recorded program's values that the settings allow."""
+"""Start to record the values of a program that it does not log with Rearview, as far as the settings allow."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from rearview.store.values import Put
 
 
 def start_observing(session: Recorder, put: Put | None, *, attempt: int = 0) -> None:
-    """Let `session` capture variables, parameters and the calls of other loggers from now on."""
+    """Let `session` record variables, parameters and calls of other loggers from now on."""
     folder = session.runs.folder(session.run)
     session.captured = CapturedRecords(folder, session.run, put=put, attempt=attempt)
-    _capture_assigned(session)
+    _observe_assigned(session)
     parameters = Parameters(session)
     if session.settings.captures("parameters"):
         observe_command_lines(parameters)
@@ -54,12 +54,12 @@ def start_observing(session: Recorder, put: Put | None, *, attempt: int = 0) -> 
         "keras": observe_keras,
         "logging": observe_logging,
     }
-    for source, capture in loggers.items():
+    for source, observe in loggers.items():
         if session.settings.captures(source):
-            capture(calls, parameters)
+            observe(calls, parameters)
 
 
-def _capture_assigned(session: Recorder) -> None:
+def _observe_assigned(session: Recorder) -> None:
     if not session.settings.captures("assigned") or session.settings.autolog:
         return
     assert session.captured is not None

@@ -22,7 +22,7 @@ _USES = {
     PathUse.CHANGE: ("chmod", "utime", "truncate"),
     PathUse.MAKE: ("mkdir", "mkfifo"),
 }
-"""Functions of one path."""
+"""Functions of `os` that use one path, by how they use it."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -46,7 +46,7 @@ def install(view: FileView) -> None:
     replace_builtin(os, "scandir", functools.partial(_scanning, view=view))
     replace_builtin(os, "getcwd", lambda real: lambda: view.seeming(real()))
     replace_builtin(io, "open", functools.partial(_opening, view=view))
-    # otherwise shutil names files relative to an open folder, which the patches above do not see
+    # with file descriptors of folders, shutil would bypass the patches above
     vars(shutil)["_use_fd_functions"] = False
     listen(functools.partial(_watch, view), "open", "os.remove", "os.rename", "os.rmdir")
 
@@ -57,20 +57,22 @@ def replace_builtin(module: Any, name: str, make: Callable[[Any], Callable[..., 
     if real is None:
         return
     replacement = PatchedBuiltin(make(real), real)
-    for able in (os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
-        if real in able:
-            # callers check this before they pass `dir_fd` or similar arguments
-            able.add(replacement)
-    for home in (module, sys.modules.get(real.__module__ or ""), builtins):
-        if getattr(home, name, None) is real:
-            setattr(home, name, replacement)
-    # the class with which `Path.glob` of Python 3.13 reads folders keeps references to functions
+    for supporting in (os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        if real in supporting:
+            # callers look into these sets before they pass `dir_fd` or similar arguments
+            supporting.add(replacement)
+    for owner in (module, sys.modules.get(real.__module__ or ""), builtins):
+        if getattr(owner, name, None) is real:
+            setattr(owner, name, replacement)
+    # `Path.glob` of Python 3.13 reads folders with a class that has its own references to these functions
     globber = getattr(sys.modules.get("glob"), "_StringGlobber", None)
     if getattr(globber, name, None) is real:
         setattr(globber, name, staticmethod(replacement))
 
 
 def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
+    """Return `real`, changed to use the real path for the path that the program passes."""
+
     def call(path: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is None:
             path = view.real(path, use)
@@ -80,7 +82,10 @@ def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
 
 
 def _looking(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
-    """Patch a function that reads the status of a file; to it, folded folders are not links. `follow` is the real `os.stat`."""
+    """Return `real`, which reads the status of a path, changed to show a folded folder as a folder and not as a link.
+
+    `follow` is the real `os.stat`.
+    """
     name = real.__name__
 
     def call(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +105,7 @@ def _entering(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any) -> None:
         path = view.real(path)
         if view.folded:
-            # otherwise names without a folder would mean the user's files
+            # in a folder that is a link, names without a folder would lead to the user's files
             view.unfold(path, itself=True)
         real(path)
 
@@ -126,7 +131,7 @@ def _renaming(real: Any, view: FileView) -> Callable[..., Any]:
         except OSError as exc:
             if exc.errno != errno.EXDEV:
                 raise
-            # different disks, although both paths were on one disk in the run: copy instead
+            # the paths are on different disks, although they were on one disk in the run: copy the file
             shutil.copy2(source, target)
             os.unlink(source)  # noqa: PTH108
 
@@ -164,7 +169,7 @@ def _opening(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def use_of(mode: str) -> PathUse:
-    """Return the use of a file that is opened with this mode."""
+    """Return the use of a file that is opened with a mode such as "rb"."""
     if "w" in mode:
         return PathUse.WRITE
     if "x" in mode:
@@ -176,16 +181,17 @@ def _listing(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any = ".") -> list[Any]:
         if path is None or isinstance(path, int | bytes):
             return list(real(view.real(path)))
-        first, *others = view.sides(path)
-        names = dict.fromkeys(_seen(real(first), first, view))
-        for side in others:
-            names |= dict.fromkeys(_seen(real(side), side, view))
+        first, *further_sides = view.sides(path)
+        names = dict.fromkeys(_visible(real(first), first, view))
+        for side in further_sides:
+            names |= dict.fromkeys(_visible(real(side), side, view))
         return list(names)
 
     return call
 
 
-def _seen(names: list[str], side: str, view: FileView) -> Iterator[str]:
+def _visible(names: list[str], side: str, view: FileView) -> Iterator[str]:
+    """Return the names in a folder that are not hidden from the program."""
     return (name for name in names if not view.is_hidden(f"{side}{os.sep}{name}"))
 
 
@@ -202,7 +208,7 @@ def _scanning(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 class _FolderEntry:
-    """Entry of `scandir` for a folder that is a link for Rearview and a plain folder for the program."""
+    """Entry of `scandir` for a folded folder: a link on disk, which the program sees as a plain folder."""
 
     def __init__(self, entry: os.DirEntry[str]) -> None:
         self.name, self.path = entry.name, entry.path
@@ -228,16 +234,16 @@ class _FolderEntry:
         return False
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return the facts of the folder."""
+        """Return the status of the folder."""
         return self._entry.stat()
 
     def inode(self) -> int:
-        """Return the number of the folder."""
+        """Return the inode number of the folder."""
         return self._entry.stat().st_ino
 
 
 class _Entries:
-    """The result of `scandir` for two folders that look like one."""
+    """The result of `scandir` for real folders that together are one folder of the program."""
 
     def __init__(self, real: Any, sides: tuple[str, ...], view: FileView) -> None:
         by_name: dict[str, Any] = {}
@@ -248,13 +254,13 @@ class _Entries:
                         by_name.setdefault(entry.name, entry)
         folded = view.folded_in(sides[0]) & by_name.keys()
         by_name |= {name: _FolderEntry(by_name[name]) for name in folded}
-        self._left = iter(by_name.values())
+        self._remaining = iter(by_name.values())
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        return next(self._left)
+        return next(self._remaining)
 
     def __enter__(self) -> Self:
         return self
@@ -263,19 +269,19 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Close both."""
-        self._left = iter(())
+        """Yield no further entries."""
+        self._remaining = iter(())
 
 
 def _watch(view: FileView, event: str, args: tuple[Any, ...]) -> None:
-    """Refuse a write to the user's files that bypasses the functions above."""
+    """Raise PermissionError if the program changes one of the user's files by a way that is not patched."""
     if event == "open":
         path, mode, flags = args
         writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
         paths = [path] if writes or (mode is None and int(flags or 0) & _WRITES) else []
     else:
         count = 2 if event == "os.rename" else 1
-        paths = [_of(*pair) for pair in zip(args, args[count:], strict=False)]
+        paths = [_full_path(*pair) for pair in zip(args, args[count:], strict=False)]
     for path in paths:
         if isinstance(path, str) and view.guards(path):
             raise PermissionError(
@@ -284,8 +290,8 @@ def _watch(view: FileView, event: str, args: tuple[Any, ...]) -> None:
             )
 
 
-def _of(path: Any, folder: int) -> Any:
-    """Return the path of a file that is named relative to an open folder."""
-    if folder < 0 or not isinstance(path, str):
+def _full_path(path: Any, folder_fd: int) -> Any:
+    """Return the full path of a file that is named relative to an open folder."""
+    if folder_fd < 0 or not isinstance(path, str):
         return path
-    return str(Path(f"/proc/self/fd/{folder}").readlink() / path)
+    return str(Path(f"/proc/self/fd/{folder_fd}").readlink() / path)
