@@ -200,7 +200,7 @@ def _scanning(real: Any, view: FileView) -> Callable[..., Any]:
         if path is None or isinstance(path, int | bytes):
             return real(view.real(path))
         sides = view.sides(path)
-        if len(sides) == 1 and not view.gone and not view.folded:
+        if len(sides) == 1 and not view.hidden_paths and not view.folded:
             return real(sides[0])
         return _Entries(real, sides, view)
 
