@@ -66,7 +66,7 @@ class RearviewCallback(transformers.TrainerCallback):
         self._now: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Load the last save, if there is one, and wrap the methods that run an epoch and draw the batches of a step."""
+        """Load the last save, if any, and wrap the methods that run an epoch and draw the batches of a step."""
         if self._file is None:
             return
         trainer = self._trainer = _trainer()

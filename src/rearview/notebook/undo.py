@@ -359,7 +359,7 @@ class Undo:
         return moment, self.back_to(moment)
 
     def checkout(self, cell: int) -> tuple[Moment, list[str]]:
-        """Restore the variables to their values after the cell with a number; return the moment and the changed names."""
+        """Restore the variables to their values after a numbered cell; return the moment and the changed names."""
         for moment in reversed(self.moments):
             if moment.cell == cell:
                 return moment, self.back_to(moment)

@@ -32,7 +32,7 @@ _COMMS = ("comm_open", "comm_msg", "comm_close")
 
 
 class RunsCells(Protocol):
-    """The cells of a notebook, as `CachedKernel` uses them."""
+    """The part of `Cells` that `CachedKernel` uses."""
 
     notebook: Notebook
     random: Any

@@ -104,11 +104,11 @@ class CellAnalysis:
     calls: frozenset[str]
     """Calls whose result is not used, as dotted names: `plt.style.use`; an assignment to an attribute ends with `=`."""
     last_call: str
-    """The call that is the last statement; its result is not used if the cell shows none."""
+    """The call that is the last statement, if it is one: its result is used if the cell shows it."""
     text: str
     """The source as Python, without `setup_magics`; a line `%timeit f(x)` is the statement `f(x)`."""
     setup_magics: tuple[tuple[int, str], ...]
-    """Line number and text of each magic in `HARMLESS_MAGICS`."""
+    """Line number and text of each magic of the cell that is in `HARMLESS_MAGICS`."""
     effects: tuple[StatementEffect, ...]
     """The calls whose result is not used, with their statements."""
     reads_clock: bool
@@ -259,7 +259,8 @@ def _timed_statement(timed: re.Match[str]) -> str:
     """Return the statement that `%time` or `%timeit` runs; a variable for the result is set to None."""
     statement = timed["rest"].strip()
     if timed["magic"] == "timeit":
-        statement = statement[_OPTIONS.match(statement).end() :].strip()  # type: ignore[union-attr]  # matches an empty text too
+        # the pattern matches every text
+        statement = statement[_OPTIONS.match(statement).end() :].strip()  # type: ignore[union-attr]
     parts = [
         part for part in (statement, f"{timed['target']} = None" if timed["target"] else "") if part
     ]

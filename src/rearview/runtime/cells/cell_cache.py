@@ -2,7 +2,7 @@
 
 Inputs are the code, the variables that the cell can reach, files, folders that it listed, environment
 variables, modules of the project, random states, and settings of libraries. A cell that reads the clock, draws
-system randomness, starts processes, opens connections, or changes files without replacing their whole content,
+random bytes of the system, starts processes, opens connections, or changes files without replacing their whole content,
 is always run.
 """
 
@@ -39,7 +39,7 @@ from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
 
 STORED_FILES = 32 << 20
-"""Most bytes of files that a cell wrote which are stored; larger files must be unchanged on disk."""
+"""Most bytes of written files that are stored with a cell; a file that does not fit must be unchanged on disk."""
 _MACHINE = (
     *("HOME", "PATH", "PWD", "OLDPWD", "TERM", "XDG_", "TMP", "SHLVL", "SSH_", "JPY_", "_"),
     "PYDEVD",
@@ -151,7 +151,7 @@ class CellCache:
         return ""
 
     def reuse(self, cell: CodeCell, entry: CellEntry) -> list[dict[str, Any]]:
-        """Skip a cell and use its stored results; return the messages that it sent. Its variables are loaded later."""
+        """Use the stored results of a cell, and do not run it; return its messages. Its variables are loaded later."""
         analysis = analyse(cell.source)
         messages = msgspec.json.decode(self.store.get_bytes(entry.messages))
         for group in entry.groups:
@@ -160,9 +160,8 @@ class CellCache:
         for name in entry.deleted:
             self.state.forget(name)
         for name in {*entry.deleted, *(name for group in entry.groups for name in group.names)}:
-            self.state.namespace.pop(
-                name, None
-            )  # an older value, which was loaded for a cell that ran
+            # an older value, which was loaded for a cell that ran
+            self.state.namespace.pop(name, None)
         for definition in analysis.definitions:
             self.state.define(definition, entry.definitions.get(definition.name, ""))
             self.state.absent.add(definition.name)
@@ -204,7 +203,7 @@ class CellCache:
                 Path(path).write_bytes(data)
 
     def has_skipped(self) -> bool:
-        """Return True if this execution reused the results of a cell."""
+        """Return True if a cell of this run was skipped."""
         return bool(self._skipped.cells)
 
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:

@@ -42,7 +42,7 @@ QUIET_MODULES = frozenset(
         *("random", "time", "gc", "pprint"),
     }
 )
-"""Libraries whose functions, if their result is not used, change their arguments and nothing else."""
+"""Libraries of which a call whose result is not used changes nothing but its arguments."""
 HARDWARE_QUESTIONS = frozenset({"lscpu", "uname", "sysctl"})
 """Programs that only describe the machine, on which all results depend anyway: joblib runs one to count cores."""
 SETTERS = (
@@ -53,7 +53,7 @@ SETTERS = (
 
 
 class ProjectModules:
-    """The loaded modules that belong to the project; each loaded module is checked once, because there are thousands."""
+    """Finds the loaded modules that belong to the project; checks each module once, because there are thousands."""
 
     def __init__(self, belongs: Callable[[str], bool]) -> None:
         self._belongs = belongs
@@ -84,9 +84,9 @@ class SetUp:
     """The part of a cell that changes state outside the variables."""
 
     digest: str
-    """Hash of these statements, and of the variables and files that the statements can reach."""
+    """Hash of the statements in this part, and of the variables and files that the statements can reach."""
     text: str
-    """These statements with the imports and definitions, if they use no variables; empty if the whole cell is needed."""
+    """The statements, with the imports and definitions of the cell; empty if the whole cell has to run."""
 
 
 class CellEffects:
@@ -262,7 +262,7 @@ class CellEffects:
         return changed
 
     def _sets_library(self, call: str) -> bool:
-        """Return True if a call, or an assignment to an attribute, may change a library: `plt.style.use`, `torch.x=`."""
+        """Return True if a call, or an assignment to an attribute, may change a library: `plt.style.use`, `np.x=`."""
         root, _, rest = call.partition(".")
         value = self._state.namespace.get(root.rstrip("="))
         if call.endswith("="):
@@ -279,7 +279,7 @@ class CellEffects:
         else:
             return False
         if module == "__main__":
-            return False  # the calls in its body are examined
+            return False  # a function or class of the notebook: the calls in its body are examined
         name = call.rpartition(".")[2]
         return module.partition(".")[0] not in QUIET_MODULES or name.startswith(SETTERS)
 

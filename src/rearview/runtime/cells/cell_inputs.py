@@ -34,7 +34,7 @@ from rearview.watched_folders import WatchedFolders, is_database
 MOST_FILES = 2000
 """Most files that are hashed for one cell; for further files, only their number is recorded."""
 LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
-"""Seconds that fingerprints of variables may take after a cell, and as a share of the cell's seconds."""
+"""Time that fingerprints of variables may take after a cell: seconds, or a share of the cell's time if that is more."""
 MEASURED_SHARE = 0.002
 """Share of the time that measuring the memory of the process may take."""
 CHANGES = (
@@ -90,14 +90,14 @@ class Lineage:
         self._memory = ProcessMemory()
         self._memory_before = 0
         self._looked_at: set[str] = set()
-        """Texts that may be paths, and whose folder is watched or needs no watching."""
+        """Texts of cells and variables that are no paths, or paths whose folder is watched."""
         self._folder_now = ""
         self._ids: dict[str, int] = {}
         """The `id` of each variable's object when the last cell ended, by name."""
         self.written: set[str] = set()
-        """Files whose whole content the last cell replaced, as far as Rearview noticed."""
+        """Files that the last cell wrote, as far as Rearview noticed."""
         self.listed: set[str] = set()
-        """Folders whose names the last cell read."""
+        """Folders that the last cell listed."""
         self.barred = ""
         """Why the results of the last cell do not contain all its effects on files or the process; empty if they do."""
         self._pid = os.getpid()
@@ -261,7 +261,10 @@ class Lineage:
         self.barred = self.barred or why
 
     def _watch_near(self, text: str) -> bool:
-        """Watch the folder that `text` names, or that a file of this name is in; return True unless `text` may name a folder later."""
+        """Watch the folder that `text` names, or else the folder around a file of this name.
+
+        Return False if `text` may name a folder later.
+        """
         if not 0 < len(text) < 4096 or "\0" in text or "\n" in text:
             return True
         with contextlib.suppress(OSError, ValueError):

@@ -53,7 +53,7 @@ def base_digest() -> str:
 
 
 _NUMBERED = ("sklearn.utils._repr_html.estimator", "sklearn.utils._estimator_html_repr")
-"""Modules of scikit-learn, by version, that number the estimators in HTML output."""
+"""Modules of scikit-learn that number the estimators in HTML output; the name depends on the version."""
 _COUNTERS = ("_CONTAINER_ID_COUNTER", "_ESTIMATOR_ID_COUNTER")
 NUMBERS = "numbers of scikit-learn"
 """Key of these numbers among the random states: a cell that shows an estimator uses the next numbers."""
@@ -176,7 +176,7 @@ class RandomUse:
         self.only_imports_drew = True
         """Whether Python's generator has been used and set by nothing but imports since the process began."""
         self.by_imports = ""
-        """Digest of Python's generator before the current cell, if in the cell only imports drew from it; else empty."""
+        """Digest of Python's generator before the current cell, if only imports drew in the cell; else empty."""
         self._imports = _ImportDraws()
         for name in ("random", "numpy.random", "torch"):
             after_import(name, self._watch_seed)

@@ -154,7 +154,7 @@ def _kernel_class() -> Any:
 
 
 class Cells:
-    """Executes the cells of one notebook in a session: instruments loops, sets random states, records inputs."""
+    """Follows the cells that a kernel executes: instruments their loops, sets random states, records inputs."""
 
     def __init__(self, session: Session, notebook: Notebook, path: str) -> None:
         self.session = session
@@ -259,7 +259,7 @@ class Cells:
             self.session.code = 0
 
     def visit(self, tree: Any) -> Any:
-        """Return the code of the current cell with its loops instrumented, and all other code that IPython compiles as it is."""
+        """Instrument the loops of the current cell; return all other code that IPython compiles unchanged."""
         cell = self.current
         if cell is None or not self._recorded or not isinstance(tree, ast.Module) or not tree.body:
             return tree

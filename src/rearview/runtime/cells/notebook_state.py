@@ -51,7 +51,7 @@ class NotebookState:
         self.absent: set[str] = set()
         """Variables that are not loaded."""
         self.loaded: dict[tuple[str, ...], str] = {}
-        """By the names of a loaded group: the digest that its content has in memory; empty until a cell can reach it."""
+        """By the names of a loaded group: the digest of its content in memory; empty until a cell can reach it."""
         self.settings = library_settings()
         self.settings_values: dict[str, str] = {}
         """By library: the digest under which its settings are stored, if cells changed them."""
@@ -116,7 +116,7 @@ class NotebookState:
         return digest_of(sorted(self.settings.items()), self.setup_digest)
 
     def add_setup(self, setup: str) -> None:
-        """Record the hash of state outside the variables that a cell has changed: later cells depend on this state."""
+        """Add the hash of a change to state outside the variables, on which later cells depend."""
         if setup:
             self.setup_digest = digest_of(self.setup_digest, setup)
 

@@ -1,6 +1,6 @@
 """Results of cells on disk: the inputs of a cell, the variables that it left, and its output.
 
-They are in `cache/cells` of the store, which can be deleted at any time: `entries/<code>/<key>.json` for each set of
+Results are in `cache/cells` of the store, which can be deleted at any time: `entries/<code>/<key>.json` for each set of
 inputs with which a cell was run, `contents/<digest>` for each pickle or output that an entry names, and
 `seeds/<notebook>` with the bytes from which the random generators of a notebook are seeded.
 """

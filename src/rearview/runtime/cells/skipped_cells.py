@@ -25,7 +25,7 @@ REUSE_FAILED = "KeptResultsUnusable"
 """Name of the error that a cell shows if the notebook has to run again from its first cell."""
 
 
-class ReuseFailed(Exception):  # noqa: N818 - it says what happened
+class ReuseFailed(Exception):  # noqa: N818 - the program has made no error
     """The state that a cell needs cannot be restored from stored results."""
 
 

@@ -52,7 +52,7 @@ def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def names_in_texts(node: ast.AST) -> set[str]:
-    """Return the names in string literals that a library evaluates with the variables of the cell: `frame.query("x > @y")`."""
+    """Return the names in texts that a library evaluates with the variables of the cell: `frame.query("x > @y")`."""
     return {
         name
         for call in ast.walk(node)
@@ -84,7 +84,7 @@ def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
     try:
         table = symtable.symtable(ast.unparse(node), "<cell>", "exec")
     except (SyntaxError, ValueError, RecursionError):
-        return names_in(node)[0]  # `await` at the top of a cell
+        return names_in(node)[0]  # symtable refuses `await` at the top of a cell
     names: set[str] = set()
     if not when_called:
         for each in ast.walk(node):
@@ -140,6 +140,7 @@ class CellReads:
         return self._reads
 
     def _read(self, node: ast.AST | None, bound: frozenset[str]) -> None:
+        """Add the names that a statement or expression uses and that are not yet bound."""
         if node is None:
             return
         names = names_used(node) | names_in_texts(node)

@@ -1,1 +1,1 @@
-"""Record values that a program does not log with Rearview: variables, parameters, calls of other loggers (docs/capture.md)."""
+"""Record values that a program does not log with Rearview: variables, parameters, calls of other loggers."""

@@ -59,7 +59,7 @@ class AssignedScalars:
     def iteration_ended(
         self, entry: LoopEntry, index: int, frame: FrameType, *, leaf: bool
     ) -> None:
-        """Record the variables after iteration `index`, except those of a `leaf`, an inner loop that contains no loop."""
+        """Record the variables after iteration `index`, unless the loop is a `leaf`: an inner loop without loops."""
         if leaf or index < self._next_indices.get(id(entry), 0):
             return
         self._next_indices[id(entry)] = index + 1
@@ -77,7 +77,7 @@ class AssignedScalars:
         self.allowance.add(began)
 
     def inner_loop_ended(self, entry: LoopEntry, frame: FrameType) -> None:
-        """Remember the variables of a loop in a called function: the iteration that called the function records them."""
+        """Remember the variables of a loop in a called function, for the iteration that called the function."""
         if self.allowance.allows():
             began = thread_time()
             self._values_of_calls |= self._read(entry, frame)
@@ -145,7 +145,7 @@ class AssignedScalars:
         column.accept()
 
     def _label(self, code: CodeType, name: str) -> str:
-        """Return the name of a new column: the variable's name, with that of its function if it is already used."""
+        """Return the name of a column: that of the variable, with its function if another column has the name."""
         label = name
         if label in self._labels:
             label = f"{code.co_name}.{name}"
@@ -184,7 +184,7 @@ class _Column:
         self.clocks += is_clock
 
     def verdict(self) -> bool:
-        """Return True if the values so far make the variable a column; reject the variable if it is a counter or clock."""
+        """Return True if the variable becomes a column, given its values so far; reject a counter or a clock."""
         values = [value for _, _, value in self.held]
         if all(_same(value, values[0]) for value in values):
             return False  # the value has not changed yet
@@ -201,7 +201,7 @@ class _Column:
         return len(values) == DECIDES and not self._grows_evenly()
 
     def is_shown_at_the_end(self) -> bool:
-        """Return True if the variable becomes a column at the end of the run, after too few iterations for a verdict."""
+        """Return True if the variable becomes a column when the run ends after too few iterations for `verdict`."""
         values = [value for _, _, value in self.held]
         if not values or self.clocks == len(values):
             return False

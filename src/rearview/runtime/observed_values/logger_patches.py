@@ -91,7 +91,7 @@ class LoggerCalls:
             setattr(function, SEEN, self._recording_hook(origin, after))
 
     def _recording_hook(self, origin: Origin, after: After) -> After:
-        """Return a function that passes the arguments of a call to `after`, unless it is inside another wrapped call."""
+        """Return a function that passes the arguments of a call to `after`, except inside another wrapped call."""
         nested, off = self._nested, False
 
         def record_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

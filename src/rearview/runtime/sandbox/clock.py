@@ -65,7 +65,7 @@ between_cells: list[Callable[[], bool]] = []
 _TIMEIT = "<magic-timeit>"
 """File name that IPython gives to the code of `%timeit`."""
 _FLUSH = 512
-"""Readings after which they are written to the file."""
+"""Number of new readings after which they are written to the file."""
 _DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
     "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
@@ -235,7 +235,7 @@ def _is_timer(module: str) -> bool:
 
 
 def _with_default_time(real: Any, before: int, now: Callable[[], float], local: Any) -> Any:
-    """Return a function of `time` that uses `now` if no time is passed."""
+    """Return `real`, changed to use the time of `now` if no time is passed after its first `before` arguments."""
 
     def read(*args: Any) -> Any:
         has_time = len(args) > before and (args[before] is not None or parts)
@@ -253,7 +253,7 @@ def patch_datetime(now: Callable[[], int]) -> bool:
     """Let `datetime.now()` and `utcnow()` return the time that `now` returns in nanoseconds.
 
     The type `datetime` itself is not replaced, so that `isinstance`, pickles and derived classes work as before. Only
-    two entries of its dictionary are replaced, which Python has no function for if a type is written in C.
+    two entries of its dictionary are replaced, although Python forbids that for types written in C.
     Return False if that is not possible: then a replay does not repeat dates, and reports each variable with a date as
     different.
     """

@@ -227,7 +227,7 @@ def called_by_tracker(frame: FrameType | None) -> bool:
 
 
 def _is_outside_program(frame: FrameType | None) -> bool:
-    """Return True if not the program draws random bytes, but Rearview, a tracker or `multiprocessing`.
+    """Return True if Rearview, a tracker or `multiprocessing` draws random bytes, and not the program.
 
     These draws must not change the program's stream. `multiprocessing` draws keys and names by which processes find
     each other; their number depends on timing.
@@ -387,9 +387,9 @@ def _is_seeded_at_once(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _call_at(code: CodeType, at: int) -> tuple[tuple[str, ...], str] | None:
-    """Return the parts of the dotted name that an instruction calls, and the variable that is the only argument.
+    """Return the parts of the dotted name that the instruction `at` an offset calls, and the only argument.
 
-    The variable is empty if the argument is a number or a calculation. Return None for any other call.
+    The argument is the name of a variable, or empty for a number or a calculation. Return None for any other call.
     """
     line, end, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None))
     if line is None or end is None or column is None or end_column is None:
@@ -438,7 +438,7 @@ def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call `act` with the module `name` once the module has been imported: now, or after its import."""
+    """Call `act` with the module `name`: at once if the module is already imported, else after its import."""
     module = sys.modules.get(name)
     if module is not None:
         act(module)
@@ -459,7 +459,7 @@ class _AfterImport:
         """Name of the module that this finder is looking up with the other finders."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec that the other finders return, changed to call the functions; None if there are none to call."""
+        """Return the spec of a module, changed to call the functions, or None if `acts` has none for the module."""
         del path, target
         if name not in self.acts or name == self.looking_up:
             return None
@@ -494,8 +494,10 @@ def remove() -> None:
 def _use(urandom: Callable[[int], bytes]) -> None:
     """Replace `os.urandom` in all modules of Python that use it, and the seeding of `random.Random`."""
     os.urandom = urandom
-    vars(sys.modules[_real_urandom.__module__])["urandom"] = urandom  # where a pickle finds it
-    random._urandom = urandom  # type: ignore[attr-defined]  # SystemRandom, hence secrets
+    vars(sys.modules[_real_urandom.__module__])["urandom"] = (
+        urandom  # a pickled `os.urandom` names this module
+    )
+    random._urandom = urandom  # type: ignore[attr-defined]  # SystemRandom and secrets use it
     for name in ("uuid", "secrets", "tempfile"):
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "_urandom"):

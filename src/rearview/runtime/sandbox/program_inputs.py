@@ -213,7 +213,7 @@ def names_read() -> set[str]:
 
 
 def patch_as_recorded(folder: Path) -> None:
-    """Patch `os.environ` if the recorded run did: the state of a program that refers to `os.environ` must be the same."""
+    """Patch `os.environ` if the recorded run did, because the state of the program may contain `os.environ`."""
     if read_environment(folder) is not None:
         _patch_lookups()
 

@@ -53,7 +53,7 @@ class UnflushedFiles:
         self._searches = 0
 
     def flush(self, is_output: Callable[[str], bool]) -> None:
-        """Flush the buffers of open files; only files whose path `is_output` accepts."""
+        """Flush the buffers of open files for whose path `is_output` returns True."""
         open_files = {number: path for number, path in open_for_writing() if is_output(path)}
         unknown = {
             number for number, path in open_files.items() if (number, path) not in self._known
@@ -105,7 +105,7 @@ NATIVE = {
 }
 """Functions that open files in native code, with the position of the path among the arguments."""
 _BY_PATH = {"os.rename": 2, "os.remove": 1, "os.symlink": 2, "os.link": 2, "sqlite3.connect": 1}
-"""Audit events of other changes to files, with the number of paths; the last argument is the descriptor of a folder or -1."""
+"""Audit events of other changes to files, with the number of paths; the last argument may be a folder's descriptor."""
 _BUFFERS = UnflushedFiles()
 _LINKS = ("os.symlink", "os.link")
 """Events of which only the second path is created; the first path is the target of the link."""
@@ -184,11 +184,11 @@ class Outputs:
     def _noted(
         self, path: Any, act: Callable[[OverwrittenFiles, str], None], *, follow: bool = False
     ) -> str:
-        """Call `act(self.traces, name)` for a path of the program; return this name, or "" if the file is not recorded."""
+        """Call `act(self.traces, name)` for a path; return this name, or "" if the file is not recorded."""
         if isinstance(path, int) or os.getpid() != self.pid:
             return ""
         try:
-            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - folders stay as spelt
+            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links in folders are not resolved
             if follow and os.path.islink(full):  # noqa: PTH114 - asked for every file: no objects
                 full = os.path.realpath(full)
         except (TypeError, ValueError, OSError):
@@ -390,9 +390,13 @@ class OverwrittenFiles:
     folder: Path
     root: str
     looping: Callable[[], bool] = lambda: False
+    """Function that returns True if a loop of the program is running."""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By path: the recorded facts about a file before its first write."""
     folders: dict[str, None] = field(default_factory=dict)
+    """Folders that the run has created."""
     read: set[str] = field(default_factory=set)
+    """Files that the run has written and then read."""
     shared: set[str] = field(default_factory=set)
     """Files outside the project that another program has written."""
     kept_bytes: int = 0
@@ -421,7 +425,7 @@ class OverwrittenFiles:
         return bool(self.files.get(name, {}).get("was") == ABSENT)
 
     def owns(self, name: str) -> bool:
-        """Return True if only the run has written this file."""
+        """Return True if the run has created or truncated this file."""
         return self.was_created(name) or bool(self.files.get(name, {}).get("emptied"))
 
     def absent(self) -> list[str]:
@@ -430,7 +434,7 @@ class OverwrittenFiles:
         return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
 
     def _path_aside(self, name: str) -> Path:
-        """Return the path to which a file is moved while the set-up is repeated: on the same disk, as it may be large."""
+        """Return the path to which a file, which may be large, is moved on its disk while the set-up is repeated."""
         path = Path(name)
         return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
 
@@ -477,7 +481,7 @@ class OverwrittenFiles:
             append_line(self.folder / TRACES, {"format": TRACES_FORMAT, "read": relative})
 
     def take_away(self, *, data: bool, last_sign_of_life: float = float("inf")) -> set[str]:
-        """Restore the files as they were at the start of the run; return the folders it created that still exist.
+        """Restore the files as they were at the start of the run; return folders of the run that still exist.
 
         A file that the program wrote before its first loop and read again, such as a downloaded data set, is removed
         only if `data` is True: creating it again may take long, and a run that continues from a checkpoint does not
@@ -498,7 +502,7 @@ class OverwrittenFiles:
                 continue
             exists = path.is_file() or path.is_symlink()
             if exists and os.path.lexists(path_aside):
-                path.unlink()  # a process wrote it that got less far than the process before it
+                path.unlink()  # the file aside is of an earlier process of the run, which got further
             elif exists:
                 path_aside.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, path_aside)
@@ -535,7 +539,7 @@ class OverwrittenFiles:
         self._delete_set_aside()
 
     def ended(self, *, well: bool) -> None:
-        """Delete the files that are kept aside if the run ended `well`; else move those back that do not exist."""
+        """Delete the files kept aside if the run ended `well`; else move back each file that does not exist now."""
         if well:
             self._delete_set_aside()
             shutil.rmtree(self.folder / "before", ignore_errors=True)
@@ -555,7 +559,7 @@ def allow_making_again(folders: set[str], root: str) -> None:
     def make(real: Any) -> Any:
         def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
             if folders and not isinstance(path, int):
-                full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as spelt
+                full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links are not resolved
                 name = full.removeprefix(root)
                 if name in folders:
                     folders.discard(name)
