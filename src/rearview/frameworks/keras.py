@@ -56,11 +56,15 @@ class RearviewCallback(keras.callbacks.Callback):
         self._checkpointer: rearview.Checkpointer | None = None
         self._list: Any = None
         self._others: list[Any] = []
+        """All other callbacks of the training."""
         self._target: dict[str, Any] | None = None
+        """The loaded save, until its state is restored."""
         self._train_function: Any = None
         self._epoch = 0
         self._done = 0
+        """Number of batches of the epoch that were used for training."""
         self._first: dict[str, Any] = {}
+        """Random state before the first batch of the epoch."""
         self._logs: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:

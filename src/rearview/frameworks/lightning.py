@@ -112,12 +112,16 @@ class RearviewCallback(Callback):
         self._checkpointer: rearview.Checkpointer | None = None
         self._wrapped: list[tuple[Any, str]] = []
         self._begun: dict[str, Any] = {}
+        """Random state in which the data iterator was created."""
         self._first: dict[str, Any] = {}
+        """Random state before the first batch of the epoch."""
         self._now: dict[str, Any] = {}
+        """Random state before the next batch."""
         self._fresh = True
+        """Whether no batch has run since `setup`."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Create the Checkpointer, and wrap the methods before which training is saved and restored."""
+        """Create the Checkpointer, and wrap the methods of Lightning that this callback intercepts."""
         if stage != "fit" or self._file is None:
             return
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)

@@ -56,14 +56,20 @@ class RearviewCallback(transformers.TrainerCallback):
         self._checkpointer: rearview.Checkpointer | None = None
         self._trainer: Any = None
         self._others: list[Any] = []
+        """All other callbacks of the Trainer."""
         self._target: dict[str, Any] | None = None
+        """The loaded save, until its state is restored."""
         self._generators: list[Any] = []
         self._epoch = 0
         self._step = 0
         self._begun: dict[str, Any] = {}
+        """Random state before the epoch."""
         self._first: dict[str, Any] = {}
+        """Random state before the first step of the epoch."""
         self._before: dict[str, Any] = {}
+        """Random state before the last step that ran."""
         self._now: dict[str, Any] = {}
+        """Random state before the next step."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Load the last save, if any, and wrap the methods that run an epoch and draw the batches of a step."""

@@ -101,7 +101,7 @@ def setup(app: Any) -> dict[str, Any]:
     from myst_nb.core.execute import cache
     from sphinx.util.logging import getLogger
 
-    # executed notebooks of runs are not pages
+    # executed notebooks in the folders of runs are not pages of the book
     app.connect("config-inited", lambda _, config: config.exclude_patterns.append(FOLDER))
     client, execute_plainly = cache.NotebookClientCache, cache.single_nb_execution
     start_plainly = client.start_client

@@ -101,7 +101,7 @@ class KernelProcess:
         if self.process.poll() is None:
             self.process.send_signal(number)
 
-    def ended(self) -> int:
+    def wait(self) -> int:
         """Wait for the end of the process and return its exit code."""
         code = self.process.wait()
         return 128 - code if code < 0 else code
@@ -285,7 +285,7 @@ def execute(
             executed.why = str(exc) or "the kernel died"
             died = True
         finally:
-            code = kernel.ended()
+            code = kernel.wait()
         retry_file = Path(folder) / AGAIN
         if died and retry_file.is_file():
             env = {**command.environment, VARIABLE: retry_file.read_text("utf-8")}
@@ -299,7 +299,7 @@ def execute(
     else:
         executed.code = code
     if command.run_folder is not None:
-        keep(command.run_folder, content)
+        store_executed(command.run_folder, content)
     return executed
 
 
@@ -348,7 +348,7 @@ def write(content: Any, file: Path) -> None:
     nbformat.write(content, str(file))
 
 
-def keep(folder: Path, content: Any) -> None:
+def store_executed(folder: Path, content: Any) -> None:
     """Store a notebook with its outputs in the folder of its run."""
     import nbformat
 
@@ -417,9 +417,8 @@ def _client(content: Any, kernel: KernelProcess, show: Show, timeout: float | No
 
         async def async_start_new_kernel(self, **kwargs: Any) -> None:
             loop = asyncio.get_running_loop()
-            for (
-                number
-            ) in _FORWARDED:  # nbclient's own handlers would end the kernel in the middle of a cell
+            # nbclient's own handlers would end the kernel in the middle of a cell
+            for number in _FORWARDED:
                 loop.add_signal_handler(number, kernel.forward, number)
             await super().async_start_new_kernel(**kwargs)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)

@@ -25,10 +25,10 @@ from rearview.notebook.kernel_client import (
     KernelProcess,
     check,
     control_of,
-    keep,
     reuse_failure,
     reuse_is_allowed,
     reuse_lines,
+    store_executed,
     with_reuse,
 )
 
@@ -102,9 +102,9 @@ def _execute(nb_man: Any, kernel_name: str, *, reuse: bool, **options: Any) -> A
         finally:
             # the kernel still runs if it did not answer the request to end
             kernel.forward(signal.SIGTERM)
-            kernel.ended()
+            kernel.wait()
     if command.run_folder is not None:
-        keep(command.run_folder, nb_man.nb)
+        store_executed(command.run_folder, nb_man.nb)
         for line in reuse_lines(command.run_folder):
             logger.info(line)
     return executed

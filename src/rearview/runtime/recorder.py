@@ -623,7 +623,7 @@ class Recorder(Session):
     def _created_files(self) -> frozenset[str]:
         """Return the files that the run created, also those that C code wrote."""
         traces = self.outputs.traces if self.outputs is not None else None
-        return frozenset(traces.absent() if traces is not None else ())
+        return frozenset(traces.created_paths() if traces is not None else ())
 
     def summary(self, code: int) -> RunEnd:
         """Return the measurements of the run, which ended with `code`, for planning and `rearview show`."""

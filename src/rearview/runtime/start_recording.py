@@ -38,7 +38,7 @@ from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.sandbox.program_inputs import EnvironmentReads, InputFiles
-from rearview.runtime.sandbox.written_files import Outputs, OverwrittenFiles, allow_making_again
+from rearview.runtime.sandbox.written_files import Outputs, OverwrittenFiles, allow_mkdir_again
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.writer import RemoteCopy, Writer
 from rearview.runtime.session import Session, current_session, use_session
@@ -262,10 +262,11 @@ def _resume(control: Control) -> Resumer:
     session.clock.install()
     overwritten = _overwritten_files(session)
     afresh = target is None or control.afresh
-    allow_making_again(
-        overwritten.take_away(data=afresh, last_sign_of_life=last_sign_of_life), session.root
+    allow_mkdir_again(
+        overwritten.restore_initial_files(data=afresh, last_sign_of_life=last_sign_of_life),
+        session.root,
     )
-    if not afresh and overwritten.data():
+    if not afresh and overwritten.data_files():
         session.afresh = restart.afresh
     session.shared = frozenset(overwritten.shared)
     session.outputs = Outputs(session.root, session.deleted, overwritten)

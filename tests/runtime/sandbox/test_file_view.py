@@ -261,8 +261,8 @@ def test_an_environment_of_python_in_the_project_is_used_as_it_is():
     inside = "/proj/.venv/lib/a.py"
     assert view.real(inside) == view.real("/proj/src/../.venv/lib/a.py") == inside
     assert view.real("/proj/.venvs/a.py") == "/scratch/.venvs/a.py"
-    assert not view.guards(inside)
-    assert view.guards("/proj/a.py")
+    assert not view.is_protected(inside)
+    assert view.is_protected("/proj/a.py")
 
 
 FOLDED = """

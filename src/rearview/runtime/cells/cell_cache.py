@@ -175,7 +175,7 @@ class CellCache:
                     self._random.states[library] = secrets.token_hex(16)
                     continue
                 self._random.only_imports_drew = False
-            self._random.due[library] = state
+            self._random.due_states[library] = state
             self._random.states[library] = state
         self._write_files(entry)
         self.state.settings |= msgspec.json.decode(entry.settings_after)
@@ -239,9 +239,12 @@ class CellCache:
         problem = problem or self._effects.problem(analysis, lineage)
         for definition in analysis.definitions:
             self.state.define(definition)
-        used, after = self._random.take(self.store.put_bytes)
+        drawn_states, left_states = self._random.take(self.store.put_bytes)
         reads = self._reads(lineage)
-        drawn = (sorted(used.items()), self._random.seeds if self._effects.draws_seeds() else "")
+        drawn = (
+            sorted(drawn_states.items()),
+            self._random.seeds if self._effects.draws_seeds() else "",
+        )
         outside = digest_of(reads.files, reads.folders, drawn)
         key = digest_of(
             *(self._code(cell), sorted(inputs.items()), settings, outside),
@@ -271,7 +274,9 @@ class CellCache:
         if problem or lineage is None:
             return
         entry = msgspec.structs.replace(
-            self._entry(key, inputs, settings, used, after, groups, deleted, lineage, reads),
+            self._entry(
+                key, inputs, settings, drawn_states, left_states, groups, deleted, lineage, reads
+            ),
             definitions=definitions,
             messages=self.store.put_bytes(msgspec.json.encode(list(messages))),
             again=setup is not None and not setup.text,
@@ -329,8 +334,8 @@ class CellCache:
         key: str,
         inputs: dict[str, str],
         settings: str,
-        used: dict[str, str],
-        after: dict[str, str],
+        drawn_states: dict[str, str],
+        left_states: dict[str, str],
         groups: Sequence[GroupRef],
         deleted: Sequence[str],
         lineage: CellLineage,
@@ -341,7 +346,7 @@ class CellCache:
             key=key,
             inputs=inputs,
             settings=settings,
-            random=used,
+            random=drawn_states,
             random_before_imports=self._random.by_imports,
             draws_seeds=self._effects.draws_seeds(),
             seeds=self._random.seeds,
@@ -353,7 +358,7 @@ class CellCache:
             modules=reads.modules,
             groups=tuple(groups),
             deleted=tuple(deleted),
-            random_after=after,
+            random_after=left_states,
             settings_after=msgspec.json.encode(self.state.settings).decode(),
             written=self._store_written(),
             seconds=lineage.seconds,

@@ -140,8 +140,8 @@ class CellEffects:
             return "its inputs were not recorded"
         if analysis.refused and not analysis.only_preamble:
             return analysis.refused
-        if self._lineage.barred:
-            return self._lineage.barred
+        if self._lineage.unrepeatable_effect:
+            return self._lineage.unrepeatable_effect
         kinds = {event[0]: event for event in lineage.events}
         for kind in ("unseen", "more"):
             if kind in kinds:
@@ -244,12 +244,12 @@ class CellEffects:
     def _changed_outside_variables(self, analysis: CellAnalysis) -> list[tuple[str, str]]:
         """Return the names and new digests of definitions and project modules whose state the cell has changed."""
         defined = {each.name for each in analysis.definitions}
-        now = {**self._states_of_definitions(), **self._project_data()}
-        before = {**self._definition_states, **self._module_data}
+        states = {**self._states_of_definitions(), **self._project_data()}
+        states_before = {**self._definition_states, **self._module_data}
         changed = [
-            (name, now[name])
-            for name in sorted(before.keys() & now.keys() - defined)
-            if before[name] != now[name]
+            (name, states[name])
+            for name in sorted(states_before.keys() & states.keys() - defined)
+            if states_before[name] != states[name]
         ]
         effects = [each.call for each in analysis.effects]
         loaded = self._state.namespace
@@ -263,7 +263,7 @@ class CellEffects:
 
     def _sets_library(self, call: str) -> bool:
         """Return True if a call, or an assignment to an attribute, may change a library: `plt.style.use`, `np.x=`."""
-        root, _, rest = call.partition(".")
+        root, _, attribute = call.partition(".")
         value = self._state.namespace.get(root.rstrip("="))
         if call.endswith("="):
             library_class = isinstance(value, type | types.FunctionType) and root != "type"
@@ -274,7 +274,7 @@ class CellEffects:
             module = value.__name__
         elif isinstance(value, type) or callable(value):
             module = str(getattr(value, "__module__", None) or "")
-            if rest and not isinstance(value, type):
+            if attribute and not isinstance(value, type):
                 return False  # a method of an object
         else:
             return False

@@ -83,7 +83,7 @@ class Lineage:
         self._events: list[Event] = []
         self._hashes: dict[tuple[int, int, int, int], str] = {}
         self._active = False
-        self._before = ""
+        self._previous_lineage = ""
         self._begun = 0.0
         self._variables_read_before: set[str] = set()
         self._modules: set[str] = set()
@@ -98,7 +98,7 @@ class Lineage:
         """Files that the last cell wrote, as far as Rearview noticed."""
         self.listed: set[str] = set()
         """Folders that the last cell listed."""
-        self.barred = ""
+        self.unrepeatable_effect = ""
         """Why the results of the last cell do not contain all its effects on files or the process; empty if they do."""
         self._pid = os.getpid()
         listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
@@ -109,9 +109,9 @@ class Lineage:
         """Start to record the inputs of a cell that is about to run."""
         self._memory_before = self._memory_before or self._memory.size()
         self._folders.drain()
-        now = os.getcwd()  # noqa: PTH109 - text
-        if self._folders.dropped or self._folder_now != now:
-            self._folder_now, self._folders.dropped = now, False
+        folder = os.getcwd()  # noqa: PTH109 - text
+        if self._folders.dropped or self._folder_now != folder:
+            self._folder_now, self._folders.dropped = folder, False
             self._looked_at.clear()  # relative paths now lead to other folders
         paths = {
             str(value) for value in (namespace or {}).values() if isinstance(value, str | Path)
@@ -120,7 +120,7 @@ class Lineage:
             if self._watch_near(text):
                 self._looked_at.add(text)
         self._events = []
-        self.written, self.listed, self.barred = set(), set(), ""
+        self.written, self.listed, self.unrepeatable_effect = set(), set(), ""
         self._variables_read_before = set(names_read())
         self._modules = set(sys.modules)
         self._active, self._begun = True, perf_counter()
@@ -133,12 +133,12 @@ class Lineage:
         variables: Mapping[str, object] | None = None,
         *,
         as_written: str = "",
-        used: Mapping[str, int],
+        counts: Mapping[str, int],
     ) -> CellLineage:
         """Write the inputs of a cell that has run, and fingerprints of the `variables` that it left.
 
         `belongs` returns True for a file of the project, `as_written` is the source before magics became calls, and
-        `used` counts other inputs, such as readings of the clock.
+        `counts` are numbers of other inputs, such as readings of the clock.
         """
         seconds = perf_counter() - self._begun
         self._active = False
@@ -157,9 +157,9 @@ class Lineage:
                 continue
             # before a file that Python opens is overwritten, Rearview itself reads it
             if path in self._folders.read_first - self.written:
-                self._bar(f"it changes {path}, which it reads")
+                self._record_unrepeatable(f"it changes {path}, which it reads")
             elif is_database(path):
-                self._bar(f"it changes the database {path}")
+                self._record_unrepeatable(f"it changes the database {path}")
             self.written.add(path)
         events = [self._hashed(event) for event in self._events[:MOST_FILES]]
         if len(self._events) > MOST_FILES:
@@ -174,11 +174,11 @@ class Lineage:
             file = getattr(sys.modules.get(name), "__file__", None)
             if isinstance(file, str) and belongs(file):
                 events.append(("module", name, self.content(file)))
-        events += [(kind, str(count)) for kind, count in sorted(used.items()) if count]
+        events += [(kind, str(count)) for kind, count in sorted(counts.items()) if count]
         code = code_hash(as_written or source)
         unique_events = tuple(dict.fromkeys(events))
-        lineage = lineage_of(self._before, code, unique_events)
-        self._before = lineage
+        lineage = lineage_of(self._previous_lineage, code, unique_events)
+        self._previous_lineage = lineage
         prints = self._fingerprints(source, variables or {}, seconds)
         cell_lineage = CellLineage(
             *(cell, code, unique_events, lineage, seconds, self._memory.size()),
@@ -234,7 +234,7 @@ class Lineage:
                     or event == "os.chdir"
                     or not (self._is_foreign(path) or _is_bytecode(path))
                 ):
-                    self._bar(f"it changes the system ({event})")
+                    self._record_unrepeatable(f"it changes the system ({event})")
             else:
                 words = args[1] if event == "subprocess.Popen" else args[:1]
                 self._events.append(("process", *map(str, words)))
@@ -252,13 +252,13 @@ class Lineage:
         """Record that a file is opened for writing; with `replaces`, its content is removed first."""
         self.written.add(name)
         if ("file", name) in self._events:
-            self._bar(f"it changes {name}, which it reads")
+            self._record_unrepeatable(f"it changes {name}, which it reads")
         if not replaces:
-            self._bar(f"it changes {name} without replacing it")
+            self._record_unrepeatable(f"it changes {name} without replacing it")
 
-    def _bar(self, why: str) -> None:
+    def _record_unrepeatable(self, why: str) -> None:
         """Record why the results of the running cell do not contain all its effects."""
-        self.barred = self.barred or why
+        self.unrepeatable_effect = self.unrepeatable_effect or why
 
     def _watch_near(self, text: str) -> bool:
         """Watch the folder that `text` names, or else the folder around a file of this name.
@@ -291,8 +291,8 @@ class Lineage:
 
     def repeat(self, cell: CellLineage) -> None:
         """Write the lineage of a cell whose results were reused, without running it."""
-        lineage = lineage_of(self._before, cell.code, cell.events)
-        self._before = lineage
+        lineage = lineage_of(self._previous_lineage, cell.code, cell.events)
+        self._previous_lineage = lineage
         append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory_before))
 
     def content(self, path: str) -> str:
@@ -323,13 +323,13 @@ class ScriptCells:
         self._lineage: Lineage | None = Lineage(folder, session.root)
         self._clock: list[int] = session.declared.get(clock.ROOT, [0])
         self._stream_position: list[Any] = session.declared.get(entropy.ROOT, [])
-        self._cell = self._last = 0
+        self._cell = self._last_number = 0
         self._clock_before, self._position_before = 0, list(self._stream_position)
 
     def enter(self, number: int) -> None:
         """End the previous cell and begin cell `number`, which the script has reached."""
         self.end()
-        for empty_cell in range(self._last + 1, number):
+        for empty_cell in range(self._last_number + 1, number):
             # a cell of comments only, or of the docstring: it has no statement that announces it
             self._begin(empty_cell)
             self.end()
@@ -338,7 +338,7 @@ class ScriptCells:
     def _begin(self, number: int) -> None:
         if self._lineage is None or not 0 < number <= len(self._texts):
             return
-        self._cell = self._last = number
+        self._cell = self._last_number = number
         self._clock_before = self._clock[0]
         self._position_before = list(self._stream_position)
         try:
@@ -351,11 +351,11 @@ class ScriptCells:
         number, self._cell = self._cell, 0
         if self._lineage is None or not number:
             return
-        used = {"clock": self._clock[0] - self._clock_before}
-        used["chance"] = int(self._position_before != self._stream_position)
+        counts = {"clock": self._clock[0] - self._clock_before}
+        counts["chance"] = int(self._position_before != self._stream_position)
         try:
             text, belongs = self._texts[number - 1], self._belongs
-            self._lineage.end(number, text, belongs, _script_variables(), used=used)
+            self._lineage.end(number, text, belongs, _script_variables(), counts=counts)
         except Exception as exc:
             self._fail(exc)
 

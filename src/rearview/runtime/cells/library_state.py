@@ -149,7 +149,7 @@ class _ImportDraws:
         loader.exec_module = load  # type: ignore[method-assign]
         return spec
 
-    def lead(self, before: str | None, after: str) -> bool:
+    def explain(self, before: str | None, after: str) -> bool:
         """Return True if imports alone changed the generator from state `before` to state `after`."""
         imports = 0
         while before in self.draws and imports <= len(self.draws):
@@ -167,7 +167,7 @@ class RandomUse:
         """Digest of the first state of Python's generator: equal for runs whose generators begin in the same states."""
         self.loaded: dict[str, str] = {}
         """By library that the current cell has imported: the digest of the first state of its generator."""
-        self.due: dict[str, str] = {}
+        self.due_states: dict[str, str] = {}
         """By library: the digest of a state that skipped cells left, to be set before the next cell is run."""
         self._before: dict[str, str] = {}
         self._states_before: dict[str, Any] = {}
@@ -195,29 +195,29 @@ class RandomUse:
 
         `put` stores a state and returns its digest.
         """
-        used: dict[str, str] = {}
-        after: dict[str, str] = {}
+        drawn_states: dict[str, str] = {}
+        left_states: dict[str, str] = {}
         self.by_imports = ""
         for library, digest in random_digests().items():
             before = self._before.get(library)
             if digest == before:
                 continue
-            if library == "random" and self._imports.lead(before, digest):
+            if library == "random" and self._imports.explain(before, digest):
                 self.by_imports = before or ""
-                after[library] = put(random_bytes(library))
-                self.states[library] = after[library]
+                left_states[library] = put(random_bytes(library))
+                self.states[library] = left_states[library]
                 continue
             if library == "random":
                 self.only_imports_drew = False
             if before is not None and library not in self._seeded:
                 drawn_from = {**self._first_states, **self._states_before}[library]
-                used[library] = put(pickle.dumps(drawn_from, protocol=5))
+                drawn_states[library] = put(pickle.dumps(drawn_from, protocol=5))
             if before is not None or library in self._seeded:
-                after[library] = put(random_bytes(library))
-                self.states[library] = after[library]
+                left_states[library] = put(random_bytes(library))
+                self.states[library] = left_states[library]
             else:
                 self.states[library] = digest
-        return used, after
+        return drawn_states, left_states
 
     @contextlib.contextmanager
     def set_temporarily(self, states: Mapping[str, Any]) -> Iterator[None]:

@@ -232,19 +232,20 @@ class Cells:
         """Record the results of a cell that has run; `reply` is the kernel's reply."""
         self.current = None
         self.session.cell = 0
-        before, self._last_position = self._last_position, list(self._stream_position)
+        position_before = self._last_position
+        self._last_position = list(self._stream_position)
         self.random = random.getstate()
         lineage: CellLineage | None = None
         if self.lineage is not None:
-            used = {"clock": (self._clock[0] if self._clock else 0) - self._clock_before}
-            used["chance"] = int(before != self._last_position)
+            counts = {"clock": (self._clock[0] if self._clock else 0) - self._clock_before}
+            counts["chance"] = int(position_before != self._last_position)
             try:
                 variables = self._variables()
                 public = {name: variables[name] for name in variables if not name.startswith("_")}
                 lineage = self.lineage.end(
                     *(cell.number, cell.text, self.session.belongs, public),
                     as_written=cell.source,
-                    used=used,
+                    counts=counts,
                 )
             except Exception as exc:
                 self.lineage = None
@@ -278,8 +279,8 @@ class Cells:
         compiler = self.session.compiler
         # line number in the program text minus line number in the code that the kernel compiles
         shift = cell.line - 1 + cell.tree().body[0].lineno - tree.body[0].lineno
-        last = cell.line + cell.text.count("\n")
-        lines = range(cell.line, last + 1)
+        last_line = cell.line + cell.text.count("\n")
+        lines = range(cell.line, last_line + 1)
         probes = {
             (line - shift, column): drawn
             for (line, column), drawn in compiler.probes.get(self.path, {}).items()
@@ -339,7 +340,7 @@ def _watch(app: Any, cells: Cells) -> None:
     app.kernel.cells = cells
 
 
-def _hidden(own: set[str], notebook: Notebook) -> Callable[[str], bool]:
+def _hidden(kernel_names: set[str], notebook: Notebook) -> Callable[[str], bool]:
     """Return a function that returns True if a name in the notebook's namespace belongs to the kernel.
 
     The results of cells (`Out`, `_3`) belong to the program only if its source names them.
@@ -352,7 +353,7 @@ def _hidden(own: set[str], notebook: Notebook) -> Callable[[str], bool]:
     def hides(name: str) -> bool:
         if _OUTPUTS.match(name):
             return name not in names_in_source
-        return bool(_INPUTS.match(name)) or name in own
+        return bool(_INPUTS.match(name)) or name in kernel_names
 
     return hides
 

@@ -70,9 +70,9 @@ class SkippedCells:
         analysis = analyse(cell.source)
         reached = self.state.reach(analysis.reads, analysis.definitions)
         await self._load(self.state.absent if reached is None else reached, late_run)
-        for library, state in self.random.due.items():
+        for library, state in self.random.due_states.items():
             set_random(library, pickle.loads(self.state.store.get_bytes(state)))
-        self.random.due = {}
+        self.random.due_states = {}
         live = library_settings()
         different = [k for k, value in live.items() if self.state.settings.get(k, value) != value]
         if different and self.cells:

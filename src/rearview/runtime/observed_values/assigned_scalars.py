@@ -72,8 +72,8 @@ class AssignedScalars:
             values = self._values_of_calls | values
             self._values_of_calls = {}
         if values:
-            own = {(frame.f_code, name) for name in entry.site.assigned}
-            self._take(values, index, own)
+            own_variables = {(frame.f_code, name) for name in entry.site.assigned}
+            self._take(values, index, own_variables)
         self.allowance.add(began)
 
     def inner_loop_ended(self, entry: LoopEntry, frame: FrameType) -> None:
@@ -114,17 +114,19 @@ class AssignedScalars:
             space.clear()  # the copy would keep the values alive
         return numbers
 
-    def _take(self, numbers: Mapping[_Key, Number], index: int, own: Container[_Key]) -> None:
+    def _take(
+        self, numbers: Mapping[_Key, Number], index: int, own_variables: Container[_Key]
+    ) -> None:
         """Write the values of columns; hold back the values of variables that may become columns.
 
-        `own` are the variables that the loop itself assigns; all other variables belong to loops inside it.
+        `own_variables` are those that the loop itself assigns; all other variables belong to loops inside it.
         """
         prefix = self._point()
         items: dict[Origin, list[tuple[str, Number]]] = {}
         for key, value in numbers.items():
             column = self._columns.get(key)
             if column is None:
-                origin = Origin.ASSIGNED if key in own else Origin.INNER
+                origin = Origin.ASSIGNED if key in own_variables else Origin.INNER
                 column = self._columns[key] = _Column(self._label(*key), origin)
             if column.accepted:
                 items.setdefault(column.origin, []).append((column.label, value))
@@ -140,7 +142,7 @@ class AssignedScalars:
         if sum(each.accepted is True for each in self._columns.values()) >= COLUMNS:
             column.reject()
             return
-        for prefix, _, value in column.held:
+        for prefix, _, value in column.held_values:
             self._records.append(column.origin, prefix, [(column.label, value)])
         column.accept()
 
@@ -165,27 +167,27 @@ class AssignedScalars:
 class _Column:
     """A variable, with the values that are held back until it is known whether it becomes a column."""
 
-    __slots__ = ("accepted", "clocks", "held", "label", "origin")
+    __slots__ = ("accepted", "clocks", "held_values", "label", "origin")
 
     def __init__(self, label: str, origin: Origin) -> None:
         self.label = label
         self.origin = origin
         self.accepted: bool | None = None
         """Whether the variable is a column; None if that is not known yet."""
-        self.held: list[tuple[bytes, int, Number]] = []
+        self.held_values: list[tuple[bytes, int, Number]] = []
         self.clocks = 0
         """How many of the values may be readings of the clock."""
 
     def hold(self, prefix: bytes, index: int, value: Number, *, is_clock: bool) -> None:
-        if len(self.held) >= UNDECIDED:
-            del self.held[1]
-            self.clocks = min(self.clocks, len(self.held))
-        self.held.append((prefix, index, value))
+        if len(self.held_values) >= UNDECIDED:
+            del self.held_values[1]
+            self.clocks = min(self.clocks, len(self.held_values))
+        self.held_values.append((prefix, index, value))
         self.clocks += is_clock
 
     def verdict(self) -> bool:
         """Return True if the variable becomes a column, given its values so far; reject a counter or a clock."""
-        values = [value for _, _, value in self.held]
+        values = [value for _, _, value in self.held_values]
         if all(_same(value, values[0]) for value in values):
             return False  # the value has not changed yet
         if self.clocks == len(values):
@@ -202,7 +204,7 @@ class _Column:
 
     def is_shown_at_the_end(self) -> bool:
         """Return True if the variable becomes a column when the run ends after too few iterations for `verdict`."""
-        values = [value for _, _, value in self.held]
+        values = [value for _, _, value in self.held_values]
         if not values or self.clocks == len(values):
             return False
         if len(values) == 1:
@@ -211,21 +213,21 @@ class _Column:
         return changed and not self._grows_evenly(by=1 if len(values) < DECIDES else None)
 
     def accept(self) -> None:
-        self.accepted, self.held = True, []
+        self.accepted, self.held_values = True, []
 
     def reject(self) -> None:
-        self.accepted, self.held = False, []
+        self.accepted, self.held_values = False, []
 
     def _grows_evenly(self, by: int | None = None) -> bool:
         """Return True if whole numbers grow by the same amount in each iteration (by `by`, if it is given)."""
-        (_, first, start), (_, last, end) = self.held[0], self.held[-1]
-        if first == last or not all(type(value) is int for _, _, value in self.held):
+        (_, first, start), (_, last, end) = self.held_values[0], self.held_values[-1]
+        if first == last or not all(type(value) is int for _, _, value in self.held_values):
             return False
         slope = (end - start) / (last - first)
         if by is not None:
             return slope == by
         return slope != 0 and all(
-            value - start == slope * (index - first) for _, index, value in self.held
+            value - start == slope * (index - first) for _, index, value in self.held_values
         )
 
 

@@ -118,7 +118,7 @@ class LoggerCalls:
             and session.pid == os.getpid()
         )
 
-    def keep(self, origin: Origin, values: Mapping[str, Any], step: Any = None) -> None:
+    def record(self, origin: Origin, values: Mapping[str, Any], step: Any = None) -> None:
         """Record named values at the current point, or at `step` outside all loops."""
         items = [(name, value) for name, value in _flat(values) if self._is_name(name)]
         step_number = number(step)
@@ -171,9 +171,7 @@ def _recorded_form(value: Any) -> Any:
     if hasattr(value, "getbands") and hasattr(value, "save"):
         return value  # an image of PIL
     if type(value).__module__ in {"torch", "torch.nn.parameter"} and not value.dim():
-        return (
-            value.item()
-        )  # a tensor on an accelerator: the logger has waited for its value already
+        return value.item()  # the logger has already waited for a value on an accelerator
     return None
 
 
@@ -188,22 +186,22 @@ def _watch_writer(module: ModuleType, calls: LoggerCalls, parameters: Parameters
 
     def scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tag, value, step = _arguments(args[1:], kwargs, "tag", "scalar_value", "global_step")
-        calls.keep(origin, {str(tag): value}, step)
+        calls.record(origin, {str(tag): value}, step)
 
     def scalars(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tag, values, step = _arguments(
             args[1:], kwargs, "main_tag", "tag_scalar_dict", "global_step"
         )
-        calls.keep(origin, {f"{tag}/{key}": value for key, value in dict(values).items()}, step)
+        calls.record(origin, {f"{tag}/{key}": value for key, value in dict(values).items()}, step)
 
     def text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tag, value, step = _arguments(args[1:], kwargs, "tag", "text_string", "global_step")
-        calls.keep(origin, {str(tag): value}, step)
+        calls.record(origin, {str(tag): value}, step)
 
     def hparams(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         settings, metrics, _ = _arguments(args[1:], kwargs, "hparam_dict", "metric_dict", "")
-        parameters.keep(dict(settings or {}), origin.value)
-        calls.keep(origin, dict(metrics or {}))
+        parameters.record(dict(settings or {}), origin.value)
+        calls.record(origin, dict(metrics or {}))
 
     calls.watch(writer, "add_scalar", origin, scalar)
     calls.watch(writer, "add_scalars", origin, scalars)
@@ -232,7 +230,7 @@ def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
         if step is None and len(args) > 3:
             step = args[3]
         for summary in summaries:
-            calls.keep(Origin.TENSORBOARD, _encoded(summary), step)
+            calls.record(Origin.TENSORBOARD, _encoded(summary), step)
         summaries.clear()
         calls.media.add(began)
 
@@ -290,26 +288,26 @@ def observe_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
         if isinstance(data, Mapping):
             logged.update(map(str, data))
             step = args[2] if len(args) > 2 else kwargs.get("step")
-            calls.keep(Origin.WANDB, _with_histograms(data), step)
+            calls.record(Origin.WANDB, _with_histograms(data), step)
 
     def summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         data = args[1] if len(args) > 1 else kwargs.get("d")
         if isinstance(data, Mapping):
             named = {(f"summary/{k}" if str(k) in logged else str(k)): v for k, v in data.items()}
-            calls.keep(Origin.WANDB, _with_histograms(named))
+            calls.record(Origin.WANDB, _with_histograms(named))
 
     def config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         data = args[1] if len(args) > 1 else kwargs.get("d")
         if isinstance(data, Mapping):
-            keep(data)
+            record_config(data)
 
     def item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del kwargs
-        keep({args[1]: args[2]})
+        record_config({args[1]: args[2]})
 
-    def keep(data: Mapping[Any, Any]) -> None:
-        own = {name: value for name, value in data.items() if not str(name).startswith("_")}
-        parameters.keep(own, Origin.WANDB.value)
+    def record_config(data: Mapping[Any, Any]) -> None:
+        public = {name: value for name, value in data.items() if not str(name).startswith("_")}
+        parameters.record(public, Origin.WANDB.value)
 
     def watch_config(module: ModuleType) -> None:
         calls.watch(module.Config, "update", Origin.WANDB, config)
@@ -325,7 +323,7 @@ def observe_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
         def init(*args: Any, **kwargs: Any) -> Any:
             run = real(*args, **kwargs)
             try:
-                keep(run.config.as_dict())
+                record_config(run.config.as_dict())
             except Exception as exc:
                 parameters.failed(Origin.WANDB.value, exc)
             return run
@@ -368,19 +366,18 @@ def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
         value = args[3] if len(args) > 3 else kwargs.get("value")
         step = args[5] if len(args) > 5 else kwargs.get("step")
         logged_keys.add(str(key))
-        calls.keep(
-            Origin.MLFLOW, {str(key): value}, step or None
-        )  # MLflow passes 0 if the program gives no step
+        # MLflow passes step 0 if the program gives no step
+        calls.record(Origin.MLFLOW, {str(key): value}, step or None)
 
     def param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         key = args[2] if len(args) > 2 else kwargs.get("key")
-        parameters.keep({key: args[3] if len(args) > 3 else kwargs.get("value")}, "mlflow")
+        parameters.record({key: args[3] if len(args) > 3 else kwargs.get("value")}, "mlflow")
 
     def batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         metrics = args[2] if len(args) > 2 else kwargs.get("metrics", ())
         params = args[3] if len(args) > 3 else kwargs.get("params", ())
         if params:
-            parameters.keep(
+            parameters.record(
                 {entry.key: parameter_in_text(entry.value) for entry in params}, "mlflow"
             )
         steps: dict[Any, dict[str, Any]] = {}
@@ -390,7 +387,7 @@ def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
             logged_keys.add(entry.key)
             steps.setdefault(entry.step, {})[entry.key] = entry.value
         for step, values in steps.items():
-            calls.keep(Origin.MLFLOW, values, step or None)
+            calls.record(Origin.MLFLOW, values, step or None)
 
     def watch(module: ModuleType) -> None:
         calls.watch(module.MlflowClient, "log_metric", Origin.MLFLOW, metric)
@@ -399,18 +396,18 @@ def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
 
     def fluent_metric(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         key, value, step = _fluent_arguments(args, kwargs, "key", "value", "step")
-        calls.keep(Origin.MLFLOW, {str(key): value}, step or None)
+        calls.record(Origin.MLFLOW, {str(key): value}, step or None)
 
     def fluent_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         values, step, _ = _fluent_arguments(args, kwargs, "metrics", "step", "")
-        calls.keep(Origin.MLFLOW, dict(values), step or None)
+        calls.record(Origin.MLFLOW, dict(values), step or None)
 
     def fluent_params(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parameters.keep(dict(_fluent_arguments(args, kwargs, "params", "", "")[0]), "mlflow")
+        parameters.record(dict(_fluent_arguments(args, kwargs, "params", "", "")[0]), "mlflow")
 
     def fluent_param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         key, value, _ = _fluent_arguments(args, kwargs, "key", "value", "")
-        parameters.keep({key: value}, "mlflow")
+        parameters.record({key: value}, "mlflow")
 
     def watch_module(module: ModuleType) -> None:
         for name, after in (
@@ -440,7 +437,7 @@ def observe_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # no
                 step = args[2] if len(args) > 2 else kwargs.get("step")
                 if step is None:
                     step = getattr(trainer, "global_step", None)
-                calls.keep(Origin.LIGHTNING, _without_added(metrics), step)
+                calls.record(Origin.LIGHTNING, _without_added(metrics), step)
 
         calls.watch(module._LoggerConnector, "log_metrics", Origin.LIGHTNING, log_metrics)
 
@@ -455,7 +452,7 @@ def observe_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  #
         logs = args[1] if len(args) > 1 else kwargs.get("logs")
         if isinstance(logs, Mapping):
             step = getattr(getattr(args[0], "state", None), "global_step", None)
-            calls.keep(Origin.TRANSFORMERS, _without_added(logs), step)
+            calls.record(Origin.TRANSFORMERS, _without_added(logs), step)
 
     after_import(
         "transformers.trainer",
@@ -470,7 +467,7 @@ def observe_keras(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: 
         epoch = args[1] if len(args) > 1 else kwargs.get("epoch")
         logs = args[2] if len(args) > 2 else kwargs.get("logs")
         if isinstance(logs, Mapping):
-            calls.keep(Origin.KERAS, _without_added(logs), epoch)
+            calls.record(Origin.KERAS, _without_added(logs), epoch)
 
     after_import(
         "keras.src.callbacks.history",
@@ -490,7 +487,7 @@ def observe_logging(calls: LoggerCalls, parameters: Parameters) -> None:
         if parameters.is_project_file(record.pathname):
             from rearview.source.numbers_in_output import numbers_in  # few programs use logging
 
-            calls.keep(Origin.LOGGING, numbers_in(_message(record)))
+            calls.record(Origin.LOGGING, numbers_in(_message(record)))
 
     calls.watch(logging.Logger, "handle", Origin.LOGGING, handled)
 

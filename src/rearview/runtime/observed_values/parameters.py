@@ -51,9 +51,9 @@ class Parameters:
 
     def __init__(self, session: Recorder) -> None:
         self._session = session
-        self._kept: dict[str, Any] = {}
+        self._recorded: dict[str, Any] = {}
 
-    def keep(
+    def record(
         self,
         values: Mapping[Any, Any],
         source: str,
@@ -71,11 +71,11 @@ class Parameters:
         new_values = {
             name: value
             for name, value in flat(values, texts=texts).items()
-            if (name not in self._kept or not (new_only or _same(self._kept[name], value)))
-            and (name in self._kept or len(self._kept) < MOST_PER_RUN)
+            if (name not in self._recorded or not (new_only or _same(self._recorded[name], value)))
+            and (name in self._recorded or len(self._recorded) < MOST_PER_RUN)
         }
         if new_values:
-            self._kept |= new_values
+            self._recorded |= new_values
             session.argument(new_values, source)
 
     def is_early(self) -> bool:
@@ -176,7 +176,7 @@ def _watch_argparse(module: ModuleType, parameters: Parameters) -> None:
         try:
             in_magic = type(self).__module__.startswith("IPython.")
             if not in_magic and _package_that_parses(sys._getframe(1)) not in _WITH_PARSERS:
-                parameters.keep(vars(parsed[0]), "argparse", texts=True)
+                parameters.record(vars(parsed[0]), "argparse", texts=True)
         except Exception as exc:
             parameters.failed("argparse", exc)
         return parsed
@@ -202,7 +202,7 @@ def _watch_click(module: ModuleType, parameters: Parameters) -> None:
     def invoke(self: Any, ctx: Any) -> Any:
         try:
             if parameters.is_project_function(self.callback):
-                parameters.keep(ctx.params, "click")
+                parameters.record(ctx.params, "click")
         except Exception as exc:
             parameters.failed("click", exc)
         return real(self, ctx)
@@ -228,7 +228,7 @@ def _watch_fire(module: ModuleType, parameters: Parameters) -> None:
                     positional, named = parsed[0]
                     bound = inspect.signature(fn).bind_partial(*positional, **named)
                     bound.apply_defaults()
-                    parameters.keep(bound.arguments, "fire")
+                    parameters.record(bound.arguments, "fire")
             except Exception as exc:
                 parameters.failed("fire", exc)
             return parsed
@@ -246,7 +246,7 @@ def _watch_absl(module: ModuleType, parameters: Parameters) -> None:
     def parse(self: Any, *args: Any, **kwargs: Any) -> Any:
         remaining = real(self, *args, **kwargs)
         try:
-            parameters.keep(
+            parameters.record(
                 {
                     flag.name: flag.value
                     for name, flags in self.flags_by_module_dict().items()
@@ -300,7 +300,7 @@ def _reading(real: Callable[..., Any], source: str, parameters: Parameters) -> C
                 if parameters.is_early() and parameters.is_project_frame(sys._getframe(1)):
                     values = flat(content)
                     if 0 < len(values) <= LARGEST_CONFIG and all(map(_KEY.fullmatch, values)):
-                        parameters.keep(values, source)
+                        parameters.record(values, source)
             except Exception as exc:
                 parameters.failed(source, exc)
         return content
@@ -322,7 +322,7 @@ def _watch_omegaconf(module: ModuleType, parameters: Parameters) -> None:
             try:
                 by_project = parameters.is_early() and parameters.is_project_frame(sys._getframe(1))
                 if by_project and "hydra" not in sys.modules:
-                    keep_omegaconf(loaded, parameters, "omegaconf")
+                    record_omegaconf(loaded, parameters, "omegaconf")
             except Exception as exc:
                 parameters.failed("omegaconf", exc)
             return loaded
@@ -339,7 +339,7 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
         @functools.wraps(task_function)
         def task(cfg: Any) -> Any:
             try:
-                keep_omegaconf(cfg, parameters, "hydra")
+                record_omegaconf(cfg, parameters, "hydra")
             except Exception as exc:
                 parameters.failed("hydra", exc)
             return task_function(cfg)
@@ -356,7 +356,7 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
         after_import(user, replace_run_job)
 
 
-def keep_omegaconf(config: Any, parameters: Parameters, source: str) -> None:
+def record_omegaconf(config: Any, parameters: Parameters, source: str) -> None:
     """Record a configuration of OmegaConf, with references to other values replaced by these values.
 
     References that call a resolver stay text, because a resolver may be a function of the program.
@@ -366,7 +366,9 @@ def keep_omegaconf(config: Any, parameters: Parameters, source: str) -> None:
     raw = OmegaConf.to_container(config, resolve=False)
     if isinstance(raw, dict):
         values = flat(raw)
-        parameters.keep({name: _resolved(value, values) for name, value in values.items()}, source)
+        parameters.record(
+            {name: _resolved(value, values) for name, value in values.items()}, source
+        )
 
 
 def _resolved(value: Any, values: Mapping[str, Any], depth: int = 8) -> Any:
@@ -387,7 +389,7 @@ def _resolved(value: Any, values: Mapping[str, Any], depth: int = 8) -> Any:
     )
 
 
-def keep_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
+def record_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
     """Record the fields of configuration objects that exist when a loop begins.
 
     Configuration objects are instances of the project's dataclasses and pydantic models with mostly plain fields,
@@ -409,7 +411,7 @@ def keep_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
                         visited_ids.add(id(value))
                         fields = config_fields(value, parameters)
                         if fields:
-                            parameters.keep(fields, "dataclass", new_only=True)
+                            parameters.record(fields, "dataclass", new_only=True)
         frame = frame.f_back
 
 

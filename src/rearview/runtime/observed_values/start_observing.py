@@ -18,9 +18,9 @@ from rearview.runtime.observed_values.logger_patches import (
 )
 from rearview.runtime.observed_values.parameters import (
     Parameters,
-    keep_dataclasses,
     observe_command_lines,
     observe_config_files,
+    record_dataclasses,
 )
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.session import PointEncoder
@@ -37,13 +37,13 @@ def start_observing(session: Recorder, put: Put | None, *, attempt: int = 0) -> 
         observe_command_lines(parameters)
         observe_config_files(parameters)
 
-        def keep(frame: FrameType) -> None:
+        def record(frame: FrameType) -> None:
             try:
-                keep_dataclasses(frame, parameters)
+                record_dataclasses(frame, parameters)
             except Exception as exc:
                 parameters.failed("dataclass", exc)
 
-        session.loops_begin = keep
+        session.loops_begin = record
     calls = LoggerCalls(session)
     loggers = {
         "tensorboard": observe_tensorboard,

@@ -615,4 +615,4 @@ def _encoded(value: Any) -> bytes:
 
 def _shown(file: str, session: Session) -> str:
     path = file.partition(": ")[2]
-    return session.view.seeming(path) if session.view is not None else path
+    return session.view.program_path(path) if session.view is not None else path

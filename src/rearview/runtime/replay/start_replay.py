@@ -207,7 +207,7 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
     home = run.home(os.path.realpath(project.root))
-    created = OverwrittenFiles.of(folder, home + os.sep, lambda: False).absent()
+    created = OverwrittenFiles.of(folder, home + os.sep, lambda: False).created_paths()
     view = _view(project, segment, home, created)
     session = Replayer(
         project,

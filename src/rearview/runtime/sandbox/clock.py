@@ -149,13 +149,13 @@ class Clock:
             after_import(name, spare)
 
     def _reading(self, real: Callable[[], Any], form: struct.Struct) -> Callable[[], Any]:
-        own, place = threading.get_ident, self.place
+        get_ident, place = threading.get_ident, self.place
 
         def read() -> Any:
             caller = sys._getframe(1)
             while caller.f_globals is _OURS and caller.f_back is not None:
                 caller = caller.f_back
-            if own() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
+            if get_ident() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
                 return real()
             if between_cells and (between_cells[0]() or _for_front_end(caller)):
                 return real()

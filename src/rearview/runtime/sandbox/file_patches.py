@@ -44,7 +44,7 @@ def install(view: FileView) -> None:
     replace_builtin(os, "open", functools.partial(_opening_low, view=view))
     replace_builtin(os, "listdir", functools.partial(_listing, view=view))
     replace_builtin(os, "scandir", functools.partial(_scanning, view=view))
-    replace_builtin(os, "getcwd", lambda real: lambda: view.seeming(real()))
+    replace_builtin(os, "getcwd", lambda real: lambda: view.program_path(real()))
     replace_builtin(io, "open", functools.partial(_opening, view=view))
     # with file descriptors of folders, shutil would bypass the patches above
     vars(shutil)["_use_fd_functions"] = False
@@ -94,7 +94,7 @@ def _looking(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
         path = view.real(path)
         if view.folded and view.is_folded(path):
             if name == "readlink":
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), view.seeming(path))
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), view.program_path(path))
             return follow(path)
         return real(path, *args, **kwargs)
 
@@ -181,7 +181,7 @@ def _listing(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any = ".") -> list[Any]:
         if path is None or isinstance(path, int | bytes):
             return list(real(view.real(path)))
-        first, *further_sides = view.sides(path)
+        first, *further_sides = view.real_folders(path)
         names = dict.fromkeys(_visible(real(first), first, view))
         for side in further_sides:
             names |= dict.fromkeys(_visible(real(side), side, view))
@@ -199,7 +199,7 @@ def _scanning(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any = ".") -> Any:
         if path is None or isinstance(path, int | bytes):
             return real(view.real(path))
-        sides = view.sides(path)
+        sides = view.real_folders(path)
         if len(sides) == 1 and not view.hidden_paths and not view.folded:
             return real(sides[0])
         return _Entries(real, sides, view)
@@ -283,7 +283,7 @@ def _watch(view: FileView, event: str, args: tuple[Any, ...]) -> None:
         count = 2 if event == "os.rename" else 1
         paths = [_full_path(*pair) for pair in zip(args, args[count:], strict=False)]
     for path in paths:
-        if isinstance(path, str) and view.guards(path):
+        if isinstance(path, str) and view.is_protected(path):
             raise PermissionError(
                 f"A replay does not change your files, and {path} is one of them. "
                 "The outputs of a replay are under .rearview/replays."

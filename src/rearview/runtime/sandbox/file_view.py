@@ -100,7 +100,7 @@ class FileView:
             return os.fsencode(self.real(os.fsdecode(text), use))
         if not text:
             return path
-        full = text if text[0] == os.sep else f"{self.seeming(_getcwd())}{os.sep}{text}"
+        full = text if text[0] == os.sep else f"{self.program_path(_getcwd())}{os.sep}{text}"
         plain = os.path.normpath(full) if ".." in text else full
         if self.used_paths is not None:
             self.used_paths.add(os.path.normpath(full))
@@ -153,14 +153,14 @@ class FileView:
         """Return True if a path is already a real path of the replay."""
         return f"{path}{os.sep}".startswith((self.outside_copies + os.sep, self.scratch + os.sep))
 
-    def seeming(self, path: str) -> str:
+    def program_path(self, path: str) -> str:
         """Return the path that the program sees for a real path."""
         for real, seeming_root in ((self.scratch, self.root), (self.outside_copies, "")):
             if real and (path == real or path.startswith(real + os.sep)):
                 return (seeming_root + path[len(real) :]) or os.sep
         return path
 
-    def sides(self, path: Any) -> tuple[str, ...]:
+    def real_folders(self, path: Any) -> tuple[str, ...]:
         """Return the real folders that together are one folder of the program; files in the first take precedence."""
         real = os.fspath(self.real(path))
         if self.outside_copies and _is_link(real):
@@ -183,14 +183,14 @@ class FileView:
             plain = above
         return True
 
-    def guards(self, path: str) -> bool:
+    def is_protected(self, path: str) -> bool:
         """Return True if a real path is a file of the user, which a replay must not change."""
         full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
         if full.startswith(self.scratch + os.sep):
             return any(full.startswith(folder + os.sep) for folder in self.folded)
         if self.is_inside(full):
-            own = not full[len(self.root) :].startswith(f"{os.sep}{FOLDER}")
-            return own and not full.startswith(self.installed)
+            belongs = not full[len(self.root) :].startswith(f"{os.sep}{FOLDER}")
+            return belongs and not full.startswith(self.installed)
         mode = _mode(full)
         is_plain_file = mode is None or stat.S_ISREG(mode) or stat.S_ISLNK(mode)
         return (
@@ -210,7 +210,7 @@ class FileView:
             return real
         mode = _mode(real)
         if folder and mode is not None and stat.S_ISDIR(mode):
-            names = {name for side in self.sides(path) for name in os.listdir(side)}  # noqa: PTH208
+            names = {name for side in self.real_folders(path) for name in os.listdir(side)}  # noqa: PTH208
             if any(self._is_there(f"{plain}{os.sep}{name}") for name in names):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), plain)
         elif folder or mode is None or stat.S_ISDIR(mode):

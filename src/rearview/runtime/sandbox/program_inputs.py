@@ -192,13 +192,13 @@ _encode_bytes: Any = os.environb.encodekey
 
 def _encode_noted(key: Any) -> Any:
     if type(key) is str and _reading:
-        _reading[0].note(key, sys._getframe(1))
+        _reading[0].record(key, sys._getframe(1))
     return _encode(key)
 
 
 def _encode_bytes_noted(key: Any) -> Any:
     if type(key) is bytes and _reading:
-        _reading[0].note(os.fsdecode(key), sys._getframe(1))
+        _reading[0].record(os.fsdecode(key), sys._getframe(1))
     return _encode_bytes(key)
 
 
@@ -209,7 +209,7 @@ def _patch_lookups() -> None:
 
 def names_read() -> set[str]:
     """Return the names of the environment variables that this process has read so far."""
-    return set(_reading[0]._noted) if _reading else set()
+    return set(_reading[0]._recorded_names) if _reading else set()
 
 
 def patch_as_recorded(folder: Path) -> None:
@@ -226,7 +226,9 @@ class EnvironmentReads:
         self._start = dict(os.environ)
         """The environment that the program was started with."""
         recorded = read_environment(folder)
-        self._noted = {*recorded.values, *recorded.secrets} if recorded is not None else set()
+        self._recorded_names = (
+            {*recorded.values, *recorded.secrets} if recorded is not None else set()
+        )
         self._whole = recorded is not None and recorded.whole
         if recorded is None:
             self._write([name for name in self._start if is_read_by_libraries(name)], always=True)
@@ -257,11 +259,11 @@ class EnvironmentReads:
 
         mapping.__iter__ = iterate
 
-    def note(self, name: str, frame: FrameType) -> None:
+    def record(self, name: str, frame: FrameType) -> None:
         """Record that `frame` looks up a variable, unless Rearview itself does."""
-        if name not in self._noted and not _called_by_rearview(frame):
+        if name not in self._recorded_names and not _called_by_rearview(frame):
             if is_of_session(name):
-                self._noted.add(name)
+                self._recorded_names.add(name)
             else:
                 self._write([name])
 
@@ -270,13 +272,13 @@ class EnvironmentReads:
         secrets: dict[str, bool] = {}
         for name in names:
             value = self._start.get(name)
-            if name in self._noted or is_of_session(name) or self._is_implied(name, value):
+            if name in self._recorded_names or is_of_session(name) or self._is_implied(name, value):
                 continue
             if class_of(name, value) is VariableClass.SECRET:
                 secrets[name] = value is not None
             else:
                 values[name] = value
-        self._noted.update(names)
+        self._recorded_names.update(names)
         if not (values or secrets or always):
             return
         with contextlib.suppress(OSError):  # the store was removed; the recorder reports that

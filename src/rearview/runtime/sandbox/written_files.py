@@ -49,25 +49,26 @@ class UnflushedFiles:
     """Finds the files that the program has open for writing, and flushes them."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], list[weakref.ref[Any]]] = {}
+        self._buffers: dict[tuple[int, str], list[weakref.ref[Any]]] = {}
+        """By descriptor and path of an open file: the file objects that buffer its data."""
         self._searches = 0
 
     def flush(self, is_output: Callable[[str], bool]) -> None:
         """Flush the buffers of open files for whose path `is_output` returns True."""
         open_files = {number: path for number, path in open_for_writing() if is_output(path)}
         unknown = {
-            number for number, path in open_files.items() if (number, path) not in self._known
+            number for number, path in open_files.items() if (number, path) not in self._buffers
         }
         if unknown and self._searches < _SEARCHES:
             self._searches += 1
             for number in unknown:
-                self._known[number, open_files[number]] = []
+                self._buffers[number, open_files[number]] = []
             for file in [obj for obj in gc.get_objects() if type(obj) in _KINDS]:
                 number = _number(file)
                 if number in unknown:
-                    self._known[number, open_files[number]].append(weakref.ref(file))
+                    self._buffers[number, open_files[number]].append(weakref.ref(file))
         for number, path in open_files.items():
-            for reference in self._known.get((number, path), ()):
+            for reference in self._buffers.get((number, path), ()):
                 file = reference()
                 if file is not None and _number(file) == number:
                     with contextlib.suppress(OSError, ValueError):
@@ -147,19 +148,19 @@ class Outputs:
             path, mode, flags = args
             writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
             if writes:
-                self.note(path, emptied="w" in mode)
+                self.record_written(path, emptied="w" in mode)
             elif mode is None and isinstance(flags, int) and flags & os.O_ACCMODE:
                 if flags & _NAMELESS != _NAMELESS:
-                    self.note(path, emptied=bool(flags & os.O_TRUNC))
+                    self.record_written(path, emptied=bool(flags & os.O_TRUNC))
             elif self.written:
-                self._noted(path, OverwrittenFiles.reading, follow=True)
+                self._recorded_name(path, OverwrittenFiles.record_read, follow=True)
         elif event in _BY_PATH and not any(
             isinstance(argument, int) and argument >= 0 for argument in args[-1:]
         ):
             for path in args[event in _LINKS : _BY_PATH[event]]:
-                self.note(path, emptied=event != "os.remove", follow=False)
+                self.record_written(path, emptied=event != "os.remove", follow=False)
         elif event == "os.mkdir" and args[2] < 0:
-            self._noted(args[0], OverwrittenFiles.making)
+            self._recorded_name(args[0], OverwrittenFiles.record_mkdir)
         elif event == "shutil.rmtree" and self.deleting is not None:
             path = os.path.abspath(os.fsdecode(args[0])) + os.sep  # noqa: PTH100
             if f"{self.root}{FOLDER}{os.sep}".startswith(path) and os.getpid() == self.pid:
@@ -167,21 +168,23 @@ class Outputs:
 
     def _native(self, path: Any, mode: str) -> Any:
         if mode != "r":
-            self.note(path, emptied="w" in mode)
+            self.record_written(path, emptied="w" in mode)
         return path
 
-    def note(self, path: Any, *, emptied: bool = False, follow: bool = True) -> None:
+    def record_written(self, path: Any, *, emptied: bool = False, follow: bool = True) -> None:
         """Record a file that the program writes, if it is inside the project, or if the run creates or truncates it.
 
         With `follow`, the target of a link is recorded, and not the link.
         """
-        name = self._noted(
-            path, OverwrittenFiles.emptying if emptied else OverwrittenFiles.writing, follow=follow
+        name = self._recorded_name(
+            path,
+            OverwrittenFiles.record_truncation if emptied else OverwrittenFiles.record_write,
+            follow=follow,
         )
         if name and (name[0] != os.sep or (self.traces is not None and self.traces.owns(name))):
             self.written[name] = None
 
-    def _noted(
+    def _recorded_name(
         self, path: Any, act: Callable[[OverwrittenFiles, str], None], *, follow: bool = False
     ) -> str:
         """Call `act(self.traces, name)` for a path; return this name, or "" if the file is not recorded."""
@@ -214,11 +217,11 @@ class Outputs:
             _BUFFERS.flush(lambda path: path.removeprefix(self.root) in self.written)
             return self._parts()
 
-    def bring_back(self, names: Iterable[str]) -> None:
+    def restore_large_files(self, names: Iterable[str]) -> None:
         """Restore files that are too large for a checkpoint, when the checkpoint is reached."""
         if self.traces is not None:
             with self._not_by_program():
-                self.traces.bring_back(names)
+                self.traces.restore_large_files(names)
 
     def ended(self, *, well: bool) -> None:
         """Clean up at the end of the run; later writes do not belong to the program."""
@@ -276,7 +279,7 @@ class Outputs:
         return buffers, {name: value for name, value in facts.items() if value}
 
 
-def put_back(
+def restore_files(
     keys: Iterable[str],
     load: Callable[[str], Any],
     facts: Mapping[str, Any],
@@ -428,7 +431,7 @@ class OverwrittenFiles:
         """Return True if the run has created or truncated this file."""
         return self.was_created(name) or bool(self.files.get(name, {}).get("emptied"))
 
-    def absent(self) -> list[str]:
+    def created_paths(self) -> list[str]:
         """Return the full paths of files and folders that did not exist before the run."""
         names = [*self.folders, *(name for name in self.files if self.was_created(name))]
         return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
@@ -438,11 +441,11 @@ class OverwrittenFiles:
         path = Path(name)
         return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
 
-    def emptying(self, relative: str) -> None:
+    def record_truncation(self, relative: str) -> None:
         """Record a file before it is truncated for the first time."""
-        self.writing(relative, emptied=True)
+        self.record_write(relative, emptied=True)
 
-    def writing(self, relative: str, *, emptied: bool = False) -> None:
+    def record_write(self, relative: str, *, emptied: bool = False) -> None:
         """Record a file before it is written for the first time."""
         if relative in self.files or "__pycache__" in relative:
             return
@@ -468,19 +471,21 @@ class OverwrittenFiles:
                 close_to_others(self.folder / "before" / line["was"])
         append_line(self.folder / TRACES, line)
 
-    def making(self, relative: str) -> None:
+    def record_mkdir(self, relative: str) -> None:
         """Record a folder that is about to be created."""
         if relative not in self.folders and not Path(self.root, relative).exists():
             self.folders[relative] = None
             append_line(self.folder / TRACES, {"format": TRACES_FORMAT, "folder": relative})
 
-    def reading(self, relative: str) -> None:
+    def record_read(self, relative: str) -> None:
         """Record that the program reads a file that it has written."""
         if relative in self.files and relative not in self.read:
             self.read.add(relative)
             append_line(self.folder / TRACES, {"format": TRACES_FORMAT, "read": relative})
 
-    def take_away(self, *, data: bool, last_sign_of_life: float = float("inf")) -> set[str]:
+    def restore_initial_files(
+        self, *, data: bool, last_sign_of_life: float = float("inf")
+    ) -> set[str]:
         """Restore the files as they were at the start of the run; return folders of the run that still exist.
 
         A file that the program wrote before its first loop and read again, such as a downloaded data set, is removed
@@ -518,14 +523,14 @@ class OverwrittenFiles:
                 continue  # the folder is not empty, or does not exist
         return {folder for folder in self.folders if Path(self.root, folder).is_dir()}
 
-    def data(self) -> list[str]:
+    def data_files(self) -> list[str]:
         """Return the files that the program wrote before its first loop and read again."""
         return [name for name in self.files if self._is_data(name)]
 
     def _is_data(self, name: str) -> bool:
         return not self.files[name]["loop"] and name in self.read
 
-    def bring_back(self, relatives: Iterable[str]) -> None:
+    def restore_large_files(self, relatives: Iterable[str]) -> None:
         """Restore files that are too large for a checkpoint, when the checkpoint is reached."""
         for relative in relatives:
             path_aside, path = self._path_aside(relative), Path(self.root, relative)
@@ -544,7 +549,9 @@ class OverwrittenFiles:
             self._delete_set_aside()
             shutil.rmtree(self.folder / "before", ignore_errors=True)
         elif any(os.path.lexists(self._path_aside(name)) for name in self.files):
-            self.bring_back([n for n in self.files if not os.path.lexists(Path(self.root, n))])
+            self.restore_large_files(
+                [n for n in self.files if not os.path.lexists(Path(self.root, n))]
+            )
 
     def _delete_set_aside(self) -> None:
         shutil.rmtree(self.aside, ignore_errors=True)
@@ -553,7 +560,7 @@ class OverwrittenFiles:
                 self._path_aside(name).unlink(missing_ok=True)
 
 
-def allow_making_again(folders: set[str], root: str) -> None:
+def allow_mkdir_again(folders: set[str], root: str) -> None:
     """Let `os.mkdir` succeed once for each of these folders, although the folder exists."""
 
     def make(real: Any) -> Any:
