@@ -287,11 +287,15 @@ def _watch_readers(owner: Any, functions: tuple[str, ...], parameters: Parameter
     for name in functions:
         real = vars(owner).get(name)
         if real is not None:
-            wrapped = _reading(real, source.removesuffix("li"), parameters)
+            wrapped = _wrapped_reader(real, source.removesuffix("li"), parameters)
             setattr(owner, name, wrapped)
 
 
-def _reading(real: Callable[..., Any], source: str, parameters: Parameters) -> Callable[..., Any]:
+def _wrapped_reader(
+    real: Callable[..., Any], source: str, parameters: Parameters
+) -> Callable[..., Any]:
+    """Return `real`, which reads a file, changed to record a small configuration that it returns."""
+
     @functools.wraps(real)
     def read(*args: Any, **kwargs: Any) -> Any:
         content = real(*args, **kwargs)

@@ -119,22 +119,24 @@ class Clock:
 
     def install(self) -> None:
         """Patch the functions of `time`; Rearview's own code keeps the real ones."""
-        patched = time  # `spare` below replaces the name `time` in this module as well
+        patched = time  # `use_real_functions` below replaces the name `time` in this module as well
         real = types.ModuleType("time")
         vars(real).update(vars(patched))
         patches_by_id: dict[int, Any] = {}
         for name in FLOATS:
             for function_name, form in ((name, "<d"), (f"{name}_ns", "<q")):
                 plain = getattr(patched, function_name)
-                setattr(patched, function_name, self._reading(plain, struct.Struct(form)))
+                setattr(patched, function_name, self._patched_reader(plain, struct.Struct(form)))
                 patches_by_id[id(getattr(patched, function_name))] = plain
-        for name, before in WITH_DEFAULT_TIME:
+        for name, position in WITH_DEFAULT_TIME:
             plain = getattr(patched, name)
-            setattr(patched, name, _with_default_time(plain, before, patched.time, real.localtime))
+            setattr(
+                patched, name, _with_default_time(plain, position, patched.time, real.localtime)
+            )
             patches_by_id[id(getattr(patched, name))] = plain
         patch_datetime(patched.time_ns)
 
-        def spare(module: types.ModuleType) -> None:
+        def use_real_functions(module: types.ModuleType) -> None:
             """Let a module use the real functions."""
             for name, value in list(vars(module).items()):
                 if value is patched:
@@ -144,11 +146,12 @@ class Clock:
 
         for name, module in list(sys.modules.items()):
             if name.startswith("rearview."):
-                spare(module)
+                use_real_functions(module)
         for name in WAITERS:
-            after_import(name, spare)
+            after_import(name, use_real_functions)
 
-    def _reading(self, real: Callable[[], Any], form: struct.Struct) -> Callable[[], Any]:
+    def _patched_reader(self, real: Callable[[], Any], form: struct.Struct) -> Callable[[], Any]:
+        """Return a function that records or repeats readings of the clock function `real`, stored in a format."""
         get_ident, place = threading.get_ident, self.place
 
         def read() -> Any:
@@ -234,15 +237,15 @@ def _is_timer(module: str) -> bool:
     return f"{module}.".startswith(TIMERS)
 
 
-def _with_default_time(real: Any, before: int, now: Callable[[], float], local: Any) -> Any:
-    """Return `real`, changed to use the time of `now` if no time is passed after its first `before` arguments."""
+def _with_default_time(real: Any, position: int, now: Callable[[], float], local: Any) -> Any:
+    """Return `real`, changed to use the time of `now` if no time is passed as the argument at a position."""
 
     def read(*args: Any) -> Any:
-        has_time = len(args) > before and (args[before] is not None or parts)
-        if has_time or len(args) < before:
+        has_time = len(args) > position and (args[position] is not None or parts)
+        if has_time or len(args) < position:
             return real(*args)
         moment: Any = now()
-        return real(*args[:before], local(moment) if parts else moment)
+        return real(*args[:position], local(moment) if parts else moment)
 
     parts = real.__name__ in {"strftime", "asctime"}
 

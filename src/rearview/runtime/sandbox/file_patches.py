@@ -30,25 +30,27 @@ def install(view: FileView) -> None:
     """Redirect the file functions that Python code uses."""
     for use, names in _USES.items():
         for name in names:
-            replace_builtin(os, name, functools.partial(_moving, view=view, use=use))
+            replace_builtin(os, name, functools.partial(_patch_path_function, view=view, use=use))
     follow = os.stat
     for name in ("stat", "lstat", "readlink"):
-        replace_builtin(os, name, functools.partial(_looking, view=view, follow=follow))
-    replace_builtin(os, "chdir", functools.partial(_entering, view=view))
+        replace_builtin(os, name, functools.partial(_patch_stat, view=view, follow=follow))
+    replace_builtin(os, "chdir", functools.partial(_patch_chdir, view=view))
     for name in ("remove", "unlink", "rmdir"):
-        replace_builtin(os, name, functools.partial(_removing, view=view, folder=name == "rmdir"))
+        replace_builtin(
+            os, name, functools.partial(_patch_remove, view=view, folder=name == "rmdir")
+        )
     for name in ("rename", "replace"):
-        replace_builtin(os, name, functools.partial(_renaming, view=view))
+        replace_builtin(os, name, functools.partial(_patch_rename, view=view))
     for name in ("link", "symlink"):
-        replace_builtin(os, name, functools.partial(_linking, view=view))
-    replace_builtin(os, "open", functools.partial(_opening_low, view=view))
-    replace_builtin(os, "listdir", functools.partial(_listing, view=view))
-    replace_builtin(os, "scandir", functools.partial(_scanning, view=view))
+        replace_builtin(os, name, functools.partial(_patch_link, view=view))
+    replace_builtin(os, "open", functools.partial(_patch_os_open, view=view))
+    replace_builtin(os, "listdir", functools.partial(_patch_listdir, view=view))
+    replace_builtin(os, "scandir", functools.partial(_patch_scandir, view=view))
     replace_builtin(os, "getcwd", lambda real: lambda: view.program_path(real()))
-    replace_builtin(io, "open", functools.partial(_opening, view=view))
+    replace_builtin(io, "open", functools.partial(_patch_open, view=view))
     # with file descriptors of folders, shutil would bypass the patches above
     vars(shutil)["_use_fd_functions"] = False
-    listen(functools.partial(_watch, view), "open", "os.remove", "os.rename", "os.rmdir")
+    listen(functools.partial(_refuse_write, view), "open", "os.remove", "os.rename", "os.rmdir")
 
 
 def replace_builtin(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
@@ -70,7 +72,7 @@ def replace_builtin(module: Any, name: str, make: Callable[[Any], Callable[..., 
         setattr(globber, name, staticmethod(replacement))
 
 
-def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
+def _patch_path_function(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
     """Return `real`, changed to use the real path for the path that the program passes."""
 
     def call(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +83,7 @@ def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
     return call
 
 
-def _looking(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
+def _patch_stat(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
     """Return `real`, which reads the status of a path, changed to show a folded folder as a folder and not as a link.
 
     `follow` is the real `os.stat`.
@@ -101,7 +103,9 @@ def _looking(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
     return call
 
 
-def _entering(real: Any, view: FileView) -> Callable[..., Any]:
+def _patch_chdir(real: Any, view: FileView) -> Callable[..., Any]:
+    """Return `os.chdir`, changed to enter the real folder."""
+
     def call(path: Any) -> None:
         path = view.real(path)
         if view.folded:
@@ -112,7 +116,9 @@ def _entering(real: Any, view: FileView) -> Callable[..., Any]:
     return call
 
 
-def _removing(real: Any, view: FileView, *, folder: bool) -> Callable[..., Any]:
+def _patch_remove(real: Any, view: FileView, *, folder: bool) -> Callable[..., Any]:
+    """Return `os.remove` or `os.rmdir` (`folder`), changed to hide files of the user and not to remove them."""
+
     def call(path: Any, *, dir_fd: int | None = None) -> None:
         target = path if dir_fd is not None else view.remove(path, folder=folder)
         if target is not None:
@@ -121,7 +127,9 @@ def _removing(real: Any, view: FileView, *, folder: bool) -> Callable[..., Any]:
     return call
 
 
-def _renaming(real: Any, view: FileView) -> Callable[..., Any]:
+def _patch_rename(real: Any, view: FileView) -> Callable[..., Any]:
+    """Return `os.rename` or `os.replace`, changed to move a copy of a file of the user."""
+
     def call(src: Any, dst: Any, **kwargs: Any) -> None:
         source, target = src, dst
         if all(folder is None for folder in kwargs.values()):
@@ -138,7 +146,8 @@ def _renaming(real: Any, view: FileView) -> Callable[..., Any]:
     return call
 
 
-def _linking(real: Any, view: FileView) -> Callable[..., Any]:
+def _patch_link(real: Any, view: FileView) -> Callable[..., Any]:
+    """Return `os.link` or `os.symlink`, changed to create the link at the real path."""
     symbolic = real.__name__ == "symlink"
 
     def call(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
@@ -150,7 +159,9 @@ def _linking(real: Any, view: FileView) -> Callable[..., Any]:
     return call
 
 
-def _opening_low(real: Any, view: FileView) -> Callable[..., Any]:
+def _patch_os_open(real: Any, view: FileView) -> Callable[..., Any]:
+    """Return `os.open`, changed to open the real path."""
+
     def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is None:
             writes = PathUse.WRITE if flags & os.O_TRUNC else PathUse.CHANGE
@@ -161,7 +172,9 @@ def _opening_low(real: Any, view: FileView) -> Callable[..., Any]:
     return call
 
 
-def _opening(real: Any, view: FileView) -> Callable[..., Any]:
+def _patch_open(real: Any, view: FileView) -> Callable[..., Any]:
+    """Return `open`, changed to open the real path."""
+
     def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         return real(view.real(file, use_of(mode)), mode, *args, **kwargs)
 
@@ -177,7 +190,9 @@ def use_of(mode: str) -> PathUse:
     return PathUse.CHANGE if "a" in mode or "+" in mode else PathUse.READ
 
 
-def _listing(real: Any, view: FileView) -> Callable[..., Any]:
+def _patch_listdir(real: Any, view: FileView) -> Callable[..., Any]:
+    """Return `os.listdir`, changed to list all real folders of a folder."""
+
     def call(path: Any = ".") -> list[Any]:
         if path is None or isinstance(path, int | bytes):
             return list(real(view.real(path)))
@@ -195,7 +210,9 @@ def _visible(names: list[str], side: str, view: FileView) -> Iterator[str]:
     return (name for name in names if not view.is_hidden(f"{side}{os.sep}{name}"))
 
 
-def _scanning(real: Any, view: FileView) -> Callable[..., Any]:
+def _patch_scandir(real: Any, view: FileView) -> Callable[..., Any]:
+    """Return `os.scandir`, changed to list all real folders of a folder."""
+
     def call(path: Any = ".") -> Any:
         if path is None or isinstance(path, int | bytes):
             return real(view.real(path))
@@ -273,7 +290,7 @@ class _Entries:
         self._remaining = iter(())
 
 
-def _watch(view: FileView, event: str, args: tuple[Any, ...]) -> None:
+def _refuse_write(view: FileView, event: str, args: tuple[Any, ...]) -> None:
     """Raise PermissionError if the program changes one of the user's files by a way that is not patched."""
     if event == "open":
         path, mode, flags = args

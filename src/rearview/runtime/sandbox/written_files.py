@@ -344,10 +344,12 @@ def for_native_paths(act: Callable[[Any, str], Any]) -> None:
     `mode` is the mode that would be passed to `open`.
     """
     for module, functions in NATIVE.items():
-        after_import(module, functools.partial(_wrap, functions=functions, act=act))
+        after_import(module, functools.partial(_wrap_functions, functions=functions, act=act))
 
 
-def _wrap(module: ModuleType, *, functions: Iterable[str], act: Callable[[Any, str], Any]) -> None:
+def _wrap_functions(
+    module: ModuleType, *, functions: Iterable[str], act: Callable[[Any, str], Any]
+) -> None:
     for function in functions:
         dotted, _, position = function.partition(":")
         *owners, name = dotted.split(".")
@@ -356,10 +358,11 @@ def _wrap(module: ModuleType, *, functions: Iterable[str], act: Callable[[Any, s
             owner = getattr(owner, part, None)
         real = getattr(owner, name, None)
         if real is not None:
-            setattr(owner, name, _acting(real, int(position), act))
+            setattr(owner, name, _wrapped(real, int(position), act))
 
 
-def _acting(real: Callable[..., Any], position: int, act: Callable[[Any, str], Any]) -> Any:
+def _wrapped(real: Callable[..., Any], position: int, act: Callable[[Any, str], Any]) -> Any:
+    """Return `real`, whose argument at a position is a path, changed to use the path that `act` returns."""
     saves = real.__name__.startswith("save")
 
     @functools.wraps(real)
