@@ -517,10 +517,11 @@ class CellReads:
         """Return the names whose earlier value the statements may use, on any branch."""
         bound: frozenset[str] = frozenset()
         for node in body:
-            definitions = self._definitions.get(_name_of(node), [])
+            name = _defined_name(node)
+            definitions = self._definitions.get(name, [])
             for each in definitions:
                 self._reads |= each.at_once - bound
-            bound = bound | {_name_of(node)} if definitions else self._walk([node], bound)
+            bound = bound | {name} if definitions else self._walk([node], bound)
         return self._reads
 
     def _read(self, node: ast.AST | None, bound: frozenset[str]) -> None:
@@ -600,15 +601,6 @@ class CellReads:
         self._walk(node.body, inside)
         self._walk(node.orelse, bound)
         return bound
-
-
-def _name_of(node: ast.stmt) -> str:
-    """Return the name that a definition or an assignment of a lambda binds; empty for any other statement."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return node.name
-    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-        return node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
-    return ""
 
 
 def _bound_by(target: ast.expr) -> set[str]:
