@@ -66,35 +66,39 @@ class SkippedCells:
             if skipped.entry.again:
                 await self._run_late(skipped, late_run)
             elif skipped.setup_text:
-                await self._run_preamble(skipped, late_run)
+                await self._run_setup(skipped, late_run)
         analysis = analyse(cell.source)
         reached = self.state.reach(analysis.reads, analysis.definitions)
         await self._load(self.state.absent if reached is None else reached, late_run)
         for library, state in self.random.due_states.items():
             set_random(library, pickle.loads(self.state.store.get_bytes(state)))
         self.random.due_states = {}
-        live = library_settings()
-        different = [k for k, value in live.items() if self.state.settings.get(k, value) != value]
-        if different and self.cells:
-            for library in different:
+        settings_now = library_settings()
+        changed_libraries = [
+            k for k, value in settings_now.items() if self.state.settings.get(k, value) != value
+        ]
+        if changed_libraries and self.cells:
+            for library in changed_libraries:
                 if library in self.state.settings_values:
                     data = self.state.store.get_bytes(self.state.settings_values[library])
                     set_settings(library, data)
-            live = library_settings()
-            different = [k for k in different if self.state.settings.get(k) != live.get(k)]
-        if different and self.cells:
-            raise ReuseFailed(f"the settings of {different[0]} cannot be restored")
-        self.state.settings |= live
+            settings_now = library_settings()
+            changed_libraries = [
+                k for k in changed_libraries if self.state.settings.get(k) != settings_now.get(k)
+            ]
+        if changed_libraries and self.cells:
+            raise ReuseFailed(f"the settings of {changed_libraries[0]} cannot be restored")
+        self.state.settings |= settings_now
 
-    async def _run_preamble(self, skipped: Skipped, late_run: LateRun) -> None:
+    async def _run_setup(self, skipped: Skipped, late_run: LateRun) -> None:
         """Run the set-up part of a skipped cell."""
         at_once = {name for each in skipped.analysis.definitions for name in each.at_once}
         reached = self.state.reach(at_once)
         await self._load(self.state.absent if reached is None else reached, late_run)
-        failed = await late_run(skipped.cell, skipped.setup_text)
-        if failed:
+        error = await late_run(skipped.cell, skipped.setup_text)
+        if error:
             raise ReuseFailed(
-                f"the imports and definitions of cell {skipped.cell.number} fail: {failed}"
+                f"the imports and definitions of cell {skipped.cell.number} fail: {error}"
             )
         defined = {each.name for each in skipped.analysis.definitions}
         for name in [*self.state.absent & self.state.namespace.keys()]:
@@ -109,11 +113,11 @@ class SkippedCells:
                 del self.state.namespace[name]
 
     async def _run_late(
-        self, skipped: Skipped, late_run: LateRun, chain: frozenset[str] = frozenset()
+        self, skipped: Skipped, late_run: LateRun, recomputed: frozenset[str] = frozenset()
     ) -> None:
         """Run a skipped cell now, with its recorded inputs.
 
-        `chain` are variables that earlier skipped cells have just computed again, and that this cell may change.
+        `recomputed` are variables that earlier skipped cells have just computed again, and that this cell may change.
         """
         entry, number = skipped.entry, skipped.cell.number
         skipped.was_run = True
@@ -127,7 +131,7 @@ class SkippedCells:
         older_contents: list[str] = []
         for name, content in entry.inputs.items():
             if self.state.content_of(name) == content or (
-                name in chain and name in self.state.namespace
+                name in recomputed and name in self.state.namespace
             ):
                 continue
             if name not in self.state.absent or not self.state.store.has(content):
@@ -137,27 +141,29 @@ class SkippedCells:
             older_contents.append(content)
         groups = {name: group for group in entry.groups for name in group.names}
         changed_names = groups.keys() | set(entry.deleted)
-        for name in changed_names - chain:
+        for name in changed_names - recomputed:
             if name not in self.state.absent and self.state.groups.get(name) != groups.get(name):
                 raise ReuseFailed(
                     f"cell {number} would have to run again, and {name} has changed since"
                 )
-        current = {n for n, content in entry.inputs.items() if self.state.content_of(n) == content}
-        await self._load(current - chain, late_run)
-        stale = changed_names - chain
+        unchanged_names = {
+            n for n, content in entry.inputs.items() if self.state.content_of(n) == content
+        }
+        await self._load(unchanged_names - recomputed, late_run)
+        stale_names = changed_names - recomputed
         for content in older_contents:
             values = self.state.store.get(content, self.state.namespace.__getitem__)
             self.state.namespace.update(values)
-            stale |= values.keys() - chain
+            stale_names |= values.keys() - recomputed
         with self.random.set_temporarily(states):
-            failed = await late_run(skipped.cell, skipped.cell.text)
-        if failed:
-            raise ReuseFailed(f"cell {number} fails when it is run again: {failed}")
+            error = await late_run(skipped.cell, skipped.cell.text)
+        if error:
+            raise ReuseFailed(f"cell {number} fails when it is run again: {error}")
         for group in entry.groups:
             if any(self.state.groups.get(name) != group for name in group.names):
                 continue
             self.state.absent -= set(group.names)
-            stale -= set(group.names)
+            stale_names -= set(group.names)
             if (
                 group.stored
                 and self.state.serialized(group.names, self.state.references()).digest
@@ -166,7 +172,7 @@ class SkippedCells:
                 raise ReuseFailed(
                     f"cell {number} leaves other values in {group.names[0]} this time"
                 )
-        for name in stale & self.state.namespace.keys():
+        for name in stale_names & self.state.namespace.keys():
             # a later cell changed this variable: its later content is loaded when it is needed
             del self.state.namespace[name]
         self.state.absent -= {each.name for each in skipped.analysis.definitions}
@@ -186,9 +192,11 @@ class SkippedCells:
                 except Exception as exc:
                     raise ReuseFailed(f"{name} cannot be loaded: {exc}") from exc
                 # a name that a later cell bound to another value keeps that value
-                current = {n: v for n, v in values.items() if self.state.groups.get(n) == group}
-                self.state.namespace.update(current)
-                self.state.absent -= set(current)
+                current_values = {
+                    n: v for n, v in values.items() if self.state.groups.get(n) == group
+                }
+                self.state.namespace.update(current_values)
+                self.state.absent -= set(current_values)
                 self.state.loaded[group.names] = ""
                 continue
             await self._make_again(group, late_run)
@@ -197,18 +205,18 @@ class SkippedCells:
         """Run the skipped cells again that computed or changed the variables of a group that could not be stored."""
         if not any(group in each.entry.groups for each in self.cells):
             raise ReuseFailed(f"{group.names[0]} was not stored: {group.why}")
-        chain, cells = set(group.names), list[Skipped]()
+        recomputed, cells = set(group.names), list[Skipped]()
         for skipped in reversed(self.cells):
             changed_groups = [
                 each
                 for each in skipped.entry.groups
-                if not each.stored and not chain.isdisjoint(each.names)
+                if not each.stored and not recomputed.isdisjoint(each.names)
             ]
             if changed_groups:
                 cells.append(skipped)
-                chain |= {name for each in changed_groups for name in each.names}
+                recomputed |= {name for each in changed_groups for name in each.names}
         for skipped in reversed(cells):
-            await self._run_late(skipped, late_run, frozenset(chain))
+            await self._run_late(skipped, late_run, frozenset(recomputed))
         if not self.state.absent.isdisjoint(group.names):
             raise ReuseFailed(f"{group.names[0]} could not be made again")
 
