@@ -169,7 +169,7 @@ def _box(room: str, inner: list[str], x: float, y: float) -> str:
     texts = [
         (room, 20, 15, "bold"),
         (purpose(room), 37, 10.5, "normal"),
-        (below, 53, 10.5, "normal"),
+        (below, 53, round(min(10.5, 350 / max(1, len(below))), 1), "normal"),  # fits into the box
     ]
     written = "".join(
         f'<text x="{x + WIDTH / 2:g}" y="{y + down:g}" font-size="{size}" font-weight="{weight}" '

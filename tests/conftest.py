@@ -62,7 +62,7 @@ _SECONDS = {
     "multiversion/": 2,
     "journeys/test_small_programs": 0.6,
     "journeys/": 1.5,
-    "runtime/capture/test_captured_loggers": 8,
+    "runtime/observed_values/test_logger_patches": 8,
     "runtime/test_kills": 8,
     "runtime/test_as_iterated": 0.02,
     "backfill/": 1,

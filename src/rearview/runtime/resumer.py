@@ -285,7 +285,7 @@ class Resumer(Recorder):
         """Restore files that are too large for a checkpoint, before the state is restored."""
         assert self.target is not None
         if self.outputs is not None:
-            self.outputs.bring_back(self.target.meta.outputs.get("large", ()))
+            self.outputs.restore_large_files(self.target.meta.outputs.get("large", ()))
 
     def _arrived(self) -> None:
         self.origin, self.target = self.target, None

@@ -117,7 +117,7 @@ class SharedSetup:
         """Line of the statement that runs."""
         view = self._hooks.view
         view.used_paths = set(before._used_paths) if before is not None else set()
-        self._view = (set(view.gone), set(view.made_files), view.changes)
+        self._view = (set(view.hidden_paths), set(view.replay_temporaries), view.changes)
         self._open = open_files()
         self._drawn = self._randomness.stream.drawn
         self._loaded = set(self._randomness.loaded)
@@ -309,7 +309,9 @@ class SharedSetup:
         if left:
             return f"it leaves open {_shown(min(left), self._session)}"
         view = self._hooks.view
-        if (view.gone, view.made_files) != self._view[:2] or Path(view.elsewhere).exists():
+        if (view.hidden_paths, view.replay_temporaries) != self._view[:2] or Path(
+            view.outside_copies
+        ).exists():
             return "it changes files outside the project"
         return self._note_written() if view.changes != self._view[2] else ""
 
@@ -619,4 +621,4 @@ def _encoded(value: Any) -> bytes:
 
 def _shown(file: str, session: Session) -> str:
     path = file.partition(": ")[2]
-    return session.view.seeming(path) if session.view is not None else path
+    return session.view.program_path(path) if session.view is not None else path
