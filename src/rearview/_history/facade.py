@@ -40,8 +40,12 @@ from rearview.model.run import UNASKED
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.store import labels, trust
-from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.find_written_files import RunFile, content_of, files_of
+from rearview.store.checkpoints.checkpoints import (
+    Checkpoints,
+    RunFile,
+    written_content,
+    written_files,
+)
 from rearview.store.files import write_error
 from rearview.store.labels import check_name, check_note, check_tag
 from rearview.store.maintenance.gc import Freed, recorded_objects
@@ -326,7 +330,7 @@ class History:
 
     def files(self, which: str = "latest") -> list[RunFile]:
         """Return the files that a run wrote, and where their contents are."""
-        return files_of(self.run(which), self.project.root, self._runs, self._checkpoints)
+        return written_files(self.run(which), self.project.root, self._runs, self._checkpoints)
 
     def fetch_file(self, which: str, path: str, *, at: str | None = None) -> tuple[bytes, str]:
         """Return the content of a file that a run wrote, and in words where it was found.
@@ -338,7 +342,7 @@ class History:
         if path not in written:
             files = f"It wrote {', '.join(written[:6])}." if written else "It wrote none."
             raise UsageError(f"Run {run.id} did not write {path!r}. {files}", slug="no-file")
-        return content_of(run, path, self.project.root, self._checkpoints, at)
+        return written_content(run, path, self.project.root, self._checkpoints, at)
 
     def compare(self, a: str, b: str = "latest") -> Comparison:
         """Return two runs side by side: arguments, last values, source files, machine and libraries."""

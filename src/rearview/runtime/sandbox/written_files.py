@@ -36,7 +36,7 @@ from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_patches import replace_builtin
 from rearview.runtime.sandbox.program_inputs import listen, unnoticed, unrecorded_prefixes
 from rearview.state.codecs.open_files import transforms
-from rearview.store.checkpoints.find_written_files import PREFIX
+from rearview.store.checkpoints.checkpoints import FILE_PART
 from rearview.store.files import append_line, close_to_others, make_folder, read_lines
 from rearview.store.project import FOLDER
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
@@ -262,7 +262,7 @@ class Outputs:
                     del self.written[relative]  # a deleted temporary file; there may be thousands
                 continue
             total += status.st_size
-            buffers[PREFIX + relative] = saved[1]
+            buffers[FILE_PART + relative] = saved[1]
         folders = self.traces.folders if self.traces is not None else ()
         existing = [folder for folder in folders if Path(self.root, folder).is_dir()]
         facts = {"gone": gone, "large": large, "folders": existing, "links": links}
@@ -283,7 +283,7 @@ def put_back(
     """
     for name in facts.get("folders", ()):
         Path(root, name).mkdir(parents=True, exist_ok=True)
-    names = {key: key.removeprefix(PREFIX) for key in keys if key.startswith(PREFIX)}
+    names = {key: key.removeprefix(FILE_PART) for key in keys if key.startswith(FILE_PART)}
     files = {key: place(str(Path(root, name))) for key, name in names.items() if name not in shared}
     real = {os.path.realpath(path) for path in files.values()}
     _BUFFERS.flush(real.__contains__)  # data that the set-up has written must not come later

@@ -1,4 +1,4 @@
-"""Save, list, load and delete the checkpoints of a project.
+"""Save, list, load and delete the checkpoints of a project, and find in them the files that a run wrote.
 
 A save writes the parts of a checkpoint first and its manifest last, so a checkpoint exists only when all
 of it does. While it runs, a small file (`save_in_flight`) tells garbage collection to spare objects that no
@@ -13,14 +13,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Checkpoint, ObjectRef, Part, Snapshot
+from rearview.model import Checkpoint, ObjectRef, Part, Run, Snapshot
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.manifest import (
     INLINE,
@@ -34,9 +34,10 @@ from rearview.store.checkpoints.manifest import (
     unseal,
 )
 from rearview.store.checkpoints.objects import Batch, HashAhead, Objects, as_bytes, digest
-from rearview.store.files import make_folder, open_file, write_error
+from rearview.store.files import make_folder, open_file, read_lines, write_error
 from rearview.store.machine import is_certainly_dead, process_identity
 from rearview.store.project import Project
+from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT, Runs
 
 READERS = 2
 """Threads that load parts: while one waits for the disk, the other hashes."""
@@ -380,3 +381,92 @@ def _is_abandoned(path: Path) -> bool:
     except ValueError:
         identity = {}  # just created, cut off by a kill, or of an older Rearview: spared for a day
     return is_certainly_dead(identity, path)
+
+
+FILE_PART = "file:"
+"""Beginning of the key of a part that holds a file which the run wrote; the path of the file follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """A file that a run wrote."""
+
+    path: str
+    """Relative to the root of the project; absolute outside of it."""
+    made: bool
+    """Whether the run created the file."""
+    nbytes: int | None
+    """Its size in the project now; None if it does not exist."""
+    in_place: bool
+    """Whether it has not changed since the run."""
+    kept_at: str | None
+    """Point of the last checkpoint, if that holds the file."""
+
+
+def written_files(run: Run, root: Path, runs: Runs, checkpoints: Checkpoints) -> list[RunFile]:
+    """Return the files that a run wrote, in the order it first wrote them."""
+    written: dict[str, bool] = {}
+    for line in read_lines(runs.folder(run.id) / TRACES, TRACES_FORMAT):
+        if "path" in line:
+            written.setdefault(str(line["path"]), line.get("was") == ABSENT)
+    last = checkpoints.of(run.id)[-1:]
+    out = []
+    for path, is_new in written.items():
+        size, in_place = _in_project(run, root / path)
+        kept = next(
+            (_point_of(checkpoint) for checkpoint in last if FILE_PART + path in checkpoint.parts),
+            None,
+        )
+        out.append(RunFile(path, is_new, size, in_place, kept))
+    return out
+
+
+def written_content(
+    run: Run, path: str, root: Path, checkpoints: Checkpoints, at: str | None = None
+) -> tuple[bytes, str]:
+    """Return the content of a file that a run wrote, and a phrase that says where it comes from.
+
+    It comes from the project, if the file has not changed since the run; else from the last checkpoint
+    that holds it, or with `at` from the checkpoint at that point.
+    """
+    if at is None and _in_project(run, root / path)[1]:
+        return (root / path).read_bytes(), "as the run left it"
+    holding = [
+        checkpoint for checkpoint in checkpoints.of(run.id) if FILE_PART + path in checkpoint.parts
+    ]
+    matching = [checkpoint for checkpoint in holding if at is None or _point_of(checkpoint) == at]
+    if not matching:
+        raise UsageError(f"{_missing_message(run, path, at)} {_remedy(holding)}", slug="no-file")
+    data = bytes(checkpoints.load(matching[-1])[FILE_PART + path])
+    return data, f"as it was at {_point_of(matching[-1])}"
+
+
+def _missing_message(run: Run, path: str, at: str | None) -> str:
+    if at is not None:
+        return f"No checkpoint of run {run.id} holds {path} at {at}."
+    return (
+        f"What run {run.id} wrote to {path} is not stored: the file was removed or changed since, and no "
+        "checkpoint holds it."
+    )
+
+
+def _remedy(holding: Sequence[Checkpoint]) -> str:
+    points = list(dict.fromkeys(map(_point_of, holding)))
+    if points:
+        return f"Checkpoints hold it at {', '.join(points[-6:])}."
+    return "Run the program again to create it: `rearview run`."
+
+
+def _point_of(checkpoint: Checkpoint) -> str:
+    return str(checkpoint.point) or "the end"
+
+
+def _in_project(run: Run, file: Path) -> tuple[int | None, bool]:
+    """Return the size of a file, and whether it was last written during the run."""
+    try:
+        facts = file.stat()
+    except OSError:
+        return None, False
+    ended = run.ended if run.ended is not None else float("inf")
+    own = run.started - 1 <= facts.st_mtime <= ended  # file times lag behind the clock a little
+    return facts.st_size, own and file.is_file()
