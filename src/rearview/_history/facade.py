@@ -39,7 +39,7 @@ from rearview.model import Checkpoint, Origin, Run
 from rearview.model.run import UNASKED
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
-from rearview.store import labels, trust
+from rearview.store import trust
 from rearview.store.checkpoints.checkpoints import (
     Checkpoints,
     RunFile,
@@ -47,7 +47,6 @@ from rearview.store.checkpoints.checkpoints import (
     written_files,
 )
 from rearview.store.files import write_error
-from rearview.store.labels import check_name, check_note, check_tag
 from rearview.store.maintenance.gc import Freed, recorded_objects
 from rearview.store.maintenance.gc import gc as sweep
 from rearview.store.maintenance.removal import (
@@ -60,7 +59,7 @@ from rearview.store.maintenance.removal import (
 from rearview.store.maintenance.verify import VerifyReport, verify
 from rearview.store.printed_lines import PrintedLine, printed
 from rearview.store.project import FOLDER, Project
-from rearview.store.runs import Runs
+from rearview.store.runs import NAME, NOTE, TAG, UNTAG, Runs, check_name, check_note, check_tag
 from rearview.store.tables.result_table import Table
 from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import WORKTREE, Versions
@@ -177,13 +176,13 @@ class History:
                 f"it first: `rearview name {holders[-1]} --remove`.",
                 slug="name-taken",
             )
-        return self._labelled(run, labels.NAME, {"name": checked_name})
+        return self._labelled(run, NAME, {"name": checked_name})
 
     def tag(self, which: str, *tags: str) -> Run:
         """Add tags to a run."""
         run, checked = self._runs.find_id(which), _some_tags(tags)
         new = [tag for tag in checked if tag not in self._runs.labels(run).tags]
-        return self._labelled(run, labels.TAG, {"tags": new}) if new else self._runs.get(run)
+        return self._labelled(run, TAG, {"tags": new}) if new else self._runs.get(run)
 
     def untag(self, which: str, *tags: str) -> Run:
         """Remove tags from a run; raise if it does not have them."""
@@ -196,14 +195,12 @@ class History:
                 + (f"It has {', '.join(present)}." if present else "It has none."),
                 slug="no-tag",
             )
-        return self._labelled(run, labels.UNTAG, {"tags": checked})
+        return self._labelled(run, UNTAG, {"tags": checked})
 
     def note(self, which: str, text: str | None) -> Run:
         """Add a note to a run, after its other notes; None removes all of them."""
         run = self._runs.find_id(which)
-        return self._labelled(
-            run, labels.NOTE, {"text": check_note(text) if text is not None else None}
-        )
+        return self._labelled(run, NOTE, {"text": check_note(text) if text is not None else None})
 
     def _labelled(self, run: str, event: str, facts: dict[str, object]) -> Run:
         try:

@@ -17,12 +17,11 @@ from typing import Any
 from rearview._history import History
 from rearview.errors import UsageError
 from rearview.model import Point, Run, Step
-from rearview.store import labels
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.media import StoredValue, value_in_text
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
-from rearview.store.runs import Runs
+from rearview.store.runs import NAME, TAG, Runs, check_name
 
 LOOP = "step"
 """The loop whose iterations are the steps of imported values."""
@@ -118,7 +117,7 @@ def _start(runs: Runs, tracked: TrackedRun) -> str:
             },
         },
     )
-    runs.note(run, labels.TAG, {"tags": [tracked.tracker]})
+    runs.note(run, TAG, {"tags": [tracked.tracker]})
     _give_name(runs, run, tracked.name)
     return run
 
@@ -126,11 +125,11 @@ def _start(runs: Runs, tracked: TrackedRun) -> str:
 def _give_name(runs: Runs, run: str, name: str) -> None:
     """Give an imported run its name in the tracker, unless another run here has that name."""
     try:
-        name = labels.check_name(name)
+        name = check_name(name)
     except UsageError:
         return
     if not runs.named(name):
-        runs.note(run, labels.NAME, {"name": name})
+        runs.note(run, NAME, {"name": name})
 
 
 def _add_values(

@@ -18,9 +18,8 @@ from rearview.errors import DamagedError, RearviewError, UsageError
 from rearview.model import Status
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.files import make_folder, read_lines, write_error
-from rearview.store.labels import labels_of
 from rearview.store.project import EVENT_FILES, Project
-from rearview.store.runs import FORMAT, Runs
+from rearview.store.runs import FORMAT, Runs, labels_of
 from rearview.store.versions.versions import Versions
 
 FOLDER = "removed"
