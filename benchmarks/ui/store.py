@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rearview.durable_files import add_check
-from rearview.store.files import encode
+from rearview.store.json_files import encode
 from rearview.store.project import Project
 from rearview.store.tables.seal import FORMAT, NameSummary, Summary, write_check
 

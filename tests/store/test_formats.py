@@ -12,7 +12,7 @@ from rearview.store import printed_lines, runs
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import MARK
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.files import CHECKED
+from rearview.store.json_files import CHECKED
 from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, FORMAT, Project
 

@@ -46,7 +46,7 @@ from rearview.store.checkpoints.checkpoints import (
     written_content,
     written_files,
 )
-from rearview.store.files import write_error
+from rearview.store.create_files import write_error
 from rearview.store.maintenance.gc import Freed, recorded_objects
 from rearview.store.maintenance.gc import gc as sweep
 from rearview.store.maintenance.removal import (

@@ -61,7 +61,7 @@ from rearview.plan.facts import Machine, parse_at
 from rearview.plan.replay import Survey, survey
 from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import FULL
+from rearview.store.create_files import FULL
 from rearview.store.machine import cores
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences

@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from rearview.model import Run
 from rearview.source.log_calls import names_logged
 from rearview.source.text import try_parse
-from rearview.store.files import fingerprint
 from rearview.store.project import repository_top
+from rearview.store.recorded_inputs import fingerprint
 
 _MAX_FILES = 5_000
 """Python files of the repository that are searched for a log statement."""

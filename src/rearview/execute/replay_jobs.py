@@ -39,7 +39,7 @@ from rearview.model import (
     proof_of,
 )
 from rearview.model.messages import TEXTS, VARIABLE, ReplayFailure
-from rearview.store.files import caused_by_full_disk, close_to_others, make_folder, publish
+from rearview.store.create_files import caused_by_full_disk, close_to_others, make_folder, publish
 from rearview.store.project import FOLDER, Project
 from rearview.store.recorded_inputs import environment_of
 from rearview.store.records import count_records

@@ -25,10 +25,10 @@ from rearview.multiversion.study import (
 )
 from rearview.source.cells import imported_modules
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import fingerprint, make_folder
+from rearview.store.create_files import make_folder
 from rearview.store.printed_lines import printed
 from rearview.store.project import Project
-from rearview.store.recorded_inputs import read_cells, read_environment
+from rearview.store.recorded_inputs import fingerprint, read_cells, read_environment
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 

@@ -21,7 +21,7 @@ from rearview.durable_files import add_check, add_item, is_intact, is_intact_lis
 from rearview.model import MainLoop, Point, Run, Step
 from rearview.model.run import MARK, Origin, name_of
 from rearview.source.numbers_in_output import PrintedNumbers
-from rearview.store.files import make_folder, open_file
+from rearview.store.create_files import make_folder, open_file
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 

@@ -13,7 +13,7 @@ from rearview.config import Settings
 from rearview.durable_files import sync_folder
 from rearview.errors import StoreError
 from rearview.store import trust
-from rearview.store.files import GROUP, OWNER, make_folder, make_top, publish
+from rearview.store.create_files import GROUP, OWNER, make_folder, make_top, publish
 
 FOLDER = ".rearview"
 EVENT_FILES = "tensorboard"

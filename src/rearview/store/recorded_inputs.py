@@ -6,6 +6,8 @@ bytes and their CRC; it is written after them, so a run that was killed may have
 
 from __future__ import annotations
 
+import errno
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from rearview.errors import DamagedError
 from rearview.model import Run
 from rearview.model.cell_lineage import CellLineage
 from rearview.model.restored_environment import Environment
-from rearview.store.files import append_line, publish, read_lines
+from rearview.store.create_files import publish
+from rearview.store.json_files import append_line, read_lines
 
 ENVIRONMENT_FILE = "environment.jsonl"
 CELLS_FILE = "cells.jsonl"
@@ -129,3 +132,26 @@ def read_cells(folder: Path) -> list[CellLineage]:
         )
         for line in read_lines(folder / CELLS_FILE, FORMAT)
     ]
+
+
+HASHED_WHOLE = 16 << 20
+"""Files up to this many bytes are hashed whole; of larger ones, both ends and the size."""
+
+
+def fingerprint(path: Path) -> tuple[int, int, str]:
+    """Return size, time of change and a hash of the content of a file."""
+    import xxhash
+
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):  # a device or a pipe may have no end
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        if about.st_size <= HASHED_WHOLE:
+            digest.update(file.read())
+        else:
+            digest.update(about.st_size.to_bytes(8, "little"))
+            digest.update(file.read(HASHED_WHOLE // 2))
+            file.seek(-HASHED_WHOLE // 2, 2)
+            digest.update(file.read())
+    return about.st_size, about.st_mtime_ns, digest.hexdigest()

@@ -38,7 +38,8 @@ from rearview.durable_files import add_check, is_intact
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Origin, Point, Record, Step
 from rearview.model.run import captured_origin
-from rearview.store.files import CHECKED, check_format, open_file
+from rearview.store.create_files import open_file
+from rearview.store.json_files import CHECKED, check_format
 from rearview.store.machine import process_identity
 from rearview.store.values import HIGH, LOW, Put, convert, encodable, restore
 

@@ -35,17 +35,8 @@ from rearview.model.replay_start import read_replay_start
 from rearview.model.run import read_record
 from rearview.model.secrets import redact_value
 from rearview.model.wording import printable
-from rearview.store.files import (
-    append_line,
-    encode,
-    fields_of_record,
-    make_folder,
-    make_new_folder,
-    open_file,
-    publish,
-    read_facts,
-    read_lines,
-)
+from rearview.store.create_files import make_folder, make_new_folder, open_file, publish
+from rearview.store.json_files import append_line, encode, fields_of_record, read_facts, read_lines
 from rearview.store.machine import is_alive, process_identity
 from rearview.store.project import Project
 

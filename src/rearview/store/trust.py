@@ -27,7 +27,7 @@ from typing import Any
 
 from rearview.durable_files import add_check, publish
 from rearview.errors import DamagedError, StoreError
-from rearview.store.files import encode, read_facts
+from rearview.store.json_files import encode, read_facts
 
 FILE = "identity.json"
 FORMAT = 2

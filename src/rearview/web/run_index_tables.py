@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from rearview.model import Run
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.seal import Summary
 

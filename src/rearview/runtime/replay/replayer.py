@@ -27,7 +27,7 @@ from rearview.runtime.measurements import changed_inputs, changed_versions, surr
 from rearview.runtime.program_frames import position, unobserved
 from rearview.runtime.replay.silent_trackers import EventFiles
 from rearview.runtime.session import Session
-from rearview.store.files import caused_by_full_disk, publish
+from rearview.store.create_files import caused_by_full_disk, publish
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.tables.record_files import recorded
 from rearview.store.values import Put, convert, family

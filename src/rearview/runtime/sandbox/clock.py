@@ -35,7 +35,7 @@ from rearview.runtime.sandbox.entropy import (
 from rearview.state.code_lookup import PatchedBuiltin
 from rearview.state.exclusions import BARS
 from rearview.store import recorded_inputs
-from rearview.store.files import open_file
+from rearview.store.create_files import open_file
 from rearview.store.recorded_inputs import read_clock, remove_clock, write_sum
 
 FILE = recorded_inputs.CLOCK_FILE

@@ -37,7 +37,8 @@ from rearview.runtime.sandbox.file_patches import replace_builtin
 from rearview.runtime.sandbox.program_inputs import listen, unnoticed, unrecorded_prefixes
 from rearview.state.codecs.open_files import transforms
 from rearview.store.checkpoints.checkpoints import FILE_PART
-from rearview.store.files import append_line, close_to_others, make_folder, read_lines
+from rearview.store.create_files import close_to_others, make_folder
+from rearview.store.json_files import append_line, read_lines
 from rearview.store.project import FOLDER
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
 

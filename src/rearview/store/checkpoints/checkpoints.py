@@ -34,7 +34,8 @@ from rearview.store.checkpoints.manifest import (
     unseal,
 )
 from rearview.store.checkpoints.objects import Batch, HashAhead, Objects, as_bytes, digest
-from rearview.store.files import make_folder, open_file, read_lines, write_error
+from rearview.store.create_files import make_folder, open_file, write_error
+from rearview.store.json_files import read_lines
 from rearview.store.machine import is_certainly_dead, process_identity
 from rearview.store.project import Project
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT, Runs

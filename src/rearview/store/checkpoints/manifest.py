@@ -29,7 +29,7 @@ from blake3 import blake3
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Checkpoint, CheckpointMeta, Edge, MissingPart, ObjectRef, Point, Step
 from rearview.store.checkpoints.objects import digest
-from rearview.store.files import Sink
+from rearview.store.create_files import Sink
 
 FORMAT = 1
 INLINE = 32

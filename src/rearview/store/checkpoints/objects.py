@@ -31,7 +31,7 @@ from rearview.store.checkpoints.compression import (
     content_size,
     decompress,
 )
-from rearview.store.files import Sink, write_error
+from rearview.store.create_files import Sink, write_error
 from rearview.store.project import COMPRESSED, Project
 
 READ_CHUNK = 1 << 20

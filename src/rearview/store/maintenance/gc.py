@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model import Checkpoint, Status
 from rearview.store.checkpoints.checkpoints import Checkpoints, earliest_start
-from rearview.store.files import make_folder
+from rearview.store.create_files import make_folder
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 

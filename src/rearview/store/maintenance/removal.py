@@ -17,7 +17,8 @@ from pathlib import Path
 from rearview.errors import DamagedError, RearviewError, UsageError
 from rearview.model import Status
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import make_folder, read_lines, write_error
+from rearview.store.create_files import make_folder, write_error
+from rearview.store.json_files import read_lines
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.runs import FORMAT, Runs, labels_of
 from rearview.store.versions.versions import Versions

@@ -16,7 +16,7 @@ from rearview.config import Settings
 from rearview.errors import DamagedError, RemoteError
 from rearview.remote.base import Remote, check_key
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import close_to_others, make_folder, publish
+from rearview.store.create_files import close_to_others, make_folder, publish
 from rearview.store.project import FORMAT, Project
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions

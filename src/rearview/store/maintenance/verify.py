@@ -21,15 +21,8 @@ from rearview.store import printed_lines, recorded_inputs, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints, check_owner
 from rearview.store.checkpoints.manifest import checkpoint_of, pack_body, seal, unseal
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.files import (
-    CHECKED,
-    damaged_lines,
-    decode_facts,
-    make_folder,
-    publish,
-    read_facts,
-    write_error,
-)
+from rearview.store.create_files import make_folder, publish, write_error
+from rearview.store.json_files import CHECKED, damaged_lines, decode_facts, read_facts
 from rearview.store.maintenance.gc import restore_renamed
 from rearview.store.project import FORMAT, Project
 from rearview.store.records import repaired, scan

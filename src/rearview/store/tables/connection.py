@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rearview.store.files import make_folder
+from rearview.store.create_files import make_folder
 from rearview.store.values import encodable
 
 

@@ -26,7 +26,8 @@ from rearview.durable_files import add_check, is_intact
 from rearview.errors import DamagedError, RearviewError
 from rearview.model import Origin, Run
 from rearview.model.wording import plural
-from rearview.store.files import check_format, make_folder, publish
+from rearview.store.create_files import make_folder, publish
+from rearview.store.json_files import check_format
 from rearview.store.machine import is_certainly_dead
 from rearview.store.printed_lines import printed_records
 from rearview.store.project import Project

@@ -25,7 +25,8 @@ import xxhash
 
 from rearview.durable_files import publish_file
 from rearview.errors import DamagedError
-from rearview.store.files import CHECKED, close_to_others
+from rearview.store.create_files import close_to_others
+from rearview.store.json_files import CHECKED
 from rearview.store.records import RecordLine, scan
 from rearview.store.tables.connection import Duck, files, quoted
 

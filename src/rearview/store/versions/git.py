@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rearview.errors import VersionError
-from rearview.store.files import folder_mode, make_folder, publish
+from rearview.store.create_files import folder_mode, make_folder, publish
 
 Entry = tuple[str, str]
 """Mode and object name of one file in a tree."""

@@ -16,7 +16,7 @@ import msgspec
 from rearview.model.run import NOTEBOOK
 from rearview.model.secrets import holds_secret, is_secret_file
 from rearview.source.notebooks import normal
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 from rearview.store.project import FOLDER
 from rearview.store.versions.git import Entry, GitDatabase
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rearview.config import Settings
 from rearview.errors import VersionError
-from rearview.store.files import make_folder, write_error
+from rearview.store.create_files import make_folder, write_error
 from rearview.store.project import Project
 from rearview.store.versions import source_files
 from rearview.store.versions.git import (

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rearview.store.files import ALIGN, CHUNK, DIRECT_FROM, Sink
+from rearview.store.create_files import ALIGN, CHUNK, DIRECT_FROM, Sink
 
 SIZES = [
     0,

@@ -1,15 +1,12 @@
-"""Files of the store: created with the right modes, large ones without the page cache; JSON lines.
+"""Create files and folders of the store: with the right modes, and large files without the page cache.
 
 **Modes.** The mode of the `.rearview` folder, not the umask, says whether only its owner may read the store,
-or also its group (setting `shared`). Every folder in it gets the mode of its parent folder, and every
-file the mode of its folder, so no other module has to know.
+or also its group (setting `shared`). Every folder in the store gets the mode of its parent folder, and every
+file the mode of its folder, so that no other module has to know the setting.
 
 **Large files.** A buffered write of a gigabyte costs twice: the copy into the page cache, and the write-back
 of the kernel, which slows training. Direct writes of aligned chunks go to the device at its own speed and
 leave the page cache to the training data.
-
-**JSON lines** hold small facts about a run and are appended by several processes. From format 2 on, every
-line has a checksum (`durable_files`).
 """
 
 from __future__ import annotations
@@ -17,21 +14,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import mmap
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import msgspec
+from typing import Self
 
 from rearview import durable_files
-from rearview.durable_files import add_check, is_intact
-from rearview.errors import DamagedError, StoreError
+from rearview.errors import StoreError
 
 OWNER, GROUP = 0o700, 0o2770
 """Modes of folders. The group's has the set-group-id bit, so that new files inside get the same group."""
@@ -43,8 +36,6 @@ DIRECT_FROM = 1 << 20
 """Smaller files are written through the page cache: one call, no padding."""
 PART = ".part-"
 """Prefix of the name of a file while it is being written."""
-HASHED_WHOLE = 16 << 20
-"""Files up to this many bytes are hashed whole; of larger ones, both ends and the size."""
 
 _VECTOR = 512
 """Buffers per system call: half of what Linux allows."""
@@ -312,137 +303,3 @@ def write_error(exc: OSError, what: str, store: Path) -> StoreError:
         "intact. Make the folder writable, then try again.",
         slug="store-unwritable",
     )
-
-
-def fingerprint(path: Path) -> tuple[int, int, str]:
-    """Return size, time of change and a hash of the content of a file."""
-    import xxhash
-
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode):  # a device or a pipe may have no end
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        if about.st_size <= HASHED_WHOLE:
-            digest.update(file.read())
-        else:
-            digest.update(about.st_size.to_bytes(8, "little"))
-            digest.update(file.read(HASHED_WHOLE // 2))
-            file.seek(-HASHED_WHOLE // 2, 2)
-            digest.update(file.read())
-    return about.st_size, about.st_mtime_ns, digest.hexdigest()
-
-
-CHECKED = 2
-"""First format in which facts have a checksum."""
-
-
-def append_line(file: Path, facts: Mapping[str, Any]) -> None:
-    """Append one line; after a crash, readers see all of it or nothing."""
-    fd = open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    try:
-        size = os.fstat(fd).st_size
-        # end a line that a dead process left torn, so that only that line is lost
-        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        os.write(fd, b"\n" * torn + add_check(encode(facts)) + b"\n")
-    finally:
-        os.close(fd)
-
-
-def read_lines(file: Path, newest: int) -> Iterator[dict[str, Any]]:
-    """Yield the facts of every intact line; raise for a line of a format above `newest`."""
-    for line in _lines(file):
-        facts = decode_facts(line, newest)
-        if facts is not None:  # None: damaged, or torn by a crash and never acknowledged
-            check_format(facts, newest, file)
-            yield facts
-
-
-def damaged_lines(file: Path, newest: int) -> int:
-    """Return how many lines of a file are damaged or were cut off by a crash."""
-    return sum(decode_facts(line, newest) is None for line in _lines(file) if line)
-
-
-def _lines(file: Path) -> list[bytes]:
-    try:
-        *whole, last_line = file.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    # half a line is not read; a complete line without its line end is
-    return [*whole, last_line[:-1]] if is_intact(last_line[:-1]) else whole
-
-
-def decode_facts(text: bytes, newest: int) -> dict[str, Any] | None:
-    """Return the facts of a line or document; None if it is damaged.
-
-    Only formats before `CHECKED`, and those above `newest`, may lack a checksum.
-    """
-    intact = is_intact(text)
-    try:
-        facts = json.loads(text) if intact is not False else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(facts, dict):
-        return None
-    number = facts.get("format", 1)
-    if intact is None and (type(number) is not int or CHECKED <= number <= newest):
-        return None
-    facts.pop("c", None)
-    return facts
-
-
-def read_facts(file: Path, newest: int) -> dict[str, Any]:
-    """Return the facts of a file; raise if they are damaged."""
-    try:
-        facts = decode_facts(file.read_bytes(), newest)
-    except FileNotFoundError:
-        raise
-    except OSError as exc:
-        raise DamagedError(
-            f"{file} cannot be read: {exc.strerror or exc}. `rearview verify` lists all damage.",
-            slug="damaged",
-        ) from exc
-    if facts is None:
-        raise DamagedError(
-            f"{file} cannot be read: its content is damaged. `rearview verify` lists all damage.",
-            slug="damaged",
-        )
-    check_format(facts, newest, file)
-    return facts
-
-
-def encode(facts: Mapping[str, Any]) -> bytes:
-    """Return facts as one line of JSON; objects that JSON does not have become their `repr`."""
-    return json.dumps(facts, default=_plain, separators=(",", ":")).encode("ascii")
-
-
-def fields_of_record(record: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a record by name; those that are None are left out, as in old files."""
-    fields = msgspec.structs.asdict(record)
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def check_format(facts: Mapping[str, Any], newest: int, file: Path) -> None:
-    """Raise if a newer Rearview wrote the facts."""
-    number = facts.get("format", 1)
-    if not isinstance(number, int) or number > newest:
-        raise StoreError(
-            f"{file} has format {number!r}; this Rearview reads up to {newest}. Upgrade with "
-            "`pip install --upgrade rearview`.",
-            slug="store-newer",
-        )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (set, frozenset, tuple)):
-        return list(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, msgspec.Struct):
-        return fields_of_record(value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    item = getattr(value, "item", None)  # scalars of numpy and torch
-    if item is not None and getattr(value, "shape", None) == ():
-        return item()
-    return repr(value)
