@@ -26,6 +26,7 @@ from rearview.model.run import UNASKED
 from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import Duck, quoted
+from rearview.store.tables.convert_to_parquet import Summary
 from rearview.store.tables.pivot import PLAIN, WINNERS, encode
 from rearview.store.tables.record_files import (
     LONG,
@@ -36,7 +37,6 @@ from rearview.store.tables.record_files import (
     plain,
 )
 from rearview.store.tables.schema import load_runs
-from rearview.store.tables.seal import Summary
 from rearview.store.values import convert
 from rearview.web.run_index_tables import (
     COLUMNS,

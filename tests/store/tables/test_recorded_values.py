@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from rearview.errors import DamagedError
+from rearview.store.tables.convert_to_parquet import MARK, read_summary
 from rearview.store.tables.record_files import recorded, recorded_names
-from rearview.store.tables.seal import MARK, read_summary
 from rearview.store.tables.tables import Tables
 from recorded import Recorded, at
 

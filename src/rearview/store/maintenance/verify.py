@@ -29,8 +29,8 @@ from rearview.store.records import repaired, scan
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.runs import FORMAT as FACTS
 from rearview.store.tables.connection import Duck
+from rearview.store.tables.convert_to_parquet import unreadable
 from rearview.store.tables.record_files import summary_of
-from rearview.store.tables.seal import unreadable
 from rearview.store.versions.git import LooseDatabase
 from rearview.store.versions.versions import Versions
 

@@ -34,8 +34,7 @@ from rearview.store.project import Project
 from rearview.store.records import has_end, line_of, scan
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import Duck, files, quoted
-from rearview.store.tables.pivot import PLAIN, WINNERS, cell, depth, unify, wide
-from rearview.store.tables.seal import (
+from rearview.store.tables.convert_to_parquet import (
     FORMAT,
     PLACED,
     LoadedRecords,
@@ -46,6 +45,7 @@ from rearview.store.tables.seal import (
     read_summary,
     seal,
 )
+from rearview.store.tables.pivot import PLAIN, WINNERS, cell, depth, unify, wide
 
 _TAIL = 256
 """Bytes at the end of a file that hold its last line, if that is the end line."""
