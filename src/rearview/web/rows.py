@@ -17,7 +17,7 @@ import msgspec
 
 from rearview.errors import UsageError
 from rearview.store.tables.connection import ident, quoted
-from rearview.store.tables.record_sources import Sources
+from rearview.store.tables.select_records import Sources
 from rearview.store.tables.table_query import WORD, TableQuery
 from rearview.store.tables.tables import check_condition
 from rearview.web.run_index import Column, Index

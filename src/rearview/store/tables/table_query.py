@@ -23,7 +23,7 @@ from rearview.store.tables.pivot import (
     rows_of,
     with_interpolated,
 )
-from rearview.store.tables.record_sources import Sources
+from rearview.store.tables.select_records import Sources
 
 _COMMA = re.compile(r""",(?=(?:[^"]*"[^"]*")*[^"]*$)""")
 """A comma outside of double quotes."""

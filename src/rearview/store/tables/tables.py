@@ -17,7 +17,6 @@ from rearview.store.tables.pivot import (
     depth,
 )
 from rearview.store.tables.record_files import RunRecords, gather
-from rearview.store.tables.record_sources import Sources, Virtual
 from rearview.store.tables.result_table import Table, refused
 from rearview.store.tables.schema import (
     FileColumns,
@@ -27,6 +26,7 @@ from rearview.store.tables.schema import (
     load_versions,
     load_views,
 )
+from rearview.store.tables.select_records import Sources, Virtual
 from rearview.store.tables.table_query import WORD, TableQuery, order_keys, order_sql
 from rearview.store.trust import store_id
 from rearview.store.versions.versions import Versions
