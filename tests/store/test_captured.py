@@ -2,7 +2,7 @@
 
 import pytest
 
-from rearview.store.tables.tables import Tables
+from rearview.store.tables.answer_queries import Tables
 from recorded import Recorded, at
 
 

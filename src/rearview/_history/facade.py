@@ -60,8 +60,8 @@ from rearview.store.maintenance.verify import VerifyReport, verify
 from rearview.store.printed_lines import PrintedLine, printed
 from rearview.store.project import FOLDER, Project
 from rearview.store.runs import NAME, NOTE, TAG, UNTAG, Runs, check_name, check_note, check_tag
+from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.result_table import Table
-from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import WORKTREE, Versions
 
 if TYPE_CHECKING:

@@ -66,9 +66,9 @@ from rearview.store.machine import cores
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
+from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.record_files import has_long_lines, recorded_names
-from rearview.store.tables.tables import Tables
 from rearview.store.values import FAMILIES
 from rearview.store.versions.versions import Versions
 

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from rearview.errors import UsageError
+from rearview.store.tables.answer_queries import check_condition
 from rearview.store.tables.connection import ident, quoted
 from rearview.store.tables.select_records import Sources
 from rearview.store.tables.table_query import WORD, TableQuery
-from rearview.store.tables.tables import check_condition
 from rearview.web.run_index import Column, Index
 from rearview.web.run_index_tables import RUNS
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rearview.store.tables import record_files
-from rearview.store.tables.tables import Tables
+from rearview.store.tables.answer_queries import Tables
 from recorded import Recorded, at
 
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from rearview.model import Point, Step
 from rearview.store.tables import record_files as points_module
+from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.pivot import depth, inside, loop_columns, prefixes, rows_of
-from rearview.store.tables.tables import Tables
 from recorded import Recorded
 
 NAMES = ("a", "b", "c")

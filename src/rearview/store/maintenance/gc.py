@@ -45,7 +45,7 @@ from rearview.store.project import Project
 from rearview.store.runs import Runs
 
 if TYPE_CHECKING:
-    from rearview.store.tables.tables import Tables
+    from rearview.store.tables.answer_queries import Tables
 
 GONE = ".gone-"
 """Prefix of the name of a file while it is being removed."""
@@ -392,7 +392,7 @@ def fit_budget(project: Project, budget: int, run: str) -> Freed:
     Other runs that are still recording keep all of theirs: their next saves refer to them.
     """
     recording = [other.id for other in Runs(project).all() if other.status is Status.RUNNING]
-    from rearview.store.tables.tables import Tables
+    from rearview.store.tables.answer_queries import Tables
 
     tables = Tables(project)
     try:

@@ -16,7 +16,7 @@ from rearview.errors import StoreError, UsageError
 from rearview.model import Checkpoint, Edge, MissingPart, ObjectRef, Point, Step
 from rearview.store.tables import record_files as points_module
 from rearview.store.tables import schema
-from rearview.store.tables.tables import Tables
+from rearview.store.tables.answer_queries import Tables
 from recorded import Recorded, at, rechecked
 
 SRC = str(Path(__file__).parents[3] / "src")
