@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rearview.watched_folders import WatchedFolders
+from rearview.opened_files import WatchedFolders
 
 Signature = tuple[int, int]
 """Size of a file, and time of its last change in nanoseconds."""
