@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "__main__": "cli",
     "errors": "",
     "durable_files": "",
-    "watched_folders": "",
+    "opened_files": "",
     "config": "errors",
     "model": "",
     "media": "errors",
@@ -54,7 +54,7 @@ MAY_IMPORT = {
     ),
     "runtime/capture": "model runtime runtime/sandbox source store",
     "runtime/cells": (
-        "errors model runtime runtime/sandbox source state state/codecs store watched_folders"
+        "errors model runtime runtime/sandbox source state state/codecs store opened_files"
     ),
     "runtime/replay": (
         "checkpointer config errors model runtime runtime/sandbox source state/codecs store "
@@ -75,7 +75,7 @@ MAY_IMPORT = {
     # many versions as one tree
     "multiversion": (
         "config errors model plan/versions source store store/checkpoints store/versions "
-        "watched_folders"
+        "opened_files"
     ),
     # other loggers and trackers; a background writer knows nothing of the past
     "bridges": "_history config errors media model store store/checkpoints",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rearview.errors import DamagedError, StoreError
 from rearview.store.maintenance.verify import check_records
 from rearview.store.records import RecordFile, read
-from rearview.store.tables import seal as summary_module
+from rearview.store.tables import convert_to_parquet as summary_module
 from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.connection import Duck
 from rearview.store.tables.convert_to_parquet import load, seal
