@@ -47,8 +47,8 @@ def test_no_more_goes_than_needed():
 
 
 def test_the_larger_of_two_equally_useful_checkpoints_goes_first():
-    held = [ThinningCandidate("small", "a", 1, 1), KeptCheckpoint("end a", "a", 2, 1)]
-    held += [ThinningCandidate("large", "b", 1, 100), KeptCheckpoint("end b", "b", 2, 1)]
+    held = [ThinningCandidate("small", "a", 1, 1), ThinningCandidate("end a", "a", 2, 1)]
+    held += [ThinningCandidate("large", "b", 1, 100), ThinningCandidate("end b", "b", 2, 1)]
     assert thin(held, excess=1) == ["large"]
 
 
