@@ -245,9 +245,10 @@ def _repository_imported_from(script: Path, below: Path) -> Path | None:
 
 
 def repository_top(folder: Path) -> Path | None:
-    """Return the top of the git repository around a folder, unless it is a home folder.
+    """Return the top folder of the git repository around `folder`, or None if there is no usable one.
 
-    People keep settings under git in their home folder, which is more than one project.
+    A repository whose top is the home folder or `/` is not used: people keep settings there under git, and the
+    folder holds more than one project.
     """
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises where there is none
     for above in (folder, *folder.parents):

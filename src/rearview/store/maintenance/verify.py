@@ -334,7 +334,7 @@ class _Check:
             for damage in self.sources.damage():
                 path, repair = damage.file, ""
                 lost = damage.name.removeprefix("runs/")
-                if self.repair and isinstance(damage.home, LooseDatabase):
+                if self.repair and isinstance(damage.database, LooseDatabase):
                     repair = self._aside(path) if path.is_file() else ""
                     if damage.ref.is_file() and path != damage.ref:
                         repair += f", {self._aside(damage.ref)}"
