@@ -1,9 +1,9 @@
 """Save, list, load and delete the checkpoints of a project, and find in them the files that a run wrote.
 
-A save writes the parts of a checkpoint first and its manifest last, so a checkpoint exists only when all
-of it does. While it runs, a small file (`save_in_flight`) tells garbage collection to spare objects that no
-manifest names yet. The file holds the identity of the process, so that one left by a killed process is
-recognised; no process ever waits for it.
+A save writes the parts of a checkpoint first and its manifest last, so that a checkpoint exists only if all its
+parts do. During a save, a small file (`save_in_flight`) tells garbage collection to spare objects that no
+manifest names yet. The small file holds the identity of the process that saves, so that garbage collection can
+tell if this process was killed. No process ever waits for another one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rearview.store.project import Project
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT, Runs
 
 READERS = 2
-"""Threads that load parts: while one waits for the disk, the other hashes."""
+"""Threads that load parts: while one thread waits for the disk, the other one hashes."""
 OBJECT_FROM = 1 << 20
 """Parts of at least this many bytes are separate object files; smaller ones share a pack."""
 DIRECT_PACK = 64 << 20
@@ -53,14 +53,14 @@ _log = logging.getLogger("rearview")
 class Checkpoints:
     """The checkpoints of one project. Any number of processes may save and load at once.
 
-    `compression` decides which large parts to compress; without it none are.
+    `compression` decides which large parts to compress; if it is None, no part is compressed.
     """
 
     def __init__(self, project: Project, compression: CompressionPolicy | None = None) -> None:
         self.project = project
         self.objects = Objects(project)
         self.hashing = 0.0
-        """Processor seconds that saves have used to hash."""
+        """Processor seconds that all saves have used to hash."""
         self._compression = compression
         self._read_before: dict[str, dict[tuple[str, int], Checkpoint]] = {}
         """Checkpoints already read: by run, then by name and inode of the manifest."""
@@ -68,9 +68,9 @@ class Checkpoints:
     def save(self, snapshot: Snapshot, parts: Iterable[Part]) -> Checkpoint:
         """Save `parts` as the checkpoint that `snapshot` describes.
 
-        When this returns, the checkpoint survives a power cut. Until then it does not exist, and
-        nothing that existed before has changed. The buffers of `snapshot` are not read: `parts` are
-        the copies of them.
+        When this returns, the checkpoint survives a power cut. Before, readers do not find the checkpoint, and
+        earlier checkpoints are not changed. The buffers of `snapshot` are not read, because `parts` are copies
+        of these buffers.
         """
         body = ManifestBody(
             run=snapshot.run,
@@ -96,14 +96,14 @@ class Checkpoints:
         folder = self.project.checkpoints / run
         try:
             with os.scandir(folder) as entries:
-                # a manifest that was replaced has the same name and another inode
+                # a repaired manifest has the same name as before, but another inode
                 names = sorted(
                     (entry.name, entry.inode()) for entry in entries if _is_manifest(entry.name)
                 )
         except FileNotFoundError:
             return []
         read_before = self._read_before.setdefault(run, {})
-        fresh: dict[tuple[str, int], Checkpoint] = {}
+        checkpoints: dict[tuple[str, int], Checkpoint] = {}
         for name in names:
             try:
                 checkpoint = read_before.get(name) or self._read(folder / name[0])
@@ -112,9 +112,9 @@ class Checkpoints:
                 _log.warning("%s", exc)
                 continue
             if checkpoint is not None:
-                fresh[name] = checkpoint
-        self._read_before[run] = fresh
-        return sorted(fresh.values(), key=lambda checkpoint: checkpoint.seq)
+                checkpoints[name] = checkpoint
+        self._read_before[run] = checkpoints
+        return sorted(checkpoints.values(), key=lambda checkpoint: checkpoint.seq)
 
     def runs(self) -> list[str]:
         """Return the runs that have checkpoints."""
@@ -137,12 +137,12 @@ class Checkpoints:
         return checkpoint
 
     def table(self, checkpoint: Checkpoint) -> ObjectRef | None:
-        """Return the reference of the table of parts, if it is not in the manifest itself."""
+        """Return the reference of the table of parts, or None if the table is in the manifest itself."""
         parts = checkpoint.parts
         return parts.table if isinstance(parts, LazyParts) else None
 
     def files(self, checkpoint: Checkpoint) -> set[Path]:
-        """Return the files that hold the parts of a checkpoint, and the table of its parts."""
+        """Return the files that a checkpoint needs: those of its parts and of the table of its parts."""
         table = self.table(checkpoint)
         refs = [*checkpoint.parts.values(), *([] if table is None else [table])]
         return {self.objects.file(ref) for ref in refs}
@@ -152,7 +152,7 @@ class Checkpoints:
         return LoadedCheckpoint(self.objects, checkpoint)
 
     def delete(self, id: str) -> None:  # noqa: A002 - the word of the model
-        """Remove the checkpoint `id`; the next garbage collection frees what only it used."""
+        """Remove the checkpoint `id`; the next garbage collection removes the files that no other checkpoint uses."""
         self._path(id).unlink(missing_ok=True)
 
     def _save(self, batch: Batch, body: ManifestBody, parts: Iterable[Part]) -> Checkpoint:
@@ -207,7 +207,10 @@ class Checkpoints:
             pack.close(encode(body))
 
     def _reuse(self, ref: ObjectRef, touched: set[str]) -> ObjectRef:
-        """Return `ref` with its file marked as in use; raise if the file is gone."""
+        """Mark the file of `ref` as in use and return `ref`; raise if the file does not exist.
+
+        `touched` remembers the files that were marked before.
+        """
         file = ref.pack or ref.oid
         if file not in touched:
             if not self.objects.touch(ref):
@@ -221,7 +224,10 @@ class Checkpoints:
         return ref
 
     def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, ObjectRef | None]]:
-        """Yield each part with its bytes; large ones with their reference, hashed ahead on a thread."""
+        """Yield each part with its bytes and its reference, or None as reference if the part is small.
+
+        Large parts are hashed on a thread, while the caller writes the part before.
+        """
         listed = [(part, _view(part)) for part in parts]
         large = [view for _, view in listed if len(view) >= OBJECT_FROM]
         with HashAhead(large) as ahead:
@@ -262,15 +268,15 @@ class LoadedCheckpoint(Mapping[str, memoryview]):
         self._objects = objects
 
     def __getitem__(self, key: str) -> memoryview:
-        """Return the bytes of part `key`, in new memory."""
+        """Return the bytes of the part `key`, in new memory."""
         return memoryview(self._objects.get(self._ref(key)))
 
     def read_into(self, key: str, buffer: Any) -> None:
-        """Fill `buffer` with part `key`, without another copy."""
+        """Fill `buffer` with the bytes of the part `key`, without another copy in memory."""
         self._objects.read_into(self._ref(key), buffer)
 
     def fill(self, buffers: Mapping[str, Any]) -> None:
-        """Fill each buffer with the part of its key, on several threads."""
+        """Fill each of the `buffers`, which are given by the key of their part, on several threads."""
         # largest first, so that the threads end at the same time
         work = sorted(buffers, key=lambda key: -self._ref(key).nbytes)
         if len(work) < 2:
@@ -282,12 +288,12 @@ class LoadedCheckpoint(Mapping[str, memoryview]):
                 pass
 
     def prefetch(self) -> None:
-        """Ask the kernel to read the files into memory, while the program still sets up."""
+        """Ask the kernel to read the files of all parts into memory, while the program is still in its set-up."""
         for path in {self._objects.file(ref) for ref in self.checkpoint.parts.values()}:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                continue  # reported when the part is read
+                continue  # the error is reported when the part is read
             try:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
             finally:
@@ -338,7 +344,7 @@ def _is_manifest(name: str) -> bool:
 
 @contextlib.contextmanager
 def save_in_flight(project: Project) -> Iterator[None]:
-    """Announce that this process puts objects that no manifest names yet."""
+    """Announce, for the time of the `with` block, that this process stores objects that no manifest names yet."""
     path = project.writing / f"{os.getpid()}-{os.urandom(8).hex()}"
     try:
         fd = _create_announcement(path)
@@ -357,7 +363,10 @@ def save_in_flight(project: Project) -> Iterator[None]:
 
 
 def earliest_start(project: Project, now: float) -> float:
-    """Return when the oldest save in flight began, or `now`; remove the files of dead processes."""
+    """Return the time at which the oldest save in flight began, or `now` if there is none.
+
+    Announcements of dead processes are removed.
+    """
     first = now
     try:
         paths = list(project.writing.iterdir())
@@ -380,7 +389,7 @@ def _is_abandoned(path: Path) -> bool:
     try:
         identity = json.loads(path.read_bytes())
     except ValueError:
-        identity = {}  # just created, cut off by a kill, or of an older Rearview: spared for a day
+        identity = {}  # just created, cut off by a kill, or of an older Rearview: believed for a day
     return is_certainly_dead(identity, path)
 
 
@@ -393,42 +402,42 @@ class RunFile:
     """A file that a run wrote."""
 
     path: str
-    """Relative to the root of the project; absolute outside of it."""
+    """Path relative to the root of the project, or absolute if the file is outside of the project."""
     made: bool
     """Whether the run created the file."""
     nbytes: int | None
-    """Its size in the project now; None if it does not exist."""
+    """Current size of the file in bytes, or None if it does not exist."""
     in_place: bool
-    """Whether it has not changed since the run."""
+    """Whether the file has not changed since the run."""
     kept_at: str | None
-    """Point of the last checkpoint, if that holds the file."""
+    """Point of the last checkpoint of the run, or None if this checkpoint does not hold the file."""
 
 
 def written_files(run: Run, root: Path, runs: Runs, checkpoints: Checkpoints) -> list[RunFile]:
-    """Return the files that a run wrote, in the order it first wrote them."""
+    """Return the files that a run wrote, in the order of the first write to each."""
     written: dict[str, bool] = {}
     for line in read_lines(runs.folder(run.id) / TRACES, TRACES_FORMAT):
         if "path" in line:
             written.setdefault(str(line["path"]), line.get("was") == ABSENT)
     last = checkpoints.of(run.id)[-1:]
-    out = []
+    files = []
     for path, is_new in written.items():
         size, in_place = _in_project(run, root / path)
-        kept = next(
+        kept_at = next(
             (_point_of(checkpoint) for checkpoint in last if FILE_PART + path in checkpoint.parts),
             None,
         )
-        out.append(RunFile(path, is_new, size, in_place, kept))
-    return out
+        files.append(RunFile(path, is_new, size, in_place, kept_at))
+    return files
 
 
 def written_content(
     run: Run, path: str, root: Path, checkpoints: Checkpoints, at: str | None = None
 ) -> tuple[bytes, str]:
-    """Return the content of a file that a run wrote, and a phrase that says where it comes from.
+    """Return the content of a file that a run wrote, and a phrase that says where the content comes from.
 
-    It comes from the project, if the file has not changed since the run; else from the last checkpoint
-    that holds it, or with `at` from the checkpoint at that point.
+    Without `at`, the content is read from the project, if the file has not changed since the run; else from the
+    last checkpoint that holds the file. With `at`, it is read from the checkpoint at this point.
     """
     if at is None and _in_project(run, root / path)[1]:
         return (root / path).read_bytes(), "as the run left it"
@@ -463,11 +472,12 @@ def _point_of(checkpoint: Checkpoint) -> str:
 
 
 def _in_project(run: Run, file: Path) -> tuple[int | None, bool]:
-    """Return the size of a file, and whether it was last written during the run."""
+    """Return the size of a file, None if it does not exist, and whether it was last written during the run."""
     try:
-        facts = file.stat()
+        status = file.stat()
     except OSError:
         return None, False
     ended = run.ended if run.ended is not None else float("inf")
-    own = run.started - 1 <= facts.st_mtime <= ended  # file times lag behind the clock a little
-    return facts.st_size, own and file.is_file()
+    # file times lag behind the clock a little
+    written_by_run = run.started - 1 <= status.st_mtime <= ended
+    return status.st_size, written_by_run and file.is_file()
