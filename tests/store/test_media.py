@@ -17,7 +17,7 @@ from rearview.store.checkpoints.objects import Objects
 from rearview.store.media import StoredValue, stored_value, value_in_text
 from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.result_table import PREVIEW
-from rearview.store.values import convert
+from rearview.store.values_as_json import convert
 from recorded import Recorded, at
 
 TORCH = [

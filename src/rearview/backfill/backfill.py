@@ -69,7 +69,7 @@ from rearview.store.runs import Runs
 from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.record_files import has_long_lines, recorded_names
-from rearview.store.values import FAMILIES
+from rearview.store.values_as_json import FAMILIES
 from rearview.store.versions.versions import Versions
 
 FEW_RUNS = 3

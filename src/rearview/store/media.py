@@ -19,7 +19,7 @@ from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import ObjectRef
-from rearview.store.values import fields_of, load
+from rearview.store.values_as_json import fields_of, load
 
 Get = Callable[[ObjectRef], Any]
 

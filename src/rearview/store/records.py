@@ -41,7 +41,7 @@ from rearview.model.run import captured_origin
 from rearview.store.create_files import open_file
 from rearview.store.json_files import CHECKED, check_format
 from rearview.store.machine import process_identity
-from rearview.store.values import HIGH, LOW, Put, convert, encodable, restore
+from rearview.store.values_as_json import HIGH, LOW, Put, convert, encodable, restore
 
 FORMAT = 2
 PART = 64 << 20

@@ -37,7 +37,7 @@ from rearview.store.tables.record_files import (
     plain,
 )
 from rearview.store.tables.schema import load_runs
-from rearview.store.values import convert
+from rearview.store.values_as_json import convert
 from rearview.web.run_index_tables import (
     COLUMNS,
     GIVEN,

@@ -30,7 +30,7 @@ from rearview.runtime.session import Session
 from rearview.store.create_files import caused_by_full_disk, publish
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.tables.record_files import recorded
-from rearview.store.values import Put, convert, family
+from rearview.store.values_as_json import Put, convert, family
 
 _COMPARING_SHARE = 8
 """The program runs at least this many times as long as comparing takes."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.store.create_files import make_folder
-from rearview.store.values import encodable
+from rearview.store.values_as_json import encodable
 
 
 class Duck:

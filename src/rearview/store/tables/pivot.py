@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.store.tables.connection import ident, key, quoted
-from rearview.store.values import restore, restore_json
+from rearview.store.values_as_json import restore, restore_json
 
 TYPES = {
     "float": "DOUBLE",
@@ -31,7 +31,7 @@ TYPES = {
     "bigint": "VARCHAR",
     "mixed": "VARCHAR",
 }
-"""SQL type of a column by its kind; `mixed` is the JSON text of `store.values`."""
+"""SQL type of a column by its kind; `mixed` is the JSON text of `store.values_as_json`."""
 
 
 def unify(kinds: Iterable[str]) -> str:

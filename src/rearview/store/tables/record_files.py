@@ -467,7 +467,7 @@ def _fingerprint(parts: Sequence[RecordPart], replays: Sequence[Replay]) -> str:
 _MANY_BYTES = 4 << 20
 """Bytes of unsealed lines above which they are sealed before their names are read."""
 LoggedValue = tuple[tuple[str, ...], tuple[int, ...], str, Any]
-"""Loops, iterations, name, and the value as `store.values` converts it."""
+"""Loops, iterations, name, and the value as `store.values_as_json` converts it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from rearview.store.tables.connection import Duck, fold, quoted
 from rearview.store.tables.pivot import ORIGIN, TYPES, encode, unify
 from rearview.store.tables.record_files import RunRecords, long
 from rearview.store.trust import store_id
-from rearview.store.values import convert
+from rearview.store.values_as_json import convert
 from rearview.store.versions.versions import Versions
 
 _KINDS = (

@@ -26,7 +26,7 @@ from rearview.store.tables.pivot import (
     wide,
 )
 from rearview.store.tables.record_files import Depth, RecordPart, RunRecords, long, plain, points
-from rearview.store.values import convert
+from rearview.store.values_as_json import convert
 
 Virtual = Sequence[tuple[str, Sequence[str]]]
 """Names that the newest source logs, each with its loops, outermost first."""
