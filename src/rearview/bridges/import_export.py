@@ -18,10 +18,10 @@ from rearview._history import History
 from rearview.errors import UsageError
 from rearview.model import Point, Run, Step
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.media import StoredValue, value_in_text
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import NAME, TAG, Runs, check_name
+from rearview.store.stored_values import StoredValue, value_in_text
 
 LOOP = "step"
 """The loop whose iterations are the steps of imported values."""
