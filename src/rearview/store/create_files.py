@@ -27,13 +27,13 @@ from rearview import durable_files
 from rearview.errors import StoreError
 
 OWNER, GROUP = 0o700, 0o2770
-"""Modes of folders. The group's has the set-group-id bit, so that new files inside get the same group."""
+"""Modes of folders. `GROUP` has the set-group-id bit, so that new files in the folder get the folder's group."""
 ALIGN = 4096
-"""Alignment of large data on disk in bytes: a page, and no less than any device's block."""
+"""Alignment of large data on disk in bytes: a page, which is at least as large as a block of any device."""
 CHUNK = 8 << 20
 """Bytes per system call: large enough for full speed, small enough to be interrupted."""
 DIRECT_FROM = 1 << 20
-"""Smaller files are written through the page cache: one call, no padding."""
+"""Files of fewer bytes are written through the page cache, in one call and without padding."""
 PART = ".part-"
 """Prefix of the name of a file while it is being written."""
 
@@ -41,18 +41,18 @@ _VECTOR = 512
 """Buffers per system call: half of what Linux allows."""
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 _spare: deque[mmap.mmap] = deque(maxlen=4)
-"""Aligned chunks to reuse: the first write to fresh memory costs ten times the copy into it."""
+"""Aligned chunks to be reused: the first write to new memory takes ten times as long as later writes."""
 
 
 def make_folder(path: Path | str) -> None:
     """Create a folder of the store and its parents, if they do not exist."""
     path = Path(path)
-    missing = []
+    missing_folders = []
     while not path.is_dir():
-        missing.append(path)
+        missing_folders.append(path)
         path = path.parent
     mode = folder_mode(path)
-    for folder in reversed(missing):
+    for folder in reversed(missing_folders):
         with contextlib.suppress(FileExistsError):
             make_new_folder(folder, mode)
 
@@ -65,8 +65,8 @@ def make_new_folder(folder: Path, mode: int | None = None) -> None:
         folder.chmod(mode)
 
 
-def make_top(path: Path, mode: int) -> None:
-    """Create the store's own folder with that mode; change the mode of an existing folder and all its content."""
+def make_store_folder(path: Path, mode: int) -> None:
+    """Create the folder of a store with the mode `mode`; if it exists, change its mode and that of all its content."""
     path.mkdir(parents=True, exist_ok=True)
     facts = path.stat()
     if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) == mode:
@@ -77,12 +77,12 @@ def make_top(path: Path, mode: int) -> None:
             entry = Path(folder, name)
             with contextlib.suppress(OSError):
                 if not entry.is_symlink():
-                    keeps = entry.stat().st_mode & 0o500 if name in files else 0
-                    entry.chmod(mode if name in folders else keeps | _file_mode(mode))
+                    owner_bits = entry.stat().st_mode & 0o500 if name in files else 0
+                    entry.chmod(mode if name in folders else owner_bits | _file_mode(mode))
 
 
 def open_file(path: Path | str, flags: int) -> int:
-    """Open a file of the store and return its descriptor; a new file gets the mode of its folder."""
+    """Open a file of the store and return its descriptor; a new file gets the mode that its folder determines."""
     mode = _file_mode(folder_mode(os.path.dirname(path)))  # noqa: PTH120
     fd = os.open(path, flags | os.O_CLOEXEC, mode)
     if mode != 0o600 and flags & os.O_CREAT:
@@ -93,17 +93,17 @@ def open_file(path: Path | str, flags: int) -> int:
 
 
 def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace a file of the store by `data` in one step; it gets the mode of its folder."""
+    """Replace the content of a file of the store by `data` in one step, with the mode that its folder determines."""
     durable_files.publish(path, data, durable=durable, opener=open_file)
 
 
 def close_to_others(path: Path | str) -> None:
-    """Give a file that was created by another program the mode of its folder."""
+    """Give a file of the store that another program created the mode that its folder determines."""
     Path(path).chmod(_file_mode(folder_mode(os.path.dirname(path))))  # noqa: PTH120
 
 
 def folder_mode(folder: Path | str) -> int:
-    """Return the mode of new folders in `folder`."""
+    """Return the mode that new folders in `folder` get."""
     return GROUP if os.stat(folder or ".").st_mode & 0o020 else OWNER  # noqa: PTH116
 
 
@@ -112,9 +112,9 @@ def _file_mode(folder: int) -> int:
 
 
 class Sink:
-    """A new file that is written in order and gets its name only when published.
+    """A new file that is written from its beginning to its end, and gets its name at last.
 
-    Before `publish` there is no file at `path`; used as a context and left early, it leaves none.
+    Before `publish` there is no file at `path`. If a `with` block ends before `publish`, no file remains.
     """
 
     def __init__(self, path: Path | str, *, size: int) -> None:
@@ -125,7 +125,8 @@ class Sink:
         self.position = 0
         """Bytes written so far."""
         self._written = 0
-        self._held = 0
+        self._buffered = 0
+        """Bytes in the chunk that are not written yet."""
         self._chunk: mmap.mmap | None = None
         self._direct = bool(_DIRECT) and size >= DIRECT_FROM
         try:
@@ -138,46 +139,47 @@ class Sink:
         """Append the bytes of `view`."""
         self.position += len(view)
         while view:
-            if not self._held and len(view) >= ALIGN:
+            if not self._buffered and len(view) >= ALIGN:
                 view = view[self._put(view[: min(len(view) & -ALIGN, CHUNK)]) :]
                 continue
             chunk = self._chunk = self._chunk or _aligned_chunk()
-            count = min(len(view), CHUNK - self._held)
-            chunk[self._held : self._held + count] = view[:count]
-            self._held += count
+            count = min(len(view), CHUNK - self._buffered)
+            chunk[self._buffered : self._buffered + count] = view[:count]
+            self._buffered += count
             view = view[count:]
-            if self._held == CHUNK:
+            if self._buffered == CHUNK:
                 self._flush()
 
-    def gather(self, pieces: Sequence[memoryview | bytes]) -> None:
-        """Append many small buffers: with one copy if the page cache is bypassed, else with none.
+    def gather(self, buffers: Sequence[memoryview | bytes]) -> None:
+        """Append many small buffers.
 
-        The kernel copies them into the page cache without the interpreter lock, which training needs.
+        If the file is written through the page cache, the kernel copies the buffers there, without the
+        interpreter lock, which training needs. Else the buffers are copied into one chunk first.
         """
-        for first in range(0, len(pieces), _VECTOR):
-            buffers = pieces[first : first + _VECTOR]
-            done = 0
-            if not self._direct and not self._held:
-                done = os.pwritev(self._fd, buffers, self._written)
-                self._written += done
-                self.position += done
-            if done < sum(map(len, buffers)):
-                self.write(memoryview(b"".join(buffers))[done:])
+        for first in range(0, len(buffers), _VECTOR):
+            vector = buffers[first : first + _VECTOR]
+            written = 0
+            if not self._direct and not self._buffered:
+                written = os.pwritev(self._fd, vector, self._written)
+                self._written += written
+                self.position += written
+            if written < sum(map(len, vector)):
+                self.write(memoryview(b"".join(vector))[written:])
 
     def pad(self, alignment: int) -> int:
-        """Fill with zeros up to a multiple of `alignment`; return the position reached."""
-        short = -self.position % alignment
-        if short:
-            self.write(memoryview(bytes(short)))
+        """Append zeros up to a multiple of `alignment`; return the new position."""
+        padding = -self.position % alignment
+        if padding:
+            self.write(memoryview(bytes(padding)))
         return self.position
 
     def finish(self) -> None:
-        """Write every byte to the kernel. Nothing can be appended after."""
+        """Pass all bytes to the kernel. Nothing can be appended afterwards."""
         self._flush()
         self._release()
 
     def sync(self) -> None:
-        """Wait until every byte of the finished file is on the device."""
+        """Wait until all bytes of the finished file are on the device."""
         if self._fd >= 0:
             os.fsync(self._fd)
             self._close()
@@ -188,7 +190,7 @@ class Sink:
         os.replace(self.temporary, self.path)  # noqa: PTH105
 
     def discard(self) -> None:
-        """Remove the written file; does nothing after `publish`."""
+        """Remove the file; after `publish`, do nothing."""
         self._release()
         with contextlib.suppress(OSError):
             self._close()
@@ -218,7 +220,7 @@ class Sink:
         return open_file(self.temporary, flags)
 
     def _put(self, view: memoryview) -> int:
-        """Write whole blocks at the end of the file; return the number of bytes written."""
+        """Write `view` at the end of the file; return the number of bytes written."""
         try:
             written = os.pwrite(self._fd, view, self._written)
         except OSError as exc:
@@ -229,8 +231,8 @@ class Sink:
         return written
 
     def _write_refused(self, view: memoryview) -> int:
-        """Write blocks that the file system refused as a direct write: from aligned memory, or buffered."""
-        if not self._held:
+        """Write `view`, whose direct write the file system refused: from aligned memory, or through the page cache."""
+        if not self._buffered:
             chunk = self._chunk = self._chunk or _aligned_chunk()
             chunk[: len(view)] = view
             with contextlib.suppress(OSError), memoryview(chunk)[: len(view)] as aligned:
@@ -241,21 +243,21 @@ class Sink:
         return os.pwrite(self._fd, view, self._written)
 
     def _flush(self) -> None:
-        """Write the buffered bytes. A direct write covers whole blocks; the excess is truncated."""
-        if not self._held or self._chunk is None:
+        """Write the bytes in the chunk. A direct write must consist of whole blocks: what is too much is cut off again."""
+        if not self._buffered or self._chunk is None:
             return
-        length = self._held
+        length = self._buffered
         padded = length + (-length % ALIGN if self._direct else 0)
         end = self._written + length
         self._chunk[length:padded] = bytes(padded - length)
         with memoryview(self._chunk) as chunk:
-            done = 0
-            while done < padded:
-                done += self._put(chunk[done:padded])
+            written = 0
+            while written < padded:
+                written += self._put(chunk[written:padded])
         if padded != length:
             os.ftruncate(self._fd, end)
         self._written = end
-        self._held = 0
+        self._buffered = 0
 
     def _release(self) -> None:
         chunk, self._chunk = self._chunk, None
@@ -272,16 +274,16 @@ def _aligned_chunk() -> mmap.mmap:
     try:
         return _spare.pop()
     except IndexError:
-        # private: by default a mapping is shared with forked children, which write as well
+        # private: by default a mapping is shared with forked children, which write into it, too
         return mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of a disk, or of a quota, that has no room left."""
+"""Error numbers for a full disk and for an exhausted quota."""
 
 
 def caused_by_full_disk(exc: BaseException | None) -> bool:
-    """Return True if an exception, or one that led to it, says that the disk is full."""
+    """Return True if an exception, or one of its causes, says that the disk is full."""
     while exc is not None:
         if isinstance(exc, OSError) and exc.errno in FULL:
             return True
@@ -290,7 +292,7 @@ def caused_by_full_disk(exc: BaseException | None) -> bool:
 
 
 def write_error(exc: OSError, what: str, store: Path) -> StoreError:
-    """Return the error that tells the user why `what` could not be written, and what to do."""
+    """Return an error that tells the user why `what` was not written to the store, and what to do."""
     if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return StoreError(
             f"{what} was not written: the disk of {store} is full ({exc.strerror}). What was "

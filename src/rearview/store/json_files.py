@@ -19,17 +19,17 @@ from rearview.errors import DamagedError, StoreError
 from rearview.store.create_files import open_file
 
 CHECKED = 2
-"""First format in which facts have a checksum."""
+"""First format in which lines and documents have a checksum."""
 
 
 def append_line(file: Path, facts: Mapping[str, Any]) -> None:
-    """Append one line; after a crash, readers see all of it or nothing."""
+    """Append one line of facts to a file; after a crash, readers see the whole line or nothing of it."""
     fd = open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(fd).st_size
-        # end a line that a dead process left torn, so that only that line is lost
-        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        os.write(fd, b"\n" * torn + add_check(encode(facts)) + b"\n")
+        # end the line that a dead process left incomplete, so that only this line is lost
+        is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        os.write(fd, b"\n" * is_torn + add_check(encode(facts)) + b"\n")
     finally:
         os.close(fd)
 
@@ -38,7 +38,9 @@ def read_lines(file: Path, newest: int) -> Iterator[dict[str, Any]]:
     """Yield the facts of every intact line; raise for a line of a format above `newest`."""
     for line in _lines(file):
         facts = decode_facts(line, newest)
-        if facts is not None:  # None: damaged, or torn by a crash and never acknowledged
+        if (
+            facts is not None
+        ):  # else the line is damaged, or was cut off by a crash and never acknowledged
             check_format(facts, newest, file)
             yield facts
 
@@ -53,14 +55,14 @@ def _lines(file: Path) -> list[bytes]:
         *whole, last_line = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    # half a line is not read; a complete line without its line end is
+    # an incomplete last line is ignored; a last line that lacks only its line end is read
     return [*whole, last_line[:-1]] if is_intact(last_line[:-1]) else whole
 
 
 def decode_facts(text: bytes, newest: int) -> dict[str, Any] | None:
-    """Return the facts of a line or document; None if it is damaged.
+    """Return the facts of a line or document, or None if it is damaged.
 
-    Only formats before `CHECKED`, and those above `newest`, may lack a checksum.
+    A checksum may be missing only in formats before `CHECKED` and in formats above `newest`.
     """
     intact = is_intact(text)
     try:
@@ -97,13 +99,13 @@ def read_facts(file: Path, newest: int) -> dict[str, Any]:
 
 
 def encode(facts: Mapping[str, Any]) -> bytes:
-    """Return facts as one line of JSON; objects that JSON does not have become their `repr`."""
+    """Return facts as one line of JSON; values that JSON does not have are replaced by their `repr`."""
     return json.dumps(facts, default=_plain, separators=(",", ":")).encode("ascii")
 
 
-def fields_of_record(record: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a record by name; those that are None are left out, as in old files."""
-    fields = msgspec.structs.asdict(record)
+def fields_of_struct(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a struct by name; fields that are None are left out, as in old files."""
+    fields = msgspec.structs.asdict(struct)
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -119,12 +121,13 @@ def check_format(facts: Mapping[str, Any], newest: int, file: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value that JSON has in place of one that it does not have."""
     if isinstance(value, (set, frozenset, tuple)):
         return list(value)
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, msgspec.Struct):
-        return fields_of_record(value)
+        return fields_of_struct(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     item = getattr(value, "item", None)  # scalars of numpy and torch

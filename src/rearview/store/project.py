@@ -13,7 +13,7 @@ from rearview.config import Settings
 from rearview.durable_files import sync_folder
 from rearview.errors import StoreError
 from rearview.store import trust
-from rearview.store.create_files import GROUP, OWNER, make_folder, make_top, publish
+from rearview.store.create_files import GROUP, OWNER, make_folder, make_store_folder, publish
 
 FOLDER = ".rearview"
 EVENT_FILES = "tensorboard"
@@ -146,10 +146,10 @@ class Project:
             project.check()
             trust.check_links(project.store, Settings.read(project.store).trust)
             with contextlib.suppress(OSError):  # on a file system without modes
-                make_top(project.store, mode)
+                make_store_folder(project.store, mode)
             return project
         try:
-            make_top(project.store, mode)
+            make_store_folder(project.store, mode)
             # a folder that already held more than settings may come from a stranger
             new = {entry.name for entry in project.store.iterdir()} <= {"config.toml", MARK}
             for folder in (project.objects, project.packs, project.checkpoints, project.runs):

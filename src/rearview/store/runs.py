@@ -36,7 +36,7 @@ from rearview.model.run import read_record
 from rearview.model.secrets import redact_value
 from rearview.model.wording import printable
 from rearview.store.create_files import make_folder, make_new_folder, open_file, publish
-from rearview.store.json_files import append_line, encode, fields_of_record, read_facts, read_lines
+from rearview.store.json_files import append_line, encode, fields_of_struct, read_facts, read_lines
 from rearview.store.machine import is_alive, process_identity
 from rearview.store.project import Project
 
@@ -255,7 +255,7 @@ class Runs:
         end = msgspec.structs.replace(
             measured or RunEnd(), time=when, attempts=attempts, exit_code=exit_code
         )
-        facts = {"format": FORMAT, **fields_of_record(end)}
+        facts = {"format": FORMAT, **fields_of_struct(end)}
         publish(self.folder(run) / "end.json", add_check(encode(facts)))
 
     def note(self, run: str, event: str, facts: Mapping[str, Any]) -> None:
