@@ -1,4 +1,4 @@
-"""The project and its store: where the `.rearview` folder is, its layout and its format number."""
+"""A project and its store: find or create the `.rearview` folder; its layout and its format number."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ EVENT_FILES = "tensorboard"
 FORMAT = 2
 """Newest layout that this Rearview reads. A store with a higher number is refused."""
 MARK = "carried"
-"""File in a store that was copied to a node of a cluster."""
+"""Name of a file that marks a store as copied to a node of a cluster."""
 PLAIN, COMPRESSED = 1, 2
-"""Format of a store without compressed objects, which every new store has, and of one with them."""
+"""Formats of a store without and with compressed objects; a new store has the format `PLAIN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class Project:
           identity.json                which store this is (`store.trust`), and its format again
           .gitignore                   *
           config.toml                  settings (optional)
-          objects/ab/cdef…             big parts, named by their BLAKE3 hash; some compressed
+          objects/ab/cdef…             large parts, named by their BLAKE3 hash; some compressed
           packs/<run>/<seq>-<x>.pack   small parts of one checkpoint
           checkpoints/<run>/<seq>.json manifests; renamed into place last
           runs/<run>/run.json          facts at start
           runs/<run>/heartbeat         its mtime is the last sign of life
-          runs/<run>/end.json          how it ended
+          runs/<run>/end.json          how the run ended
           runs/<run>/events.jsonl      facts added later: arguments, resumptions
-          runs/<run>/replays.jsonl     replays of it, and whether they were proved
+          runs/<run>/replays.jsonl     replays of the run, and whether each was proved
           runs/<run>/clock.bin         the times that the program read, eight bytes each
-          runs/<run>/printed.jsonl     the lines it printed, with their points
-          runs/<run>/energy.jsonl      when it ran, and the energy it used
+          runs/<run>/printed.jsonl     the lines that the run printed, with their points
+          runs/<run>/energy.jsonl      when the run was active, and the energy that it used
           runs/<run>/records-*.jsonl   records, one file per process
-          runs/<run>/records-*.parquet the same, sealed; the lines are gone then
+          runs/<run>/records-*.parquet records converted to Parquet; the JSON lines are removed
           corrections.json             places that the user gave to statements
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
@@ -93,7 +93,7 @@ class Project:
 
     @property
     def writing(self) -> Path:
-        """Folder of the saves in flight."""
+        """Folder with a file for each save in flight."""
         return self.store / "writing"
 
     @property
@@ -108,7 +108,7 @@ class Project:
 
     @classmethod
     def find(cls, start: Path) -> Project | None:
-        """Return the project of `start`: the nearest folder with a store, from `start` upwards."""
+        """Return the project of the nearest folder with a store, from `start` upwards, or None if there is none."""
         start = start.resolve()
         for folder in (start, *start.parents):
             if (folder / FOLDER / "format").is_file():
@@ -119,7 +119,7 @@ class Project:
 
     @classmethod
     def open(cls, start: Path) -> Project:
-        """Return the project of `start`; raise if there is none."""
+        """Return the project of the nearest folder with a store, from `start` upwards; raise if there is none."""
         project = cls.find(start)
         if project is None:
             below = _project_below(start)
@@ -150,7 +150,7 @@ class Project:
             return project
         try:
             make_store_folder(project.store, mode)
-            # a folder that already held more than settings may come from a stranger
+            # if the folder held more than settings before, it may come from a stranger: not trusted
             new = {entry.name for entry in project.store.iterdir()} <= {"config.toml", MARK}
             for folder in (project.objects, project.packs, project.checkpoints, project.runs):
                 make_folder(folder)
@@ -195,7 +195,7 @@ class Project:
         return number
 
     def needs(self, number: int) -> None:
-        """Raise the format of the store to `number`, so that an older Rearview refuses it."""
+        """Raise the format of the store to `number`, so that an older Rearview refuses the store."""
         if self.check() < number:
             trust.note_layout(self.store, number)
             publish(self.store / "format", b"%d\n" % number)
@@ -213,15 +213,15 @@ def _differ_in_one_bit(a: str, b: str) -> bool:
 
 
 def root_of(script: Path) -> Path:
-    """Return the folder that a script's history belongs to.
+    """Return the folder of the project to which a script belongs.
 
-    That is the nearest folder above the script that has a store; else the git repository, if the script
-    adds a folder above its own to `sys.path`; else the current folder, if it contains the script; else the
-    script's own folder.
+    This is the nearest folder above the script that has a store. If there is none, it is the top of the git
+    repository, if the script adds a folder above its own to `sys.path`; else the current folder, if it contains
+    the script; else the folder of the script. The environment variable REARVIEW_ROOT overrides all this.
     """
-    given_root = os.environ.get("REARVIEW_ROOT")
-    if given_root:
-        return Path(given_root).resolve()
+    root_setting = os.environ.get("REARVIEW_ROOT")
+    if root_setting:
+        return Path(root_setting).resolve()
     project = Project.find(script.parent)
     if project is not None:
         return project.root
@@ -231,7 +231,7 @@ def root_of(script: Path) -> Path:
 
 
 def _repository_imported_from(script: Path, below: Path) -> Path | None:
-    """Return the git repository around `below`, if the script imports from above `below`."""
+    """Return the top of the git repository around `below` if the script imports from folders above `below`, else None."""
     top = repository_top(below)
     if top is None or top == below:
         return None
@@ -258,11 +258,14 @@ def repository_top(folder: Path) -> Path | None:
 
 
 _MOST_FOLDERS = 200
-"""Folders that are searched for a project, for an error message."""
+"""Most folders that are searched for a project, to name it in an error message."""
 
 
 def _project_below(start: Path) -> Path | None:
-    """Return a project directly below a folder, relative to it; None if there is none, or several."""
+    """Return the path, relative to `start`, of the only project directly below `start`.
+
+    Return None if there is no project or more than one.
+    """
     try:
         folders = list(islice(start.iterdir(), _MOST_FOLDERS))
     except OSError:

@@ -25,7 +25,7 @@ from rearview.store.create_files import make_folder, publish, write_error
 from rearview.store.json_files import CHECKED, damaged_lines, decode_facts, read_facts
 from rearview.store.maintenance.gc import restore_renamed
 from rearview.store.project import FORMAT, Project
-from rearview.store.records import repaired, scan
+from rearview.store.records import scan, without_damage
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.runs import FORMAT as FACTS
 from rearview.store.tables.connection import Duck
@@ -302,7 +302,7 @@ class _Check:
         """
         if not self.repair:
             return ""
-        intact = repaired(file) if file.suffix == ".jsonl" else None
+        intact = without_damage(file) if file.suffix == ".jsonl" else None
         repair = self._aside(file)
         if intact is None:
             return f"{repair}; all records in it are lost"
