@@ -262,7 +262,7 @@ class History:
             runs=run_ids,
             order=order,
             limit=limit,
-            virtual=self.virtual(),
+            fillable=self.virtual(),
             unproved=unproved,
             interpolate=interpolate,
         )

@@ -26,7 +26,7 @@ from rearview.store.tables.schema import (
     load_versions,
     load_views,
 )
-from rearview.store.tables.select_records import Sources, Virtual
+from rearview.store.tables.select_records import FillableNames, SelectedRecords
 from rearview.store.tables.table_query import WORD, TableQuery, order_keys, order_sql
 from rearview.store.trust import store_id
 from rearview.store.versions.versions import Versions
@@ -35,12 +35,12 @@ _FACTS = [column for column in schema.TABLES["runs"][1] if column != "tags"]
 _TAKEN = {*_FACTS, "tags", "tag", "seconds", "run"}
 
 
-def last_value_sql(sources: Sources, name: str) -> tuple[str, str]:
+def last_value_sql(selected: SelectedRecords, name: str) -> tuple[str, str]:
     """Return SQL of the last value of `name` per run (`run`, `v`), and its kind.
 
     Last in the order of execution; values of replays that were not exact do not count.
     """
-    table_query = TableQuery(sources, [name], origins=False)
+    table_query = TableQuery(selected, [name], origins=False)
     text = table_query.sql(None)
     at = len(table_query.labels) - (2 if table_query.mark else 1)  # after the run and its loops
     columns = ", ".join(f"c{k}" for k in range(len(table_query.labels)))
@@ -50,7 +50,7 @@ def last_value_sql(sources: Sources, name: str) -> tuple[str, str]:
 
 
 def matching_sql(
-    sources: Sources, where: str | None, order: str | Iterable[str] | None = None
+    selected: SelectedRecords, where: str | None, order: str | Iterable[str] | None = None
 ) -> str:
     """Return SQL of the runs for which `where` holds, in the order asked for or that they started in.
 
@@ -59,8 +59,8 @@ def matching_sql(
     are `name_arg` and `name_logged`.
     """
     taken = set(_TAKEN)
-    logged = list(_labelled(sources.catalogue.names, taken, "_logged"))
-    args = list(_labelled(sources.args, taken, "_arg"))
+    logged = list(_labelled(selected.catalogue.names, taken, "_logged"))
+    args = list(_labelled(selected.args, taken, "_arg"))
     known = {label.lower(): label for label in (*_TAKEN, *(each for _, each in (*logged, *args)))}
     keys = order_keys(order, lambda text: text.lower() in known)
     for each in keys:
@@ -75,11 +75,11 @@ def matching_sql(
     joins = ["own.runs r LEFT JOIN own.args a ON a.run = r.run"]
     for k, (name, label) in enumerate(logged):
         if label.lower() in words:
-            text, kinds[label] = last_value_sql(sources, name)
+            text, kinds[label] = last_value_sql(selected, name)
             joins.append(f"({text}) l{k} ON l{k}.run = r.run")
             cells.append(f"l{k}.v AS {ident(label)}")
     for name, label in args:
-        kinds[label] = sources.args[name]
+        kinds[label] = selected.args[name]
         cells.append(f"a.{key('a', name)} AS {ident(label)}")
     rows = f"SELECT {', '.join(cells)} FROM {' LEFT JOIN '.join(joins)}"
     chosen = f"SELECT * FROM ({rows}) WHERE (\n{where or 'true'}\n)"
@@ -101,11 +101,11 @@ def _unknown(column: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"Runs cannot be ordered by {column!r}. {hint}.", slug="order")
 
 
-def known_columns(sources: Sources) -> str:
+def known_columns(selected: SelectedRecords) -> str:
     """Return in words the columns that a condition may mention."""
     taken = set(_TAKEN)
-    logged = [label for _, label in _labelled(sources.catalogue.names, taken, "_logged")]
-    args = [label for _, label in _labelled(sources.args, taken, "_arg")]
+    logged = [label for _, label in _labelled(selected.catalogue.names, taken, "_logged")]
+    args = [label for _, label in _labelled(selected.args, taken, "_arg")]
     groups = [("arguments", args), ("last values of logged names", logged)]
     text = "".join(f"; {group}: {', '.join(names[:12])}" for group, names in groups if names)
     return f"facts of runs: tag, {', '.join(_FACTS)}, seconds{text}"
@@ -183,7 +183,7 @@ class Tables:
 
     def names(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
         """Return the loops at which each name was logged; printed lines are not among them."""
-        paths_by_name = self._sources(runs, ()).catalogue.names
+        paths_by_name = self._select(runs, ()).catalogue.names
         return {
             name: {tuple(path.split("/")) if path else () for path in paths}
             for name, paths in paths_by_name.items()
@@ -191,7 +191,7 @@ class Tables:
 
     def captured(self, runs: Iterable[str] | None = None) -> dict[str, Origin]:
         """Return the names whose values are all captured, each with the source of its values."""
-        return self._sources(runs, ()).captured
+        return self._select(runs, ()).captured
 
     def table(
         self,
@@ -201,7 +201,7 @@ class Tables:
         runs: Iterable[str] | None = None,
         order: str | Iterable[str] | None = None,
         limit: int | None = None,
-        virtual: Virtual = (),
+        fillable: FillableNames = (),
         origins: bool = False,
         unproved: bool = False,
         interpolate: bool = False,
@@ -209,7 +209,7 @@ class Tables:
         """Return one row per point with `names` as columns (none: all), in order of execution.
 
         `where` is SQL over names, loops, arguments and facts of runs; `order` takes columns, as
-        "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A virtual name is a column
+        "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A fillable name is a column
         of nulls where it has no values. `origins` adds a column `<name>.origin` for every logged name. Values of replays that were
         not exact are left out, unless `unproved` asks for them. If there may be unproved values
         among the rest, a last column, `unproved`, names those of each row. With `interpolate`, missing
@@ -217,16 +217,16 @@ class Tables:
         `where` and `order` see the filled values.
         """
         self._condition(where)
-        sources = self._sources(runs, virtual, withheld=unproved)
-        table_query = TableQuery(sources, names, origins=origins, interpolate=interpolate)
+        selected = self._select(runs, fillable, withheld=unproved)
+        table_query = TableQuery(selected, names, origins=origins, interpolate=interpolate)
         sql = table_query.sql(where, order, limit)
         return self._answer(table_query, sql, table_query.labels, marked=True)
 
     def matching(self, where: str | None, order: str | Iterable[str] | None = None) -> list[str]:
         """Return the runs for which a condition over runs holds, as `order` says or as they started."""
         self._condition(where)
-        sources = self._sources(None, ())
-        sql = matching_sql(sources, where, order)
+        selected = self._select(None, ())
+        sql = matching_sql(selected, where, order)
         self._question(sql)
         try:
             return [row["run"] for row in Table(self._duck(), sql)]
@@ -239,16 +239,16 @@ class Tables:
             )
             raise UsageError(
                 f"The condition {where!r} cannot be used: {reason}. It may use "
-                f"{known_columns(sources)}.",
+                f"{known_columns(selected)}.",
                 slug="sql",
             ) from exc
 
     def last_values(self, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return by name the last value that each of `runs` logged, without nulls."""
-        sources = self._sources(runs, ())
+        selected = self._select(runs, ())
         out: dict[str, dict[str, Any]] = {}
-        for name in sources.catalogue.names:
-            sql, kind = last_value_sql(sources, name)
+        for name in selected.catalogue.names:
+            sql, kind = last_value_sql(selected, name)
             rows = Table(self._duck(), sql, {"v": kind})
             out[name] = {row["run"]: row["v"] for row in rows if row["v"] is not None}
         return out
@@ -264,7 +264,7 @@ class Tables:
         known of iterations in which nothing was recorded.
         """
         self._condition(where)
-        table_query = TableQuery(self._sources(runs, ()), (), origins=False)
+        table_query = TableQuery(self._select(runs, ()), (), origins=False)
         holds, not_so = (
             table_query.sql(text, keys=True)
             for text in (where, f"NOT coalesce((\n{where}\n), false)")
@@ -317,7 +317,7 @@ class Tables:
         if "checkpoints" in words:
             load_checkpoints(duck, self._checkpoints)
         if words & _LISTING:
-            deepest = max(map(depth, self._sources(None, ()).catalogue.rank), default=0)
+            deepest = max(map(depth, self._select(None, ()).catalogue.rank), default=0)
             words |= {*_LEVELS, "full_pivot", *(f"pivot_{k}" for k in range(3, deepest + 1))}
         doubtful: list[str] = []
         for word in words:
@@ -325,8 +325,8 @@ class Tables:
             if word.startswith("pivot_") and word[6:].isdigit():
                 level = int(word[6:])
             if level is not None or word == "full_pivot":
-                sources = self._sources(None, (), withheld=unproved)
-                table_query = TableQuery(sources, (), origins=False, level=level, every=True)
+                selected = self._select(None, (), withheld=unproved)
+                table_query = TableQuery(selected, (), origins=False, level=level, every=True)
                 doubtful += table_query.unproved
                 text = table_query.sql(None)
                 if level and table_query.bare:  # nothing is logged that deep: no such points
@@ -383,9 +383,9 @@ class Tables:
         assert self._opened is not None
         return self._opened
 
-    def _sources(
-        self, runs: Iterable[str] | None, virtual: Virtual, *, withheld: bool = False
-    ) -> Sources:
+    def _select(
+        self, runs: Iterable[str] | None, fillable: FillableNames, *, withheld: bool = False
+    ) -> SelectedRecords:
         duck = self._duck()
         selected = self._run_records.runs
         if runs is not None:
@@ -397,7 +397,9 @@ class Tables:
                     f"There is no run {run!r}. {hint}`rearview runs` lists them all.", slug="no-run"
                 )
             selected = [run for run in selected if run.id in requested]
-        return Sources(self._project, duck, self._run_records, selected, virtual, withheld=withheld)
+        return SelectedRecords(
+            self._project, duck, self._run_records, selected, fillable, withheld=withheld
+        )
 
 
 _SPACE = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"

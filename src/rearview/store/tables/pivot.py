@@ -34,10 +34,10 @@ TYPES = {
 """SQL type of a column by its kind; `mixed` is the JSON text of `store.values_as_json`."""
 
 
-def unify(kinds: Iterable[str]) -> str:
+def common_kind(kinds: Iterable[str]) -> str:
     """Return the kind of a column that holds values of these kinds without losing any.
 
-    >>> unify(["float", "int", "null"]), unify(["str", "float"]), unify([])
+    >>> common_kind(["float", "int", "null"]), common_kind(["str", "float"]), common_kind([])
     ('float', 'mixed', 'float')
     """
     present = set(kinds) - {"null"}
@@ -155,7 +155,7 @@ ORIGIN = (
     "THEN substr(l.replay, 2) ELSE coalesce(r.origin, 'unproved') END"
 )
 """SQL of the origin of a record `l`, given the row `r` of its replay."""
-WINNERS = """
+RANKED = """
   SELECT *, row_number() OVER (PARTITION BY run, path, indices, name ORDER BY process, seq) - 1 AS occ
   FROM (SELECT l.*, {origin} AS origin
     FROM ({source}) l LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay
@@ -167,7 +167,7 @@ WINNERS = """
 attempt before earlier ones, then by the verdict on the replay (exact first), newer before older; captured
 values last. All values of the winning source are kept."""
 
-PLAIN = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
+UNRANKED = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
 """The same for records of which no two have one name and point."""
 
 
@@ -218,7 +218,7 @@ class Catalogue:
     def kind(self, name: str, path: str | None = None) -> str:
         """Return the kind of the column of a name."""
         paths = self.names.get(name, {})
-        return unify({k for at, kinds in paths.items() if path in (None, at) for k in kinds})
+        return common_kind({k for at, kinds in paths.items() if path in (None, at) for k in kinds})
 
     def loops(self, paths: Iterable[str]) -> dict[str, str]:
         """Return the loop columns of these paths with the kind of each."""
@@ -303,27 +303,27 @@ class RowPaths:
 
 
 def rows_of(
-    names: Mapping[str, Iterable[str]], virtual: Container[tuple[str, str]] = ()
+    names: Mapping[str, Iterable[str]], fillable: Container[tuple[str, str]] = ()
 ) -> RowPaths:
     """Return the rows of a table of these names, given the paths of each.
 
     A point has a row if nothing is logged deeper inside it. Otherwise it keeps its own row only if one
     of its names is logged deeper as well, because then its value cannot be repeated there. A
-    name that is `virtual` at a path has no value there to keep.
+    name that is `fillable` at a path has no value there to keep.
     """
     paths = sorted({path for name_paths in names.values() for path in name_paths})
     kept = {
         path
         for name, name_paths in names.items()
         for path in name_paths
-        if (name, path) not in virtual
+        if (name, path) not in fillable
         and any(other != path and inside(other, path) for other in name_paths)
     }
     leaves = {path for path in paths if not any(p != path and inside(p, path) for p in paths)}
     return RowPaths(tuple(paths), frozenset(kept | leaves))
 
 
-def branches(
+def union_of_paths(
     catalogue: Catalogue,
     columns: Mapping[str, Mapping[str, str]],
     rows: RowPaths,
@@ -361,7 +361,7 @@ def branches(
         tables = {path: "k", **{p: f"p{depth(p)}" for p in outer}}
         for name, paths in columns.items():
             here = [p for p in sorted(tables, key=depth, reverse=True) if p in paths]
-            for letter, missing in (("n", TYPES[unify_kind(paths)]), ("o", "VARCHAR")):
+            for letter, missing in (("n", TYPES[shared_kind(paths)]), ("o", "VARCHAR")):
                 if letter == "o" and name not in origins:
                     continue
                 cells = [f"{tables[p]}.{key(letter, name)}" for p in here]
@@ -384,7 +384,7 @@ def branches(
     return "\nUNION ALL\n".join(out)
 
 
-def unify_kind(paths: Mapping[str, str]) -> str:
+def shared_kind(paths: Mapping[str, str]) -> str:
     """Return the kind that the paths of one name share."""
     return next(iter(paths.values()), "float")
 
@@ -421,7 +421,7 @@ def fill(name: str) -> str:
 def with_interpolated(rows: str, paths: Sequence[str], names: Mapping[str, Iterable[str]]) -> str:
     """Return `rows` with missing numbers of `names` filled in.
 
-    `rows` is SQL as `pivot.branches` returns it, `paths` the paths of its rows; `names` has the paths at
+    `rows` is SQL as `pivot.union_of_paths` returns it, `paths` the paths of its rows; `names` has the paths at
     which each name was logged. Each name gets a column more, `fill(name)`.
     """
     cells: list[str] = []

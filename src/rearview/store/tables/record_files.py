@@ -45,7 +45,7 @@ from rearview.store.tables.convert_to_parquet import (
     read_summary,
     seal,
 )
-from rearview.store.tables.pivot import PLAIN, WINNERS, cell, depth, unify, wide
+from rearview.store.tables.pivot import RANKED, UNRANKED, cell, common_kind, depth, wide
 
 _TAIL = 256
 """Bytes at the end of a file that hold its last line, if that is the end line."""
@@ -310,7 +310,7 @@ class PivotCacheIndex(msgspec.Struct, frozen=True):
     depths: list[Depth]
 
 
-def points(
+def pivot_cache(
     project: Project, con: Duck, run: str, parts: Sequence[RecordPart], replays: Sequence[Replay]
 ) -> dict[str, tuple[Path, Depth]] | None:
     """Return the pivot cache of a run, created if needed; None if the run is too short.
@@ -352,7 +352,7 @@ def _hash(file: Path) -> str:
     return str(xxhash.xxh3_128_hexdigest(file.read_bytes()))
 
 
-def long(parts: Sequence[RecordPart], *, places: bool = False) -> str:
+def long_sql(parts: Sequence[RecordPart], *, places: bool = False) -> str:
     """Return the SQL of the records of these parts; with `places`, also of their source and line."""
     groups: dict[tuple[str, str], list[Path]] = {}
     for part in parts:
@@ -399,7 +399,7 @@ def _hidden(part: RecordPart) -> str:
     )
 
 
-def plain(parts: Sequence[RecordPart]) -> bool:
+def needs_no_ranking(parts: Sequence[RecordPart]) -> bool:
     """Return True if a run has one file, of the run itself, with each name once per point."""
     return len(parts) == 1 and parts[0].summary.unique and parts[0].summary.replay is None
 
@@ -407,14 +407,14 @@ def plain(parts: Sequence[RecordPart]) -> bool:
 def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
     import duckdb
 
-    source = (PLAIN if plain(parts) else WINNERS).format(source=long(parts))
-    if not plain(parts) and all(part.summary.replay is None for part in parts):
+    source = (UNRANKED if needs_no_ranking(parts) else RANKED).format(source=long_sql(parts))
+    if not needs_no_ranking(parts) and all(part.summary.replay is None for part in parts):
         distinct = (
-            f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long(parts)})"
+            f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long_sql(parts)})"
         )
         (is_distinct,) = con.execute(distinct).fetchone()
         if is_distinct:  # several files, but no name twice at a point: no ranking
-            source = PLAIN.format(source=long(parts))
+            source = UNRANKED.format(source=long_sql(parts))
     names: dict[str, dict[str, set[str]]] = {}
     for part in parts:
         for logged in part.shown():
@@ -427,7 +427,7 @@ def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
     try:
         depths = []
         for k, (path, columns) in enumerate(names.items()):
-            kinds_of = {name: unify(kinds) for name, kinds in columns.items()}
+            kinds_of = {name: common_kind(kinds) for name, kinds in columns.items()}
             origins = [name for name in columns if replayed or "null" in columns[name]]
             sql = wide(source, path, kinds_of, origins, numbered=True)
             keys = ", ".join([*(f"i{n}" for n in range(1, depth(path) + 1)), "occ"])
@@ -479,7 +479,7 @@ class _Part:
     """Each with the number of the record within its process."""
 
 
-def recorded(folder: Path) -> Iterator[LoggedValue]:
+def own_values(folder: Path) -> Iterator[LoggedValue]:
     """Yield all values that the run in `folder` logged itself, in order.
 
     Values that an attempt logged after the checkpoint from which the next attempt resumed are left out:

@@ -10,8 +10,8 @@ from rearview.model import Checkpoint
 from rearview.model.proof import ORIGINS
 from rearview.store.project import Project
 from rearview.store.tables.connection import Duck, fold, quoted
-from rearview.store.tables.pivot import ORIGIN, TYPES, encode, unify
-from rearview.store.tables.record_files import RunRecords, long
+from rearview.store.tables.pivot import ORIGIN, TYPES, common_kind, encode
+from rearview.store.tables.record_files import RunRecords, long_sql
 from rearview.store.trust import store_id
 from rearview.store.values_as_json import convert
 from rearview.store.versions.versions import Versions
@@ -372,7 +372,9 @@ def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
     for run_args in values.values():
         for name, (kind, _) in run_args.items():
             kinds.setdefault(name, set()).add(kind)
-    columns = {fold(f"a:{name}"): TYPES[unify(arg_kinds)] for name, arg_kinds in kinds.items()}
+    columns = {
+        fold(f"a:{name}"): TYPES[common_kind(arg_kinds)] for name, arg_kinds in kinds.items()
+    }
     rows = (
         {"run": run, **{fold(f"a:{name}"): text for name, (_, text) in run_args.items()}}
         for run, run_args in values.items()
@@ -419,7 +421,7 @@ def load_views(duck: Duck, run_records: RunRecords) -> None:
     }
     columns = ", ".join(f"{computed.get(c, f'l.{c}')} AS {c}" for c in _columns("records"))
     duck.execute(
-        f"CREATE VIEW records AS SELECT {columns} FROM ({long(parts, places=True)}) l "
+        f"CREATE VIEW records AS SELECT {columns} FROM ({long_sql(parts, places=True)}) l "
         "LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay "
         "LEFT JOIN own.runs o ON l.run = o.run"
     )

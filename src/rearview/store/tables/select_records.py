@@ -13,22 +13,29 @@ from rearview.model.run import CAPTURED, UNASKED, captured_origin
 from rearview.store.project import Project
 from rearview.store.tables.connection import Duck, files, key, quoted
 from rearview.store.tables.pivot import (
-    PLAIN,
+    RANKED,
     TYPES,
-    WINNERS,
+    UNRANKED,
     Catalogue,
+    common_kind,
     depth,
     encode,
     inside,
     label,
     recast,
-    unify,
     wide,
 )
-from rearview.store.tables.record_files import Depth, RecordPart, RunRecords, long, plain, points
+from rearview.store.tables.record_files import (
+    Depth,
+    RecordPart,
+    RunRecords,
+    long_sql,
+    needs_no_ranking,
+    pivot_cache,
+)
 from rearview.store.values_as_json import convert
 
-Virtual = Sequence[tuple[str, Sequence[str]]]
+FillableNames = Sequence[tuple[str, Sequence[str]]]
 """Names that the newest source logs, each with its loops, outermost first."""
 
 
@@ -44,7 +51,7 @@ class Files:
     """Files of the pivot cache."""
 
 
-class Sources:
+class SelectedRecords:
     """The records of some runs, by depth."""
 
     def __init__(
@@ -53,7 +60,7 @@ class Sources:
         duck: Duck,
         run_records: RunRecords,
         runs: Sequence[Run],
-        virtual: Virtual,
+        fillable: FillableNames,
         *,
         withheld: bool = False,
     ) -> None:
@@ -68,10 +75,10 @@ class Sources:
         self._project, self._duck, self._run_records = project, duck, run_records
         places = {
             (name, "/".join(loops))
-            for name, loops in virtual
+            for name, loops in fillable
             if not runs or not all(name in run.args for run in runs)  # such as mlflow.log_param
         }
-        self._virtual = {place: self._lacking(*place) for place in places}
+        self._fillable = {place: self._lacking(*place) for place in places}
         self._files: Files | None = None
         self._upto: int | None = None
         kinds: dict[str, set[str]] = {}
@@ -84,10 +91,10 @@ class Sources:
                     self.catalogue.see(path, labels)
             for name, value in run.args.items():
                 kinds.setdefault(name, set()).add(encode(convert(value))[0])
-        for (name, path), lacking in sorted(self._virtual.items()):
+        for (name, path), lacking in sorted(self._fillable.items()):
             if lacking or name not in self.catalogue.names:
                 self.catalogue.add(path, name, ())
-        self.args = {name: unify(names) for name, names in kinds.items()}
+        self.args = {name: common_kind(names) for name, names in kinds.items()}
         self.captured = self._captured_only()
 
     def _captured_only(self) -> dict[str, Origin]:
@@ -99,7 +106,7 @@ class Sources:
                     origins_by_name.setdefault(logged.name, set()).add(
                         captured_origin(part.summary.replay)
                     )
-        for name, _ in self._virtual:
+        for name, _ in self._fillable:
             origins_by_name.setdefault(name, set()).add(None)
         return {
             name: min((origin for origin in origins if origin), key=CAPTURED.index)
@@ -171,7 +178,7 @@ class Sources:
                 out.add(run)
         return out
 
-    def first(self, rows: int, names: Iterable[str]) -> Sources:
+    def first(self, rows: int, names: Iterable[str]) -> SelectedRecords:
         """Return the sources of the first runs that certainly have that many rows together."""
         name_set, count = set(names), 0
         for n, run in enumerate(self.runs[:-1], 1):
@@ -204,9 +211,9 @@ class Sources:
     @property
     def plain(self) -> bool:
         """Whether these runs logged all values themselves, and each name once per point."""
-        return all(plain(self._run_records.parts.get(run, [])) for run in self.runs)
+        return all(needs_no_ranking(self._run_records.parts.get(run, [])) for run in self.runs)
 
-    def until(self, path: str, rows: int, names: dict[str, str]) -> Sources:
+    def until(self, path: str, rows: int, names: dict[str, str]) -> SelectedRecords:
         """Return the sources up to the outermost iteration at which `path` has that many rows.
 
         Only if that is cheap to find out: for one run that is already pivoted.
@@ -230,31 +237,33 @@ class Sources:
                 parts, which = self._parts[run], (run, self._withheld)
                 if which not in self._run_records.pivoted:
                     replays = self._run_records.replays.get(run, [])
-                    self._run_records.pivoted[which] = points(
+                    self._run_records.pivoted[which] = pivot_cache(
                         self._project, self._duck, run, parts, replays
                     )
                 pivoted = self._run_records.pivoted[which]
                 if pivoted is not None:
                     self._files.pivoted.append(pivoted)
                 else:
-                    (self._files.simple if plain(parts) else self._files.ranked).extend(parts)
+                    (self._files.simple if needs_no_ranking(parts) else self._files.ranked).extend(
+                        parts
+                    )
         return self._files
 
     def wide(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
         """Return one row per point and occurrence at `path`, with the named values as columns.
 
-        With a virtual name among them, every known point at or below `path` has a row, in the runs
+        With a fillable name among them, every known point at or below `path` has a row, in the runs
         that may lack values of it there.
         """
         out = []
         held = self._opened()
-        for parts, form in ((held.simple, PLAIN), (held.ranked, WINNERS)):
+        for parts, form in ((held.simple, UNRANKED), (held.ranked, RANKED)):
             if parts:
-                source = form.format(source=long(parts))
+                source = form.format(source=long_sql(parts))
                 out.append(wide(source, path, names, origins))
         out += self._stored(path, names, origins=origins)
         values = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
-        lacking = set().union(*(self._virtual.get((name, path), ()) for name in names))
+        lacking = set().union(*(self._fillable.get((name, path), ()) for name in names))
         lacking = lacking & set(self.runs) if path or names else set(self.runs)
         if not lacking:
             return values
@@ -312,7 +321,7 @@ class Sources:
             keys = "".join(f", indices[{k}] AS i{k}" for k in n)
             labels = "".join(f", {label(k, 'labels')} AS x{k}" for k in n)
             texts.append(
-                f"SELECT DISTINCT run{keys}{labels} FROM ({long(parts)}) WHERE path = {quoted(path)} "
+                f"SELECT DISTINCT run{keys}{labels} FROM ({long_sql(parts)}) WHERE path = {quoted(path)} "
                 f"OR starts_with(path, {quoted(path + '/')})"
             )
         keys = "".join(f", i{k}" for k in n) + "".join(f", x{k}" for k in n)

@@ -14,16 +14,16 @@ from rearview.store.tables.pivot import (
     INTERPOLATED,
     Catalogue,
     RowPaths,
-    branches,
     depth,
     fill,
     hidden,
     inside,
     loop_columns,
     rows_of,
+    union_of_paths,
     with_interpolated,
 )
-from rearview.store.tables.select_records import Sources
+from rearview.store.tables.select_records import SelectedRecords
 
 _COMMA = re.compile(r""",(?=(?:[^"]*"[^"]*")*[^"]*$)""")
 """A comma outside of double quotes."""
@@ -124,7 +124,7 @@ class TableQuery:
 
     def __init__(
         self,
-        sources: Sources,
+        selected: SelectedRecords,
         names: Iterable[str],
         *,
         origins: bool,
@@ -132,17 +132,17 @@ class TableQuery:
         every: bool = False,
         interpolate: bool = False,
     ) -> None:
-        self._sources = sources
+        self._selected = selected
         self._interpolate = interpolate
         self._shows_origins = origins
-        self._cat = sources.catalogue if level is None else at_level(sources.catalogue, level)
+        self._cat = selected.catalogue if level is None else at_level(selected.catalogue, level)
         self._all_loops = self._cat.loops(self._cat.rank)
         self._logged: list[str] = []
         self._facts: list[str] = []
         name_list = list(names)
         if not name_list:
-            self._logged = list(self._cat.names) if every else sources.names_by_default()
-            self._facts = [f"a:{name}" for name in sources.args]
+            self._logged = list(self._cat.names) if every else selected.names_by_default()
+            self._facts = [f"a:{name}" for name in selected.args]
         for text in name_list:
             # a name means the logged value rather than a loop of the same name
             self._add(f"n:{text}" if text in self._cat.names else self.column_of(text))
@@ -158,7 +158,7 @@ class TableQuery:
     @property
     def unproved(self) -> list[str]:
         """The columns of the answer that may hold unproved values."""
-        return [name for name in self._logged if name in self._sources.unproved]
+        return [name for name in self._logged if name in self._selected.unproved]
 
     @property
     def _origins(self) -> Collection[str]:
@@ -188,7 +188,7 @@ class TableQuery:
         return column
 
     def _find(self, text: str) -> str | None:
-        names, args = self._cat.names, self._sources.args
+        names, args = self._cat.names, self._selected.args
         short = text.removesuffix("_logged").removesuffix("_arg")
         for column, holds in (
             (f"l:{text}", text in self._all_loops),
@@ -203,8 +203,8 @@ class TableQuery:
         return None
 
     def _nearest(self, text: str) -> str:
-        columns = [*self._cat.names, *self._sources.args, *self._all_loops]
-        if not self._cat.names and not self._sources.args:
+        columns = [*self._cat.names, *self._selected.args, *self._all_loops]
+        if not self._cat.names and not self._selected.args:
             return "No run has logged anything yet."
         word = text.lower()
         near = [name for name in columns if _contains(name.lower(), word)]
@@ -266,15 +266,15 @@ class TableQuery:
         self.kinds = {label: kind for label, (_, kind) in columns.items() if kind}
         beside = {path for name in inline for path in self._cat.names[name]} - set(rows.paths)
         rows = replace(rows, joined=frozenset(beside))
-        sources = self._sources
+        selected = self._selected
         if limit is not None and not where and not ordering and not self._interpolate:
-            sources = self._near(rows, limit)
+            selected = self._near(rows, limit)
         logged = [*self._logged, *inline]
-        text = self._rows_sql(logged, rows, facts, sources)
+        text = self._rows_sql(logged, rows, facts, selected)
         if where and not apart:
             text = f"SELECT * FROM ({text}) WHERE (\n{where}\n)"
         elif where:
-            text = self._selected(text, rows, [*logged, *apart], facts, where)
+            text = self._rows_containing(text, rows, [*logged, *apart], facts, where)
         if keys:
             shown = ", ".join(map(ident, ["run", *hidden(deepest)]))
         else:
@@ -289,7 +289,7 @@ class TableQuery:
         """Return the column that a key of the order names; the case of letters may differ."""
         if text == "run":
             return _RUN
-        every = (*self._cat.names, *self._sources.args, *self._all_loops)
+        every = (*self._cat.names, *self._selected.args, *self._all_loops)
         same = [name for name in every if name.lower() == text.lower()]
         return next(filter(None, map(self._find, (text, *same))), None) or self.column_of(text)
 
@@ -348,26 +348,26 @@ class TableQuery:
             return False
         return not any("long" in kinds for kinds in self._cat.names[name].values())
 
-    def _near(self, rows: RowPaths, limit: int) -> Sources:
-        """Return sources that hold the first rows and little more."""
+    def _near(self, rows: RowPaths, limit: int) -> SelectedRecords:
+        """Return selected that hold the first rows and little more."""
         if not self._logged:
-            return self._sources
-        sources = self._sources.first(limit, self._logged)
-        if len({path.split("/")[0] for path in rows.paths if path}) != 1 or not sources.plain:
-            return sources
+            return self._selected
+        selected = self._selected.first(limit, self._logged)
+        if len({path.split("/")[0] for path in rows.paths if path}) != 1 or not selected.plain:
+            return selected
         leaf = max(rows.paths, key=depth)
         here = {n: self._cat.kind(n) for n in self._logged if leaf in self._cat.names[n]}
-        return sources.until(leaf, limit, here)
+        return selected.until(leaf, limit, here)
 
     def _rows(self, names: Iterable[str]) -> RowPaths:
         paths_by_name = {name: self._cat.names[name] for name in names}
-        virtual = {
+        fillable = {
             (n, path) for n, at in paths_by_name.items() for path, kinds in at.items() if not kinds
         }
-        rows = rows_of(paths_by_name, virtual)
+        rows = rows_of(paths_by_name, fillable)
         if not rows.paths:
             return RowPaths(("",), frozenset({""}))
-        if virtual and "" not in rows.paths:  # runs without a known point still have a row
+        if fillable and "" not in rows.paths:  # runs without a known point still have a row
             return RowPaths(("", *rows.paths), rows.kept)
         return rows
 
@@ -437,10 +437,10 @@ class TableQuery:
             return name, (f"r.{ident(name)}", "")
         taken = name in self._logged or name in loops or name == "run"
         label = f"{name}_arg" if taken else name
-        return label, (f"a.{key('a', name)}", self._sources.args[name])
+        return label, (f"a.{key('a', name)}", self._selected.args[name])
 
     def _rows_sql(
-        self, names: list[str], rows: RowPaths, facts: list[str], sources: Sources
+        self, names: list[str], rows: RowPaths, facts: list[str], selected: SelectedRecords
     ) -> str:
         """Return all rows with everything that a condition or an order may mention."""
         kinds = {name: self._cat.kind(name) for name in names}
@@ -448,9 +448,9 @@ class TableQuery:
 
         def source(path: str) -> str:
             here = {name: kinds[name] for name in names if path in columns[name]}
-            return sources.wide(path, here, origins=self._origins)
+            return selected.wide(path, here, origins=self._origins)
 
-        text = branches(self._cat, columns, rows, source, origins=self._origins)
+        text = union_of_paths(self._cat, columns, rows, source, origins=self._origins)
         if filled := {name: self._cat.names[name] for name in names if self._fills(name)}:
             text = with_interpolated(text, rows.paths, filled)
         shown = self._available(rows, names, facts)
@@ -463,12 +463,12 @@ class TableQuery:
             "JOIN own.runs r ON r.run = b.run LEFT JOIN own.args a ON a.run = b.run"
         )
 
-    def _selected(
+    def _rows_containing(
         self, text: str, rows: RowPaths, names: list[str], facts: list[str], where: str
     ) -> str:
         """Return the rows in which, or inside which, the condition holds somewhere."""
         deeper = self._rows(names)
-        inner = self._rows_sql(names, deeper, facts, self._sources)
+        inner = self._rows_sql(names, deeper, facts, self._selected)
         shared = min(
             _common(p, q)
             for p in rows.paths
@@ -486,7 +486,7 @@ class TableQuery:
         for match in WORD.finditer(where):
             word = match[1].replace('""', '"') if match[1] else match[2]
             if word and not (match[2] and word.lower() in _NEVER):
-                every = (*self._cat.names, *self._sources.args)
+                every = (*self._cat.names, *self._selected.args)
                 same = [word, *(name for name in every if name.lower() == word.lower())]
                 column = next(filter(None, map(self._find, same)), None)
                 if column is not None:
