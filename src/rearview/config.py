@@ -37,7 +37,7 @@ class Settings:
     """Share of the training time that recording may cost; the default for a notebook is 0.02. With 0, no
     checkpoints are saved."""
     every: bool = False
-    """Save a checkpoint after every iteration of the outermost loop, whatever it costs."""
+    """Save a checkpoint after every iteration of the outermost loop, regardless of the cost."""
     staging: int = 0
     """Most bytes of staging memory; 0 means the size of the changed bytes of one checkpoint, at least 16 MB."""
     budget: int = 0
@@ -72,8 +72,8 @@ class Settings:
     compress: Literal["auto", "never"] = "auto"
     """Whether to compress large parts of checkpoints: `auto` means if compressing pays."""
     propagation: float = 0.7
-    """Least certainty, from 0 to 1, with which Rearview must know where a statement belongs in a past version; if
-    it is less certain, it refuses."""
+    """Least certainty, from 0 to 1, with which Rearview must know where a statement belongs in a past version;
+    below, the version is refused."""
     background_memory: int = 256 << 20
     """Most bytes of the log calls that wait for a background writer; further calls block the program."""
     trust: Literal["auto", "yes", "no"] = "auto"

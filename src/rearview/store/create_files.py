@@ -66,7 +66,7 @@ def make_new_folder(folder: Path, mode: int | None = None) -> None:
 
 
 def make_store_folder(path: Path, mode: int) -> None:
-    """Create the folder of a store with the mode `mode`; if it exists, change its mode and that of all its content."""
+    """Create the folder of a store with the given mode; if the folder exists, change the modes of all its content."""
     path.mkdir(parents=True, exist_ok=True)
     facts = path.stat()
     if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) == mode:

@@ -1,8 +1,8 @@
 """Runs: start, end, find, list and label them.
 
-Each run has a folder, to whose files only the process of the run writes, and replays and labels append lines. The
-labels of a run are the name, tags and notes that the user gives to the run after it was recorded. They are lines of
-`events.jsonl`.
+Each run has a folder with its facts at the start and at the end, its events (`events.jsonl`) and its replays
+(`replays.jsonl`). The labels of a run are the name, tags and notes that the user gives to the run after it was
+recorded; each label is an event.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ OID_DIGITS = 64
 MOST_OPEN = 128
 """Files of a batch that stay open until they are synced; a process may open 1024."""
 LARGEST_SHARE = 0.9
-"""If an object compresses to more than this share of its size, it is stored uncompressed, whatever its sample said."""
+"""If an object compresses to more than this share of its size, it is stored uncompressed, even if its sample was smaller."""
 
 
 def digest(data: Any) -> str:

@@ -68,7 +68,7 @@ class ThinningCandidate:
     frees: int
     """Bytes that only this checkpoint uses, approximately."""
     promised: bool = False
-    """Whether it must never be removed."""
+    """Whether the checkpoint must never be removed."""
 
 
 def thin(candidates: Iterable[ThinningCandidate], *, excess: int) -> list[str]:
@@ -154,7 +154,7 @@ def expected_replay(times: Sequence[float], end: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What a garbage collection removed, or would remove if it only looks."""
+    """What a garbage collection removed, or would remove in a dry run."""
 
     checkpoints: tuple[str, ...] = ()
     files: int = 0
@@ -417,8 +417,8 @@ def _clock(project: Project) -> float:
 def fit_budget(project: Project, budget: int, run: str) -> Freed:
     """Remove unreferenced files, and checkpoints until the rest fits `budget` bytes.
 
-    Checkpoints of `run` may be removed although it is recording. All other runs that are recording keep their
-    checkpoints, because their next saves refer to files of these.
+    Checkpoints of `run` may be removed although it is recording. All other runs that are recording keep
+    their checkpoints, because their next saves refer to files of earlier checkpoints.
     """
     recording_ids = [each.id for each in Runs(project).all() if each.status is Status.RUNNING]
     from rearview.store.tables.answer_queries import Tables

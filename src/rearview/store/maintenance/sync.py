@@ -52,7 +52,7 @@ def command_key(target: str, args: Sequence[str]) -> str:
 def push(
     project: Project, run: str, remote: Remote, key: str, pushed: dict[str, object] | None = None
 ) -> int:
-    """Send to `remote` all files that are needed to resume `run`; return the number of bytes that were new to it.
+    """Send to `remote` all files that are needed to resume `run`; return the number of bytes sent.
 
     May be called again while the run continues: `pushed` remembers the files that the remote has, by path.
     """

@@ -29,7 +29,7 @@ from rearview.store.records import scan, without_damage
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.runs import FORMAT as FACTS
 from rearview.store.tables.connection import Duck
-from rearview.store.tables.convert_to_parquet import unreadable
+from rearview.store.tables.convert_to_parquet import unreadable_lines
 from rearview.store.tables.record_files import summary_of
 from rearview.store.versions.git import LooseDatabase
 from rearview.store.versions.versions import Versions
@@ -87,7 +87,7 @@ def _check_lines(file: Path) -> FileCheck:
         return FileCheck(
             file, f"has lost at least {plural(scanned.lost, 'record')}" if scanned.lost else ""
         )
-    bad = unreadable(scanned.lines)
+    bad = unreadable_lines(scanned.lines)
     damage = f"has {plural(bad, 'line')} that cannot be read; all others can." if bad else ""
     return FileCheck(file, damage, has_checksums=False)
 

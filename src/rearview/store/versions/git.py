@@ -318,7 +318,7 @@ def has_git(cwd: Path) -> bool:
 def repository(root: Path) -> Path | None:
     """Return the git directory of the repository around `root`, or None if it cannot be used.
 
-    That is so if there is no repository, git is missing or refuses the folder, or the git directory is read-only.
+    It cannot be used if there is no repository, git is missing or refuses the folder, or the git directory is read-only.
     """
     with contextlib.suppress(VersionError, OSError):
         options = ["--is-inside-work-tree", "--git-common-dir", "--show-toplevel"]
