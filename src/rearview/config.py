@@ -23,7 +23,7 @@ ON_REQUEST = frozenset({"logging"})
 
 
 _NOTEBOOK = 0.02
-"""Default of `epsilon` for a notebook: all costs of recording together should stay below 3 %."""
+"""Default of `epsilon` for a notebook, with which all costs of recording together should be below 3 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Settings:
     huge_pages: bool = True
     """Give recorded programs huge memory pages, if the system supports them."""
     shared_start: bool = True
-    """If several local replays begin with equal imports or an equal set-up, do this once in one process, and fork the
-    replays from it."""
+    """If several local replays begin with equal imports or an equal set-up, do this work once, in one process, from which the
+    replays are forked."""
     rerun: bool = True
     """Run a program again from its start, in one process, if restoring checkpoints would not be noticeably faster."""
     grid: str = "energy-charts:de"
@@ -82,14 +82,14 @@ class Settings:
 
     @classmethod
     def read(cls, folder: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
-        """Return the settings of the project whose store is `folder`, with the environment variables in `env`.
+        """Return the settings of the project whose store is `folder`, from its file and from the variables `env`.
 
-        `env` is None for those of this process.
+        If `env` is None, the environment variables of this process are used.
         """
         values: dict[str, Any] = {}
         file = folder / "config.toml" if folder else None
         if file is not None and file.is_file():
-            import tomllib  # imported only here, because few projects have a file of settings
+            import tomllib  # imported here, because few projects have a file of settings
 
             try:
                 table = tomllib.loads(file.read_text("utf-8"))

@@ -1,6 +1,6 @@
-"""Write local files that appear whole or not at all and survive a power cut; and checksums that show damaged JSON.
+"""Write local files that appear whole or not at all and survive a power cut; and checksums that detect damaged JSON.
 
-All rooms write their files with these functions, so that a process may be killed at any instruction.
+All other modules write files with these functions, so that a process may be killed at any instruction.
 
 A checksum is the last field of a JSON object, or the last item of a JSON list: the CRC of all bytes before. A CRC
 of 32 bits detects every error of one or two bits, and every burst of errors of up to 32 bits. Of longer bursts, it

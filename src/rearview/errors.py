@@ -4,8 +4,8 @@
 class RearviewError(Exception):
     """Base of all errors; `slug` is the name of the paragraph in docs/errors.md that explains the error.
 
-    `general` is the message without the id of the run. It is equal for all runs with the same problem, so that
-    the user sees it only once.
+    `general` is the message without the id of the run. Runs with the same problem have equal texts here, so that
+    the user sees the text only once.
     """
 
     slug = "error"
@@ -50,7 +50,7 @@ class SourceError(RearviewError):
 
 
 class ProbeError(SourceError):
-    """An edit is not a probe: it would change the computation."""
+    """An edit is not a probe, because it would change the computation."""
 
     slug = "probe"
 

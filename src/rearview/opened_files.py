@@ -30,7 +30,7 @@ class WatchedFolders:
 
     def __init__(self) -> None:
         self.lost = ""
-        """Why reports may be incomplete, in words; empty if they are complete."""
+        """Reason why reports may be incomplete, in words; empty if the reports are complete."""
         self.written: set[str] = set()
         """Files that were written between the last two calls of `drain`."""
         self.read_first: set[str] = set()
@@ -38,7 +38,7 @@ class WatchedFolders:
         self.listed: set[str] = set()
         """Folders that were listed between the last two calls of `drain`."""
         self.dropped = False
-        """Whether a watched folder was removed or moved since this was last set to False."""
+        """Whether a watched folder was removed or moved; the caller sets this to False again."""
         self._folders: dict[int, str] = {}
         self._watched: set[str] = set()
         self._root = ""
@@ -144,7 +144,7 @@ class WatchedFolders:
         self.dropped = True
 
     def _follows(self, folder: str, name: str) -> bool:
-        """Return True if a new folder is in the project and may hold inputs, so that it is to be watched."""
+        """Return True if a new folder is to be watched, because it is in the project and may hold inputs."""
         inside = folder == self._root or folder.startswith(f"{self._root}{os.sep}")
         return bool(self._root) and inside and _may_hold_inputs(name)
 

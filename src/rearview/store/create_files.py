@@ -1,4 +1,4 @@
-"""Create files and folders of the store: with the right modes, and large files without the page cache.
+"""Create files and folders of the store, with the right modes; write large files without the page cache.
 
 **Modes.** The mode of the `.rearview` folder, not the umask, says whether only its owner may read the store,
 or also its group (setting `shared`). Every folder in the store gets the mode of its parent folder, and every
@@ -35,7 +35,7 @@ CHUNK = 8 << 20
 DIRECT_FROM = 1 << 20
 """Files of fewer bytes are written through the page cache, in one call and without padding."""
 PART = ".part-"
-"""Prefix of the name of a file while it is being written."""
+"""Prefix of the name of a file that is being written."""
 
 _VECTOR = 512
 """Buffers per system call: half of what Linux allows."""
@@ -213,7 +213,7 @@ class Sink:
             except OSError as exc:
                 if exc.errno != errno.EINVAL:
                     raise
-                # some file systems create the file before they refuse the flag
+                # some file systems create the file, and then refuse the flag
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.temporary)  # noqa: PTH108
                 self._direct = False
@@ -274,7 +274,7 @@ def _aligned_chunk() -> mmap.mmap:
     try:
         return _spare.pop()
     except IndexError:
-        # private: by default a mapping is shared with forked children, which write into it, too
+        # private: by default a mapping is shared with forked children, which also write into the chunk
         return mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -283,7 +283,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def caused_by_full_disk(exc: BaseException | None) -> bool:
-    """Return True if an exception, or one of its causes, says that the disk is full."""
+    """Return True if an exception, or a cause of the exception, says that the disk is full."""
     while exc is not None:
         if isinstance(exc, OSError) and exc.errno in FULL:
             return True
@@ -291,17 +291,17 @@ def caused_by_full_disk(exc: BaseException | None) -> bool:
     return False
 
 
-def write_error(exc: OSError, what: str, store: Path) -> StoreError:
-    """Return an error that tells the user why `what` was not written to the store, and what to do."""
+def write_error(exc: OSError, subject: str, store: Path) -> StoreError:
+    """Return an error that tells the user why `subject` was not written to the store, and what to do."""
     if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return StoreError(
-            f"{what} was not written: the disk of {store} is full ({exc.strerror}). What was "
+            f"{subject} was not written: the disk of {store} is full ({exc.strerror}). What was "
             "saved before is intact. Free space with `rearview gc --budget 10GB`, or move the "
             "store to a larger disk.",
             slug="disk-full",
         )
     return StoreError(
-        f"{what} was not written to {store}: {exc.strerror or exc}. What was saved before is "
+        f"{subject} was not written to {store}: {exc.strerror or exc}. What was saved before is "
         "intact. Make the folder writable, then try again.",
         slug="store-unwritable",
     )

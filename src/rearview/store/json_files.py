@@ -23,7 +23,7 @@ CHECKED = 2
 
 
 def append_line(file: Path, facts: Mapping[str, Any]) -> None:
-    """Append one line of facts to a file; after a crash, readers see the whole line or nothing of it."""
+    """Append one line of facts to a file; after a crash, readers see the complete line or no line."""
     fd = open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(fd).st_size
@@ -52,15 +52,15 @@ def damaged_lines(file: Path, newest: int) -> int:
 
 def _lines(file: Path) -> list[bytes]:
     try:
-        *whole, last_line = file.read_bytes().split(b"\n")
+        *complete_lines, last_line = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     # an incomplete last line is ignored; a last line that lacks only its line end is read
-    return [*whole, last_line[:-1]] if is_intact(last_line[:-1]) else whole
+    return [*complete_lines, last_line[:-1]] if is_intact(last_line[:-1]) else complete_lines
 
 
 def decode_facts(text: bytes, newest: int) -> dict[str, Any] | None:
-    """Return the facts of a line or document, or None if it is damaged.
+    """Return the facts of a line or document, or None for damaged text.
 
     A checksum may be missing only in formats before `CHECKED` and in formats above `newest`.
     """
@@ -99,7 +99,7 @@ def read_facts(file: Path, newest: int) -> dict[str, Any]:
 
 
 def encode(facts: Mapping[str, Any]) -> bytes:
-    """Return facts as one line of JSON; values that JSON does not have are replaced by their `repr`."""
+    """Return facts as one line of JSON; values that JSON cannot express are converted, most of them by `repr`."""
     return json.dumps(facts, default=_plain, separators=(",", ":")).encode("ascii")
 
 
@@ -121,7 +121,7 @@ def check_format(facts: Mapping[str, Any], newest: int, file: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has in place of one that it does not have."""
+    """Return a value that JSON can express in place of `value`, which JSON cannot express."""
     if isinstance(value, (set, frozenset, tuple)):
         return list(value)
     if isinstance(value, Mapping):

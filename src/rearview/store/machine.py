@@ -1,7 +1,7 @@
-"""The cores and accelerators of this machine, and whether a process that wrote to the store still runs.
+"""The cores and accelerators of this machine, and whether a process that wrote to the store is still alive.
 
-The identity of a process (host, boot, process namespace, number, start time) distinguishes it from every other
-process, also from later processes with the same number. The kernel knows which processes of this machine are
+The identity of a process (host, boot, process namespace, number, start time) distinguishes a process from every other
+process, also from later processes with its number. The kernel knows which processes of this machine are
 alive. The last sign of life of a process on another machine is the modification time of its heartbeat file.
 """
 
@@ -26,7 +26,7 @@ _LONG_SILENCE = 86_400.0
 _CPUINFO = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _FIRST_CORE = 4096
-"""Bytes of /proc/cpuinfo to read: they hold the first core, and reading further takes time for every core."""
+"""Bytes of /proc/cpuinfo to read: enough for the first core. Reading further cores takes time."""
 
 
 def process_identity(pid: int | None = None) -> dict[str, Any]:
@@ -70,13 +70,13 @@ def is_certainly_dead(identity: Mapping[str, Any], heartbeat: Path) -> bool:
 
 
 def _known_to_kernel(identity: Mapping[str, Any]) -> bool | None:
-    """Return True if the kernel says that a process is alive, False if it is dead, None if the kernel cannot know."""
-    own = process_identity(0)
-    if identity.get("host") != own["host"]:
+    """Return True if the kernel says that a process is alive, False if the process is dead, None if the kernel cannot know."""
+    this_process = process_identity(0)
+    if identity.get("host") != this_process["host"]:
         return None
-    if identity.get("boot") != own["boot"]:
-        return False  # the machine was restarted since then
-    if not own["boot"] or identity.get("space") != own["space"]:
+    if identity.get("boot") != this_process["boot"]:
+        return False  # the machine was restarted since the process ran
+    if not this_process["boot"] or identity.get("space") != this_process["space"]:
         return None
     fields = _stat(int(identity.get("pid", 0)))
     return (
@@ -126,7 +126,7 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """Return the model of each accelerator of this machine, as the driver lists them."""
+    """Return the model of each accelerator of this machine, according to the driver."""
     try:
         folders = sorted(_GPUS.iterdir())
     except OSError:
@@ -150,8 +150,8 @@ def hardware() -> dict[str, Any]:
 def hardware_id(facts: Mapping[str, Any]) -> str:
     """Return an id that is equal for machines with equal hardware.
 
-    The id does not depend on the name of the host: a container gets a new name at each start, and of equal nodes
-    of a cluster only one has to be measured.
+    The id does not depend on the name of the host: a container gets a new name at each start, and of all equal
+    nodes of a cluster only one has to be measured.
 
     >>> a = {"cpu": "x", "cores": 2, "gpus": [], "visible": None}
     >>> hardware_id(a) == hardware_id({**a, "visible": "0"})

@@ -1,7 +1,7 @@
 """Read the lines that a run printed, each with its point, and turn the numbers in these lines into records.
 
 The training process only stores the lines. The numbers are extracted when the run is first queried, and stored in a
-cache that may be deleted. So extraction does not slow training, and it also works for older runs.
+cache that may be deleted. So extraction does not slow down training, and also works for older runs.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def printed(folder: Path) -> Iterator[PrintedLine]:
 def intact_lines(folder: Path) -> tuple[list[bytes], int]:
     """Return the intact lines of the file in `folder`, as bytes, and the number of damaged lines."""
     lines = [(raw, line) for raw, line in _read(folder) if raw]
-    good = [raw for raw, line in lines if line is not None or _is_head(raw)]
-    return good, len(lines) - len(good)
+    intact = [raw for raw, line in lines if line is not None or _is_head(raw)]
+    return intact, len(lines) - len(intact)
 
 
 def is_checked(folder: Path) -> bool:
@@ -91,19 +91,21 @@ def is_checked(folder: Path) -> bool:
 
 
 def _read(folder: Path) -> Iterator[tuple[bytes, PrintedLine | None]]:
-    """Yield each line of the file with its content, or None if it is damaged or the first line."""
+    """Yield each line of the file with its content; the content of a damaged line and of the first line is None."""
     try:
-        *whole, last_line = (folder / FILE).read_bytes().split(b"\n")
+        *complete_lines, last_line = (folder / FILE).read_bytes().split(b"\n")
     except FileNotFoundError:
         return
-    old = _first(folder) == _OLD
-    if old or is_intact_list(last_line[:-1]):  # a last line that a kill cut off is ignored
-        whole.append(last_line if old else last_line[:-1])
-    for raw in whole:
+    has_no_checksums = _first(folder) == _OLD
+    if has_no_checksums or is_intact_list(
+        last_line[:-1]
+    ):  # a last line that a kill cut off is ignored
+        complete_lines.append(last_line if has_no_checksums else last_line[:-1])
+    for raw in complete_lines:
         try:
-            yield raw, _line(raw, old=old)
+            yield raw, _line(raw, old=has_no_checksums)
         except (msgspec.MsgspecError, ValueError, IndexError):
-            if not old or raw is not last_line:
+            if not has_no_checksums or raw is not last_line:
                 yield raw, None
 
 
@@ -137,7 +139,7 @@ def _is_head(raw: bytes) -> bool:
 
 
 RULES = 1
-"""Number of the rules by which numbers are extracted; it is raised to have all caches rebuilt."""
+"""Version of the rules by which numbers are extracted; caches of another version are rebuilt."""
 COLUMNS = 40
 """Most names of numbers that are extracted from the lines of one run."""
 
@@ -216,18 +218,20 @@ def _point(line: PrintedLine, main: MainLoop) -> Point:
 def _target(loop: str, index: int, main: MainLoop, *, outermost: bool) -> Any:
     """Return the value of the target of a loop in iteration `index`, or None if the value is not known.
 
-    It is known for loops over a range or over recorded values, if the name of the loop is not ambiguous.
+    The values are known for loops over a range and for recorded loop values, unless two loops have the name.
     """
     if outermost:
         if loop != main.name:
             return None
-        span, held = main.span, main.held
+        span, values = main.span, main.held
     else:
-        spans, helds = main.spans or {}, main.helds or {}
-        sites = [site for site in {**spans, **helds} if name_of(site) == loop]
-        if len(sites) != 1:
+        spans_by_loop, values_by_loop = main.spans or {}, main.helds or {}
+        same_name = [
+            loop_id for loop_id in {**spans_by_loop, **values_by_loop} if name_of(loop_id) == loop
+        ]
+        if len(same_name) != 1:
             return None
-        span, held = spans.get(sites[0]), helds.get(sites[0])
+        span, values = spans_by_loop.get(same_name[0]), values_by_loop.get(same_name[0])
     if span:
         return span[0] + span[1] * index
-    return held[index] if held and 0 <= index < len(held) else None
+    return values[index] if values and 0 <= index < len(values) else None

@@ -19,9 +19,9 @@ FOLDER = ".rearview"
 EVENT_FILES = "tensorboard"
 """Folder of the store for event files of backfilled values, by run and replay."""
 FORMAT = 2
-"""Newest layout that this Rearview reads. A store with a higher number is refused."""
+"""Newest format of a store that this Rearview reads. A store with a higher number is refused."""
 MARK = "carried"
-"""Name of a file that marks a store as copied to a node of a cluster."""
+"""Name of the file that marks a store as a copy on a node of a cluster."""
 PLAIN, COMPRESSED = 1, 2
 """Formats of a store without and with compressed objects; a new store has the format `PLAIN`."""
 
@@ -150,7 +150,7 @@ class Project:
             return project
         try:
             make_store_folder(project.store, mode)
-            # if the folder held more than settings before, it may come from a stranger: not trusted
+            # a folder that already held more than settings may come from a stranger, and is not trusted
             new = {entry.name for entry in project.store.iterdir()} <= {"config.toml", MARK}
             for folder in (project.objects, project.packs, project.checkpoints, project.runs):
                 make_folder(folder)
@@ -215,7 +215,7 @@ def _differ_in_one_bit(a: str, b: str) -> bool:
 def root_of(script: Path) -> Path:
     """Return the folder of the project to which a script belongs.
 
-    This is the nearest folder above the script that has a store. If there is none, it is the top of the git
+    This is the nearest folder above the script that has a store. If there is no store, it is the top of the git
     repository, if the script adds a folder above its own to `sys.path`; else the current folder, if it contains
     the script; else the folder of the script. The environment variable REARVIEW_ROOT overrides all this.
     """
@@ -258,7 +258,7 @@ def repository_top(folder: Path) -> Path | None:
 
 
 _MOST_FOLDERS = 200
-"""Most folders that are searched for a project, to name it in an error message."""
+"""Most folders that are searched for a project that an error message could name."""
 
 
 def _project_below(start: Path) -> Path | None:

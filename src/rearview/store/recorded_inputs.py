@@ -1,8 +1,8 @@
-"""Store what a run read: environment variables, times, the inputs of its cells; and hash its input files.
+"""Store the inputs of a run: environment variables, times, the inputs of its cells, and hashes of its input files.
 
 `clock.bin` holds the times that the program read from clocks, eight bytes each. `clock.sum` holds a number of bytes
-and their CRC. It is written after the times, so after a kill `clock.bin` may have a few more times than
-`clock.sum` covers. `environment.jsonl` and `cells.jsonl` hold environment variables and the inputs of cells.
+and their CRC. It is written after the times, so that after a kill `clock.bin` may have a few times more than
+`clock.sum` covers. `environment.jsonl` holds the environment variables, `cells.jsonl` the inputs of cells.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ def append_environment(folder: Path, part: Environment) -> None:
 
 
 def read_environment(folder: Path) -> Environment | None:
-    """Return the environment that a run read, or None if the run is old and did not record it.
+    """Return the environment that a run read, or None if an old Rearview did not record the environment.
 
     If a variable was recorded several times, its first value is returned: the later values were read after a
     resume.
     """
     values: dict[str, str | None] = {}
     secrets: dict[str, bool] = {}
-    whole = has_lines = False
+    was_read_whole = has_lines = False
     for line in read_lines(folder / ENVIRONMENT_FILE, FORMAT):
         has_lines = True
         for name, value in line.get("values", {}).items():
             values.setdefault(name, value)
         for name, was_set in line.get("secrets", {}).items():
             secrets.setdefault(name, bool(was_set))
-        whole = whole or bool(line.get("whole"))
-    return Environment(values, secrets, whole) if has_lines else None
+        was_read_whole = was_read_whole or bool(line.get("whole"))
+    return Environment(values, secrets, was_read_whole) if has_lines else None
 
 
 def environment_of(

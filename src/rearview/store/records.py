@@ -187,7 +187,7 @@ class RecordFile:
         for name, value in items:
             kind = type(value)
             if kind is float:
-                if value - value != 0.0:  # nan, inf
+                if value - value != 0.0:  # nan or infinite
                     value = {"$float": repr(value)}  # noqa: PLW2901
             elif kind is int:
                 if not LOW <= value < HIGH:
@@ -203,14 +203,16 @@ class RecordFile:
             body = {"s": self._seq, "t": now, "n": names, "v": values}
             try:
                 text = prefix + place + _encode(body)[1:-1]
-            except UnicodeEncodeError:  # lone surrogates
+            except UnicodeEncodeError:  # the text has lone surrogates
                 body |= {"n": [encodable(name) for name in names], "v": [_str(v) for v in values]}
                 text = prefix + place + _encode(body)[1:-1]
-            self._write(b'%b,"c":%d}\n' % (text, crc32(text)))  # as `add_check`, without a call
+            self._write(
+                b'%b,"c":%d}\n' % (text, crc32(text))
+            )  # what `add_check` does, without a call
             self._seq += len(names)
 
     def close(self) -> None:
-        """Close the file; a later append opens another one."""
+        """Close the file; a later append opens another file."""
         with self._lock:
             if self._fd >= 0 and self._pid == os.getpid():
                 with contextlib.suppress(StoreError):
@@ -298,8 +300,10 @@ def scan(file: Path) -> ScannedFile:
     header = _header(first, file)
     if header.format >= CHECKED:
         return _checked(header, body)
-    whole = body[: body.rfind(b"\n") + 1]
-    return ScannedFile(header, whole.removesuffix(PLAIN_END), whole.endswith(PLAIN_END))
+    complete_lines = body[: body.rfind(b"\n") + 1]
+    return ScannedFile(
+        header, complete_lines.removesuffix(PLAIN_END), complete_lines.endswith(PLAIN_END)
+    )
 
 
 def has_end(tail: bytes) -> bool:
@@ -309,7 +313,7 @@ def has_end(tail: bytes) -> bool:
 
 
 def _header(first: bytes, file: Path) -> Header:
-    """Return the header in the first line of a file; raise if it is damaged."""
+    """Return the header in the first line of a file; raise if the line is damaged."""
     why: object = "its checksum does not match"
     try:
         intact = is_intact(first)

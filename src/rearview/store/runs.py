@@ -51,7 +51,7 @@ TRACES_FORMAT = 2
 ABSENT = "absent"
 """Value in `TRACES` for a file that did not exist before the run."""
 _AGAIN = "-again"
-_ID_STEP = 1 / 0x10000  # seconds between two ids that follow each other
+_ID_STEP = 1 / 0x10000  # seconds from one id to the next
 _FIELDS = ("version", "script", "argv", "cwd", "parent", "args", "started")
 NAME, TAG, UNTAG, NOTE = "name", "tag", "untag", "note"
 """Events of a run that set its name, add tags, remove tags, or set its note."""
@@ -60,7 +60,7 @@ LONGEST_LABEL = 100
 LONGEST_NOTE = 10_000
 """Most characters of one note."""
 _RESERVED_NAMES = ("latest", "worktree")
-"""Words that are not allowed as names, because commands understand them as a run or a source."""
+"""Words that cannot be names of runs, because commands give them another meaning."""
 _ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
@@ -110,7 +110,7 @@ def _read_report(values: object) -> ReplayReport | None:
 
 
 def _first_try(replay: str) -> str:
-    """Return the id of the replay that `replay` replaces, which old stores recorded as a part of the id."""
+    """Return the id of the replay that `replay` replaces, which old stores recorded in the id of `replay`."""
     return replay.removesuffix(_AGAIN) if replay.endswith(_AGAIN) else ""
 
 
@@ -163,15 +163,15 @@ class Runs:
         folder = self.folder(run)
         make_folder(folder)
         run_fields = {key: facts[key] for key in _FIELDS if key in facts}
-        about = {"format": FORMAT, "id": run, "started": time.time(), "cwd": str(Path.cwd())}
-        about |= {**run_fields, **process_identity(), "heartbeat": facts.get("heartbeat", 10.0)}
-        about["facts"] = {k: v for k, v in facts.items() if k not in (*_FIELDS, "heartbeat")}
+        run_facts = {"format": FORMAT, "id": run, "started": time.time(), "cwd": str(Path.cwd())}
+        run_facts |= {**run_fields, **process_identity(), "heartbeat": facts.get("heartbeat", 10.0)}
+        run_facts["facts"] = {k: v for k, v in facts.items() if k not in (*_FIELDS, "heartbeat")}
         if (folder / "run.json").exists():
             raise StoreError(
                 f"Run {run} has been started before. Resume it instead: `rearview resume`.",
                 slug="run-exists",
             )
-        publish(folder / "run.json", add_check(encode(about)))
+        publish(folder / "run.json", add_check(encode(run_facts)))
         self.heartbeat(run)
         return folder
 
@@ -198,7 +198,7 @@ class Runs:
                 claims = sorted(folder.glob("attempt-*.json"))
                 last_claim = _read(claims[-1]) if claims else None
                 if last_claim is not None and _same_process(last_claim, identity):
-                    return  # this process claimed the run before it started over
+                    return  # this process has claimed the run before
                 if last_claim is not None and is_alive(
                     last_claim, _newest(claims[-1], folder / "heartbeat")
                 ):
@@ -252,11 +252,11 @@ class Runs:
         moment: float | None = None,
     ) -> None:
         """Publish that a run has ended, now or at `moment`, with its measurements."""
-        when = time.time() if moment is None else moment
+        ended = time.time() if moment is None else moment
         events = read_lines(self.folder(run) / "events.jsonl", FORMAT)
         attempts = sum(event.get("event") == "resumed" for event in events)
         end = msgspec.structs.replace(
-            measured or RunEnd(), time=when, attempts=attempts, exit_code=exit_code
+            measured or RunEnd(), time=ended, attempts=attempts, exit_code=exit_code
         )
         facts = {"format": FORMAT, **fields_of_struct(end)}
         publish(self.folder(run) / "end.json", add_check(encode(facts)))
@@ -296,7 +296,7 @@ class Runs:
     def end_replay(
         self, run: str, replay: str, *, proved: bool, report: ReplayReport | None = None
     ) -> None:
-        """Publish that a replay has ended, and whether it was proved equal to the run."""
+        """Publish that a replay has ended, and whether its values were proved equal to those of the run."""
         line: dict[str, Any] = {"format": FORMAT, "replay": replay, "ended": time.time()}
         line["proved"] = proved
         if report is not None:
@@ -305,10 +305,10 @@ class Runs:
 
     def rebuild(self, run: str, version: str) -> None:
         """Write the damaged file of facts of a run again, with what its id and version tell."""
-        about: dict[str, Any] = {"format": FORMAT, "id": run, "version": version}
-        about["started"] = _start_time(run)
-        about["facts"] = {"rebuilt": True}
-        publish(self.folder(run) / "run.json", add_check(encode(about)))
+        run_facts: dict[str, Any] = {"format": FORMAT, "id": run, "version": version}
+        run_facts["started"] = _start_time(run)
+        run_facts["facts"] = {"rebuilt": True}
+        publish(self.folder(run) / "run.json", add_check(encode(run_facts)))
 
     def replays(self, run: str) -> list[Replay]:
         """Return the replays of a run, oldest first."""
@@ -349,12 +349,16 @@ class Runs:
         return sorted(out, key=lambda run: (run.started, run.id))
 
     def get(self, run: str) -> Run:
-        """Return one run by its whole id, with its current status."""
+        """Return the run with the id `run`, with its current status."""
         folder = self.folder(run)
-        about = _read(folder / "run.json")
-        if about is None:
+        run_facts = _read(folder / "run.json")
+        if run_facts is None:
             raise self._unknown(run)
-        process, last, args = about, float(about.get("started", 0.0)), dict(about.get("args") or {})
+        process, attempt_began, args = (
+            run_facts,
+            float(run_facts.get("started", 0.0)),
+            dict(run_facts.get("args") or {}),
+        )
         attempts = 0
         origins: dict[str, str] = {}
         continued: list[Continuation] = []
@@ -365,7 +369,7 @@ class Runs:
                 args.update(event.get("args", {}))
                 origins |= dict.fromkeys(event.get("args", {}), str(event.get("origin", "")))
             elif event.get("event") == "resumed":
-                process, last = event, float(event["time"])
+                process, attempt_began = event, float(event["time"])
                 attempts += 1
             elif event.get("event") == "continued":
                 continued.append(Continuation(str(event["version"]), str(event["point"])))
@@ -374,7 +378,7 @@ class Runs:
             end = self._end(run)
         except DamagedError as exc:  # the facts of the start can still be read
             end, damage = None, str(exc)
-        if end is not None and not _ended_after(end, attempts, last):
+        if end is not None and not _ended_after(end, attempts, attempt_began):
             end = None  # the run was resumed since
         code = None if end is None else end.exit_code
         if end is None:
@@ -385,20 +389,20 @@ class Runs:
             status = Status.PAUSED if code == EXIT_PAUSED else Status.FAILED
         return Run(
             id=run,
-            version=str(about.get("version", "")),
-            script=str(about.get("script", "")),
-            argv=tuple(about.get("argv", ())),
-            started=float(about.get("started", 0.0)),
+            version=str(run_facts.get("version", "")),
+            script=str(run_facts.get("script", "")),
+            argv=tuple(run_facts.get("argv", ())),
+            started=float(run_facts.get("started", 0.0)),
             status=status,
             ended=None if end is None else end.time,
             exit_code=code,
             host=str(process.get("host", "")),
             pid=int(process.get("pid", 0)),
             heartbeat=float(process.get("heartbeat", 10.0)),
-            cwd=str(about.get("cwd", "")),
-            parent=about.get("parent"),
+            cwd=str(run_facts.get("cwd", "")),
+            parent=run_facts.get("parent"),
             args=args,
-            facts=read_record(RunStart, about.get("facts", {})),
+            facts=read_record(RunStart, run_facts.get("facts", {})),
             end=end or RunEnd(),
             attempts=attempts,
             arg_origins=origins,
@@ -425,7 +429,7 @@ class Runs:
         return self.get(self.find_id(text))
 
     def is_stored(self, run: str) -> bool:
-        """Return True if the folder of a run exists: the user may have removed the store during the run."""
+        """Return True if the folder of a run exists; the user may have removed the store during the run."""
         return (self.folder(run) / "run.json").exists()
 
     def find_id(self, text: str) -> str:
@@ -481,7 +485,7 @@ class Runs:
 
 
 def _ended_after(end: RunEnd, attempts: int, began: float) -> bool:
-    """Return True if `end` is the end of the last attempt at a run, which began at `began`.
+    """Return True if `end` is the end of the last attempt at a run; this attempt began at `began`.
 
     Attempts are compared by number if `end` has it, because the clock may have been set back during the run. Only
     old runs are compared by time.
@@ -504,7 +508,7 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links
+    except OSError:  # the file system does not support links
         with open(open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:  # noqa: PTH123
             file.write(source.read_bytes())
 

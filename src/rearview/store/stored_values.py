@@ -1,6 +1,6 @@
-"""Logged arrays, tensors, images, histograms and other media: describe them, and load them from the store.
+"""Describe logged arrays, tensors, images, histograms and other media, and load them from the store.
 
-Each is stored as an object. No pickle is involved: an array is its raw bytes with a dtype and a shape, an image is
+Each value is stored as an object. No pickle is involved: an array is its raw bytes with a dtype and a shape, an image is
 a PNG file.
 """
 
@@ -51,7 +51,7 @@ class StoredValue:
     dtype: str
     """Name of the dtype in torch or NumPy: `bfloat16` for a tensor, `<f4` for an array; empty for an image."""
     shape: tuple[int, ...]
-    """Shape of the array; of an image, height and width if they are known; of a histogram, the number of bins."""
+    """Shape of the array; for an image, height and width, if known; for a histogram, the number of bins."""
     oid: str
     nbytes: int
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -245,7 +245,7 @@ def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:
 
 
 def value_in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
-    """Return the stored value that the text of an SQL cell describes, or None if it describes no value."""
+    """Return the stored value that the text of an SQL cell describes, or None for other cells."""
     if not (isinstance(cell, str) and cell.startswith(TEXT)):
         return None
     try:

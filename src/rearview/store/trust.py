@@ -1,13 +1,13 @@
 """Decide which stores are trusted: the code in them is run, and their pickles are loaded, without asking the user.
 
-A store has a random id in `identity.json`. Rearview remembers the stores that were created on this machine or that
-the user has trusted. It does so in the user's own state folder, outside of the stores::
+A store has a random id in `identity.json`. Rearview remembers which stores were created on this machine or
+trusted by the user, in files outside of the stores, in the user's own state folder::
 
     $XDG_STATE_HOME/rearview/stores/<key>.json     (~/.local/state/rearview/… if that is not set)
 
 The key is a hash of the id, of the inode of the store's folder and of its creation time in nanoseconds. A copy or
 an unpacked archive has another inode and creation time, and no other user can write to the state folder. So a store
-is still trusted after it was renamed or moved on its disk; a store that was copied, unpacked or cloned is not.
+is still trusted after it was renamed or moved on its disk. A store that was copied, unpacked or cloned is not trusted.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def check_trust(store: Path, setting: str, doing: str) -> None:
 
 
 def check_links(store: Path, setting: str = "auto") -> None:
-    """Raise if an untrusted store contains a link or a device, by which other files could be read or changed."""
+    """Raise if an untrusted store contains a link or a device, because files outside could be changed through it."""
     if is_trusted(store, setting):
         return
     for path in _special_entries(store):

@@ -40,7 +40,7 @@ _LONGEST = 10_000
 def convert(value: Any, put: Put | None = None) -> Any:
     """Return `value` as JSON, by the rules in the docstring of this module.
 
-    `put` stores bytes and returns their reference. If it is None, arrays and media are converted to their `repr`.
+    `put` stores bytes and returns their reference. If `put` is None, arrays and media are converted to their `repr`.
     """
     if value is None or value is True or value is False:
         return value
@@ -72,7 +72,7 @@ FAMILIES = {
     "object": "an array or image",
     "bytes": "bytes",
 }
-"""Kind of a value (`records.kind`) -> family of kinds in words. One column may hold kinds of one family."""
+"""Family of each kind of value (`records.kind`), in words. Values of one family may be mixed in a column."""
 _MARKERS = {"$float": "float", "$int": "int", "$str": "str", "$repr": "repr"}
 
 
@@ -125,7 +125,7 @@ def _key(key: Any) -> str:
 
 
 def encodable(text: str) -> str:
-    """Return text in which each lone surrogate is replaced by its escape, so that it can be encoded in UTF-8."""
+    """Return text in which each lone surrogate is replaced by its escape, so that the text can be encoded in UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -218,7 +218,7 @@ def _dtype(dtype: Any) -> dict[str, Any]:
     """Return the facts of a NumPy dtype: its name, and its fields if it is structured."""
     if dtype.names is not None:
         return {"dtype": dtype.str, "descr": dtype.descr}
-    # types of other libraries, such as bfloat16, have the short name of raw bytes
+    # for types of other libraries, such as bfloat16, `dtype.str` is that of raw bytes
     added = dtype.kind == "V" and not dtype.name.startswith("void")
     return {"dtype": dtype.name if added else dtype.str}
 
@@ -368,8 +368,8 @@ def fields_of(descr: Any) -> Any:
     if not isinstance(descr, list):
         return descr
     return [
-        (_field_name(name), fields_of(kind), *(tuple(shape) for shape in more))
-        for name, kind, *more in descr
+        (_field_name(name), fields_of(kind), *(tuple(shape) for shape in shape_fields))
+        for name, kind, *shape_fields in descr
     ]
 
 

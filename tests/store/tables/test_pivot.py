@@ -39,7 +39,7 @@ def expected(runs, names):
         name: {"/".join(p.loops) for _, log in runs for p, n, _ in log if n == name}
         for name in names
     }
-    kept = rows_of(paths).kept
+    kept = rows_of(paths).always_shown
     ranks: dict[str, int] = {}
     for _, records in runs:  # as the store sees them: by name, each at its first record
         firsts: dict[tuple[str, str], int] = {}
@@ -115,6 +115,6 @@ def test_paths():
 
 def test_rows_of_a_table():
     rows = rows_of({"loss": {"e/s"}, "acc": {"e"}, "seed": {""}})
-    assert (rows.paths, rows.kept) == (("", "e", "e/s"), {"e/s"})
-    assert rows_of({"loss": {"e/s", "e"}}).kept == {"e/s", "e"}
-    assert rows_of({"a": {"e/s"}, "b": {"e/v"}}).kept == {"e/s", "e/v"}
+    assert (rows.paths, rows.always_shown) == (("", "e", "e/s"), {"e/s"})
+    assert rows_of({"loss": {"e/s", "e"}}).always_shown == {"e/s", "e"}
+    assert rows_of({"a": {"e/s"}, "b": {"e/v"}}).always_shown == {"e/s", "e/v"}

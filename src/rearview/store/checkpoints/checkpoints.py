@@ -3,7 +3,7 @@
 A save writes the parts of a checkpoint first and its manifest last, so that a checkpoint exists only if all its
 parts do. During a save, a small file (`save_in_flight`) tells garbage collection to spare objects that no
 manifest names yet. The small file holds the identity of the process that saves, so that garbage collection can
-tell if this process was killed. No process ever waits for another one.
+tell if the process was killed. No process ever waits for another one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from rearview.store.project import Project
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT, Runs
 
 READERS = 2
-"""Threads that load parts: while one thread waits for the disk, the other one hashes."""
+"""Threads that load parts: while one thread waits for the disk, the other thread hashes."""
 OBJECT_FROM = 1 << 20
-"""Parts of at least this many bytes are separate object files; smaller ones share a pack."""
+"""Parts of at least this many bytes are stored as object files; smaller parts share a pack."""
 DIRECT_PACK = 64 << 20
-"""Packs of at least this many bytes bypass the page cache."""
+"""Packs of at least this many bytes are written directly to the disk, without the page cache."""
 
 _log = logging.getLogger("rearview")
 
@@ -53,7 +53,7 @@ _log = logging.getLogger("rearview")
 class Checkpoints:
     """The checkpoints of one project. Any number of processes may save and load at once.
 
-    `compression` decides which large parts to compress; if it is None, no part is compressed.
+    `compression` decides which large parts to compress. If it is None, no part is compressed.
     """
 
     def __init__(self, project: Project, compression: CompressionPolicy | None = None) -> None:
@@ -117,14 +117,14 @@ class Checkpoints:
         return sorted(checkpoints.values(), key=lambda checkpoint: checkpoint.seq)
 
     def runs(self) -> list[str]:
-        """Return the runs that have checkpoints."""
+        """Return the ids of the runs that have checkpoints."""
         try:
             return sorted(entry.name for entry in os.scandir(self.project.checkpoints))
         except FileNotFoundError:
             return []
 
     def get(self, id: str) -> Checkpoint:  # noqa: A002 - the word of the model
-        """Return the checkpoint `id`."""
+        """Return the checkpoint `id`; raise if it does not exist or is damaged."""
         path = self._path(id)
         checkpoint = self._read(path)
         if checkpoint is None:
@@ -142,13 +142,13 @@ class Checkpoints:
         return parts.table if isinstance(parts, LazyParts) else None
 
     def files(self, checkpoint: Checkpoint) -> set[Path]:
-        """Return the files that a checkpoint needs: those of its parts and of the table of its parts."""
+        """Return the files that a checkpoint needs: they hold its parts and the table of its parts."""
         table = self.table(checkpoint)
         refs = [*checkpoint.parts.values(), *([] if table is None else [table])]
         return {self.objects.file(ref) for ref in refs}
 
     def load(self, checkpoint: Checkpoint) -> LoadedCheckpoint:
-        """Return the parts of `checkpoint`; each is read on access."""
+        """Return the parts of `checkpoint` as a mapping that reads a part when it is accessed."""
         return LoadedCheckpoint(self.objects, checkpoint)
 
     def delete(self, id: str) -> None:  # noqa: A002 - the word of the model
@@ -175,7 +175,7 @@ class Checkpoints:
             body.nbytes = sum(ref.nbytes for ref in refs.values())
         body.stored = batch.stored
         manifest = seal(encode(body))
-        # the manifest comes last in the batch, so that it gets its name last
+        # the manifest is the last file of the batch, so that it is the last to get its name
         with batch.sink(self._path(f"{body.run}/{body.seq}"), size=0) as sink:
             sink.write(memoryview(manifest))
         batch.commit()
@@ -261,7 +261,7 @@ class Checkpoints:
 
 
 class LoadedCheckpoint(Mapping[str, memoryview]):
-    """The parts of one checkpoint, each read and checked against its hash on access."""
+    """A mapping of the parts of one checkpoint; a part is read, and checked against its hash, when it is accessed."""
 
     def __init__(self, objects: Objects, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -472,7 +472,7 @@ def _point_of(checkpoint: Checkpoint) -> str:
 
 
 def _in_project(run: Run, file: Path) -> tuple[int | None, bool]:
-    """Return the size of a file, None if it does not exist, and whether it was last written during the run."""
+    """Return the size of a file (None if the file does not exist), and whether the run was the last to write to it."""
     try:
         status = file.stat()
     except OSError:

@@ -31,18 +31,18 @@ MARK = _HEAD.pack(*_KIND, 0)[:-8]
 LEVEL = 1
 """Level of zstd: the fastest ordinary level, because training runs on the same processor."""
 WINDOW_BITS = 20
-"""Bits of the window of zstd. The window bounds the memory of a reader, even for a malicious file."""
+"""Bits of the window of zstd. It bounds the memory that a reader needs, even for a malicious file."""
 INPUT_CHUNK = 1 << 20
-"""Bytes compressed, or read from the file, at once."""
+"""Bytes that are compressed, or read from a file, at a time."""
 OUTPUT_CHUNK = 128 << 10
-"""Bytes of content decompressed at once."""
+"""Bytes of content that are decompressed at a time."""
 SMALL_ENOUGH = 0.5
 """Objects that compress to this share of their size or less are compressed to save space."""
 TOO_LARGE = 0.7
 """Objects that compress to more than this share are never compressed: for trained weights and moments of an
 optimizer (0.92 to 0.96, in bfloat16 0.78), compressing costs processor time and saves little space."""
 SAMPLE_PLACES = 16
-"""Number of positions at which an object is sampled: more than one, because a buffer may be filled only in part."""
+"""Number of positions at which an object is sampled: several, because a buffer may be filled only in part."""
 SAMPLE_BYTES = 1 << 10
 """Bytes sampled at each position."""
 LEAST_TIMED_WRITE = 8 << 20
@@ -204,14 +204,14 @@ def compression_pays(sample: CompressionSample, disk: DiskSpeed) -> bool:
 
 @dataclass(slots=True)
 class _Pause:
-    """A number of saves during which one buffer is not sampled: at first, and how many remain."""
+    """The number of saves during which a buffer is not sampled, at its beginning (`length`) and now (`remaining`)."""
 
     length: int
     remaining: int
 
 
 class CompressionPolicy:
-    """Decides which buffers of one process to compress. Used by one thread at a time."""
+    """Decides which buffers of one process to compress. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         self.disk = DiskSpeed()

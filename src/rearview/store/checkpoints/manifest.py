@@ -2,9 +2,9 @@
 
 A manifest is one JSON document, `{"format": 1, "check": …, "body": {…}}`; `check` is the hash of the body's
 bytes. If a checkpoint has many parts, the table of its parts is in the pack, and the body only says where. So
-manifests are small, and ten thousand checkpoints can be listed quickly.
+manifests are small, and many checkpoints can be listed quickly.
 
-A pack holds the small parts of one checkpoint, so that 10^5 checkpoints do not make 10^7 files::
+A pack holds the small parts of one checkpoint, so that not every small part is a file::
 
     RVPACK01                      8 bytes
     slice, slice, …               each at a multiple of 64, so that any dtype can be mapped
@@ -39,7 +39,7 @@ PACK_END = b"RVPACKED"
 SLICE = 64
 """Alignment of slices in bytes: a cache line, which is more than any dtype needs."""
 GATHER = 1 << 20
-"""Bytes of slices that are collected before they are written."""
+"""Bytes of slices that are collected for one write."""
 _ZEROS = bytes(SLICE)
 _FOOTER = struct.Struct("<QQ32s8s")
 
@@ -61,7 +61,7 @@ class PartTable(msgspec.Struct, omit_defaults=True):
 
 
 class ManifestBody(msgspec.Struct, omit_defaults=True):
-    """The facts of one checkpoint, as its manifest stores them."""
+    """The facts of one checkpoint that its manifest stores."""
 
     run: str
     seq: int

@@ -39,7 +39,7 @@ READ_CHUNK = 1 << 20
 OID_DIGITS = 64
 """Hexadecimal digits of an oid."""
 MOST_OPEN = 128
-"""Files of a batch that stay open until they are synced; a process may open 1024."""
+"""Most files of a batch that are open before they are synced; a process may have 1024 open files."""
 LARGEST_SHARE = 0.9
 """If an object compresses to more than this share of its size, it is stored uncompressed, even if its sample was smaller."""
 
@@ -67,7 +67,7 @@ def as_bytes(buffer: Any) -> memoryview:
 
 
 class Objects:
-    """The objects of one project. Any number of processes may put and get at once."""
+    """The objects of one project. Any number of processes may store and read objects at the same time."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -75,11 +75,11 @@ class Objects:
         self._packs = os.fspath(project.packs)
 
     def path(self, oid: str) -> Path:
-        """Return the file of the object `oid`, which need not exist."""
+        """Return the path of the file of the object `oid`, even if it does not exist."""
         return Path(self._objects, oid[:2], oid[2:])
 
     def pack_path(self, pack: str) -> Path:
-        """Return the file of a pack, which need not exist."""
+        """Return the path of the file of a pack, even if it does not exist."""
         return Path(self._packs, f"{pack}.pack")
 
     def put(self, data: Any) -> ObjectRef:
@@ -112,8 +112,8 @@ class Objects:
     def read_into(self, ref: ObjectRef, buffer: Any) -> None:
         """Fill `buffer` with the bytes of the object `ref`, and check them; the sizes must be equal.
 
-        The check compares `ref.sum` if the reference has a sum, else the oid. The sum detects damage as well, in
-        a seventh of the time.
+        The check compares `ref.sum` if the reference has a sum, else the oid. The sum detects damage equally well,
+        in a seventh of the time.
         """
         view = as_bytes(buffer)
         if len(view) != ref.nbytes:
@@ -230,7 +230,7 @@ class Objects:
 
 
 class Batch:
-    """Objects that are stored together: `put` writes each one, `commit` syncs them and gives them their names.
+    """Objects that are stored together: `put` writes each one, `commit` syncs the files and gives them their names.
 
     If there is a `policy`, it decides which objects to compress. Without `commit`, no object remains.
     """
@@ -250,10 +250,10 @@ class Batch:
         self._names: set[str] = set()
 
     def put(self, data: Any, ref: ObjectRef | None = None, key: str = "") -> ObjectRef:
-        """Write `data`, unless it is stored, and return its reference.
+        """Store `data` as an object, unless the object exists already, and return its reference.
 
-        The caller may pass the reference as `ref`, if it is known. `key` is the key of the part, by which the
-        compression policy recognizes it in the next save.
+        The caller may pass the reference as `ref`, so that `data` is not hashed again. By `key`, the compression
+        policy recognizes the buffer in the next save.
         """
         view = as_bytes(data)
         ref = ref or reference_of(view)
@@ -327,12 +327,12 @@ class Batch:
             self._open.clear()
 
     @contextlib.contextmanager
-    def disk_errors(self, what: str) -> Iterator[None]:
-        """Turn an OSError into an error that tells the user what to do; `what` could not be written."""
+    def disk_errors(self, subject: str) -> Iterator[None]:
+        """Turn an OSError into an error that tells the user what to do; `subject` could not be written."""
         try:
             yield
         except OSError as exc:
-            raise write_error(exc, what, self.objects.project.store) from exc
+            raise write_error(exc, subject, self.objects.project.store) from exc
 
     def __enter__(self) -> Self:
         return self
@@ -344,7 +344,7 @@ class Batch:
 
 
 class HashAhead:
-    """A thread that hashes `views` in order while the caller writes; neither of them holds the interpreter lock."""
+    """A thread that hashes `views` in order while the caller writes; neither thread holds the interpreter lock."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self.cpu = 0.0
@@ -409,7 +409,7 @@ def _size(fd: int) -> int:
 
 
 def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
-    """Read the object `ref` from an open file, into the memory `into` if it is not None; return its hash.
+    """Read the object `ref` from an open file, into `into` unless this is None; return the hash of the content.
 
     The hash is XXH3-128, to be compared with `ref.sum`; or BLAKE3, as `ref.oid`, if there is no sum.
     """

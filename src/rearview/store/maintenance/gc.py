@@ -1,6 +1,6 @@
 """Garbage collection: remove checkpoints until the rest fits a budget, then files that nothing refers to.
 
-**Which checkpoints are removed.** A backfill asks for some iteration of a run, and a replay computes this
+**Which checkpoints are removed.** A backfill asks for an iteration of a run, and a replay computes this
 iteration from the nearest checkpoint before it. If every iteration is equally likely, a gap of g seconds
 between two checkpoints costs g/2 on average and is hit with probability proportional to g, so the expected
 cost of a replay grows with the sum of g². Removing the checkpoint between gaps a and b adds 2ab to that sum. The
@@ -14,7 +14,7 @@ guess about which iteration will be asked for.
 3. Manifests are read; a save that had ended by step 2 has its manifest among them.
 4. A file that no manifest names, and that is older than any save in flight, gets another name, under which no
    save finds it. If a save that began after step 1 has marked the file as in use (its time differs from
-   step 1), the file gets its name back; else the file is removed. A save that looks for the file after the
+   step 1), the file gets its name back. Else the file is removed. A save that looks for the file after the
    renaming does not find it, and writes it again.
 
 A run that exceeds the budget of its project starts this module as a separate process, so that training
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from rearview.store.tables.answer_queries import Tables
 
 GONE = ".gone-"
-"""Prefix of the name of a file while it is being removed."""
+"""Prefix of the name of a file that is being removed."""
 SLACK = 2.0
 """Seconds that file times may lag behind the clock."""
 RECORDING = 60.0
-"""Seconds that replace `SLACK` while a run records: an object may be older than the record that names it."""
+"""Seconds in place of `SLACK` while a run records, because an object may be older than the record that names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ThinningCandidate:
     at: float
     """Computing seconds from the start of the run to this checkpoint; its number if the seconds are unknown."""
     frees: int
-    """Bytes that only this checkpoint uses, approximately."""
+    """Approximate number of bytes that the removal of this checkpoint frees."""
     promised: bool = False
     """Whether the checkpoint must never be removed."""
 
@@ -74,8 +74,8 @@ class ThinningCandidate:
 def thin(candidates: Iterable[ThinningCandidate], *, excess: int) -> list[str]:
     """Return the ids of checkpoints whose removal, in this order, frees at least `excess` bytes.
 
-    The last checkpoint of a run, from which the run would resume, is never removed, and no promised one.
-    Fewer bytes are freed if no other checkpoint remains.
+    The last checkpoint of a run, from which the run would resume, is never removed, and no promised
+    checkpoint. Fewer bytes are freed if no other checkpoint remains.
 
     >>> four = [ThinningCandidate(str(i), "r", float(t), 10) for i, t in enumerate((10, 20, 21, 40))]
     >>> thin(four, excess=10)
@@ -116,7 +116,7 @@ class _Chain:
         """How often a neighbour of each checkpoint was removed; -1 for a removed checkpoint."""
 
     def offer(self, queue: list[tuple[float, int, int, int]], number: int, index: int) -> None:
-        """Queue the checkpoint at `index` by the cost of its removal per freed byte, if it may be removed."""
+        """Queue the checkpoint at `index`, by the cost of its removal per freed byte, unless it must be kept."""
         if self.checkpoints[index].promised or self.after[index] >= len(self.checkpoints):
             return
         before = self.checkpoints[self.before[index]].at if self.before[index] >= 0 else 0.0
@@ -174,7 +174,7 @@ def gc(
     without: Collection[str] = (),
     dry: bool = False,
 ) -> Freed:
-    """Thin checkpoints until they fit `budget` bytes, and remove files that nothing refers to.
+    """Remove checkpoints until the rest fits `budget` bytes, and remove files that nothing refers to.
 
     `referenced` returns the oids that records name. Runs and checkpoints whose ids are in `keep` are never
     removed, even if the budget is exceeded. Runs in `without` are about to be removed: files that only their
@@ -231,7 +231,7 @@ def gc(
 def _superfluous_states(
     project: Project, room: int | None, cutoff: float
 ) -> Iterator[tuple[Path, int]]:
-    """Yield the folder and the bytes of each stored state of cells that is to be removed.
+    """Yield the folder and the bytes of each stored state of a cell that is to be removed.
 
     These are incomplete states, and the oldest complete ones if all together have more than `room` bytes. A
     replay of many versions that needs a removed state computes the state again.
@@ -355,7 +355,7 @@ def _files(project: Project) -> dict[Path, tuple[int, int]]:
 
 
 def _remove(path: Path, stamp: int) -> bool:
-    """Remove `path` unless a save has marked it as in use; return True if it was removed.
+    """Remove the file `path`, unless a save has marked it as in use; return True if it was removed.
 
     `stamp` is the time of the file when it was listed.
     """
@@ -372,7 +372,9 @@ def _remove(path: Path, stamp: int) -> bool:
             f"{path} cannot be removed: {exc.strerror or exc}. Make the store writable.",
             slug="store-unwritable",
         ) from exc
-    with contextlib.suppress(FileNotFoundError):  # another garbage collection has renamed it back
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # another garbage collection has given the file its name back
         if hidden_path.stat().st_mtime_ns == stamp:
             hidden_path.unlink()
             return True
@@ -381,7 +383,7 @@ def _remove(path: Path, stamp: int) -> bool:
 
 
 def restore_renamed(project: Project) -> None:
-    """Give files their names back that a killed garbage collection had renamed."""
+    """Give their names back to files that a killed garbage collection had renamed."""
     for root in (project.objects, project.packs):
         for hidden_path in root.rglob(f"{GONE}*"):
             with contextlib.suppress(OSError):

@@ -39,10 +39,10 @@ class RunRemoval:
 
 
 def removal_of(project: Project, run: str, *, together: Collection[str] = ()) -> RunRemoval:
-    """Return what removing a run would remove; raise if the run is in use.
+    """Return how much the removal of a run would remove; raise if the run is in use.
 
-    A run is in use if it is running, if a run that is not in `together` was started from it, or if it holds
-    files of the user's project. The runs in `together` are removed with it.
+    A run is in use if it is running, if another run was started from it, or if it holds files of the user's
+    project. The runs in `together` will be removed, too, and do not count.
     """
     runs = Runs(project)
     _refuse_if_used(runs, run, together)
@@ -54,7 +54,7 @@ def removal_of(project: Project, run: str, *, together: Collection[str] = ()) ->
 
 
 def remove(project: Project, versions: Versions, run: str) -> None:
-    """Remove a run that `removal_of` allows to remove; garbage collection frees the objects that only it used."""
+    """Remove a run for which `removal_of` did not raise; garbage collection frees the objects that only it used."""
     removed_runs = project.store / FOLDER
     try:
         make_folder(removed_runs)
@@ -93,9 +93,7 @@ def finish_removals(project: Project, versions: Versions) -> None:
 def drop_empty_packs(project: Project, runs: Collection[str]) -> None:
     """Remove the pack folders of removed runs, if garbage collection has emptied them."""
     for run in runs:
-        with contextlib.suppress(
-            OSError
-        ):  # the folder holds packs that other runs need, or does not exist
+        with contextlib.suppress(OSError):  # the folder still holds packs, or does not exist
             (project.packs / run).rmdir()
 
 
@@ -116,11 +114,11 @@ def _refuse_if_used(runs: Runs, run: str, together: Collection[str]) -> None:
             "their origin. Remove those runs first.",
             slug="run-in-use",
         )
-    aside = runs.folder(run) / "aside"
-    project_file = next((path for path in aside.rglob("*") if not path.is_dir()), None)
+    aside_folder = runs.folder(run) / "aside"
+    project_file = next((path for path in aside_folder.rglob("*") if not path.is_dir()), None)
     if project_file is not None:
         raise UsageError(
-            f"Run {run} is not removed: {aside} holds files of your project, such as {project_file.name}, "
+            f"Run {run} is not removed: {aside_folder} holds files of your project, such as {project_file.name}, "
             f"which were put there while the run was resumed. Resume it (`rearview resume {run}`), "
             "or move those files back yourself.",
             slug="run-in-use",

@@ -1,7 +1,7 @@
 """Push a run with its checkpoints to a remote, and pull it into another store.
 
-A pointer is a file that names the other files of a run. It is sent last, so that the remote has every file that
-a pointer names.
+A pointer is a file that names the other files of a run. The pointer is sent last, so that the remote has
+every file that it names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rearview.store.versions.versions import Versions
 _FOLDERS = frozenset(("runs", "checkpoints", "packs", "objects"))
 """Folders of a store that hold files of runs."""
 _ATTEMPTS = 3
-"""How often files are listed again because one of them was removed during the push."""
+"""Most attempts to list and send the files, if a file is removed during the push."""
 
 
 class Pointer(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
-"""Check every byte of the store, and repair damaged files where possible.
+"""Check every byte of the store, and repair damaged files if possible.
 
-Nothing is deleted: damaged files move to `.rearview/damaged/`.
+A repair moves damaged files to `.rearview/damaged/`; it deletes only stored states of cells, which a replay can
+compute again.
 """
 
 from __future__ import annotations
@@ -87,8 +88,12 @@ def _check_lines(file: Path) -> FileCheck:
         return FileCheck(
             file, f"has lost at least {plural(scanned.lost, 'record')}" if scanned.lost else ""
         )
-    bad = unreadable_lines(scanned.lines)
-    damage = f"has {plural(bad, 'line')} that cannot be read; all others can." if bad else ""
+    unreadable = unreadable_lines(scanned.lines)
+    damage = (
+        f"has {plural(unreadable, 'line')} that cannot be read; all others can."
+        if unreadable
+        else ""
+    )
     return FileCheck(file, damage, has_checksums=False)
 
 
@@ -104,7 +109,7 @@ class Problem:
     lost: tuple[str, ...] = ()
     """Checkpoints that cannot be loaded because of the damage."""
     run: str = ""
-    """Run that the file belongs to; empty if it belongs to no single run."""
+    """Run to which the file belongs; empty if it is not of a single run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,7 @@ def verify(
 
 @dataclass(slots=True)
 class _Check:
-    """One check of a store: each method checks one part of it, and adds the damaged files to `problems`."""
+    """A check of a store. Each method checks one part of the store, and adds damaged files to `problems`."""
 
     project: Project
     repair: bool
@@ -251,13 +256,13 @@ class _Check:
                 continue
             except DamagedError as exc:
                 repair = self._aside(path)
-                lost = "how it ended, its loops and its costs"
+                lost_facts = "how it ended, its loops and its costs"
                 if name == "run.json" and self.repair:
                     version = self.sources.names().get(f"runs/{folder.name}", "")
                     Runs(self.project).rebuild(folder.name, version)
-                    lost = "its command, its arguments and its surroundings"
+                    lost_facts = "its command, its arguments and its surroundings"
                     repair += "; rewritten from its id and its version"
-                self._note(path, str(exc), f"{repair}; {lost} are lost" if repair else "")
+                self._note(path, str(exc), f"{repair}; {lost_facts} are lost" if repair else "")
 
     def _lines(self, path: Path) -> None:
         """Check a file of JSON lines, each of which has a checksum."""
@@ -292,8 +297,8 @@ class _Check:
             repair = self._aside(path)
             if repair:
                 recorded_inputs.remove_clock(path)
-            lost = "its clock readings are lost: replays of it may differ"
-            self._note(path, str(exc), f"{repair}; {lost}" if repair else "")
+            loss = "its clock readings are lost: replays of it may differ"
+            self._note(path, str(exc), f"{repair}; {loss}" if repair else "")
 
     def _without_damage(self, file: Path) -> str:
         """Return how a damaged file of records was repaired, or "" without `repair`.
@@ -333,13 +338,15 @@ class _Check:
         try:
             for damage in self.sources.damage():
                 path, repair = damage.file, ""
-                lost = damage.name.removeprefix("runs/")
+                version_name = damage.name.removeprefix("runs/")
                 if self.repair and isinstance(damage.database, LooseDatabase):
                     repair = self._aside(path) if path.is_file() else ""
                     if damage.ref.is_file() and path != damage.ref:
                         repair += f", {self._aside(damage.ref)}"
-                    repair += f"; the source of {lost} is lost"
-                text = f"{damage.oid[:12]}, part of the source of {lost}, {damage.what}"
+                    repair += f"; the source of {version_name} is lost"
+                text = (
+                    f"{damage.oid[:12]}, part of the source of {version_name}, {damage.description}"
+                )
                 self._note(path, text, repair)
         except (VersionError, OSError) as exc:
             self._note(self.project.store / "versions.git", str(exc))
@@ -353,7 +360,7 @@ class _Check:
             try:
                 ref = store.ref(oid)
             except FileNotFoundError:
-                continue  # garbage collection has just removed it
+                continue  # garbage collection has just removed the object
             except OSError:
                 ref = ObjectRef(oid, path.stat().st_size)
             if self._judge(ref) and not self._bring_back(ref):
@@ -412,7 +419,7 @@ class _Check:
             self._note(path, f"a part is lost: {damage}", self._aside(path), lost=(checkpoint.id,))
 
     def _judge(self, ref: ObjectRef) -> str:
-        """Return the damage of a part in words, or "" if it is intact; the bytes of a part are read only once."""
+        """Return the damage of a part in words, or "" for an intact part; each part is read only once."""
         verdict = self.verdicts.get(ref)
         if verdict is None:
             verdict = ""
@@ -444,7 +451,7 @@ class _Check:
         return True
 
     def _aside(self, path: Path) -> str:
-        """If repairing, move a file to `.rearview/damaged/`; return in words where it is now, or ""."""
+        """If repairing, move a file to `.rearview/damaged/` and return its new place in words, else return ""."""
         if not self.repair:
             return ""
         target = self.project.damaged / path.relative_to(self.project.store)

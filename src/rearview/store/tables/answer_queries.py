@@ -52,15 +52,15 @@ def last_value_sql(selected: SelectedRecords, name: str) -> tuple[str, str]:
 def matching_sql(
     selected: SelectedRecords, where: str | None, order: str | Iterable[str] | None = None
 ) -> str:
-    """Return SQL for the runs for which `where` is true, ordered by `order` or, if it is None, as they started.
+    """Return SQL for the runs for which `where` is true, ordered by `order`, or by their start if `order` is None.
 
     `where` and `order` may mention every column of `runs`, `seconds`, arguments, and the last value of every logged
-    name. `where` may also mention `tag`: a run is selected if the condition is true for one of its tags. If a fact
-    of runs, an argument and a logged name are equal, the argument is `name_arg` and the logged name `name_logged`.
+    name. `where` may also mention `tag`: a run is selected if the condition is true for one of its tags. If an
+    argument has the name of a fact of runs, its column is `name_arg`; that of a logged name is `name_logged`.
     """
-    taken = set(_RESERVED)
-    logged = list(_labelled(selected.catalogue.names, taken, "_logged"))
-    args = list(_labelled(selected.args, taken, "_arg"))
+    taken_labels = set(_RESERVED)
+    logged = list(_labelled(selected.catalogue.names, taken_labels, "_logged"))
+    args = list(_labelled(selected.args, taken_labels, "_arg"))
     column_names = {
         label.lower(): label for label in (*_RESERVED, *(each for _, each in (*logged, *args)))
     }
@@ -113,28 +113,30 @@ def _unknown_column(column: str, column_names: Iterable[str]) -> UsageError:
 
 def known_columns(selected: SelectedRecords) -> str:
     """Return in words the columns that a condition over runs may mention."""
-    taken = set(_RESERVED)
-    logged = [label for _, label in _labelled(selected.catalogue.names, taken, "_logged")]
-    args = [label for _, label in _labelled(selected.args, taken, "_arg")]
+    taken_labels = set(_RESERVED)
+    logged = [label for _, label in _labelled(selected.catalogue.names, taken_labels, "_logged")]
+    args = [label for _, label in _labelled(selected.args, taken_labels, "_arg")]
     groups = [("arguments", args), ("last values of logged names", logged)]
     text = "".join(f"; {group}: {', '.join(names[:12])}" for group, names in groups if names)
     return f"facts of runs: tag, {', '.join(_FACTS)}, seconds{text}"
 
 
-def _labelled(names: Iterable[str], taken: set[str], suffix: str) -> Iterator[tuple[str, str]]:
-    """Yield each name with a label for its column that is not in `taken`, where upper and lower case are equal."""
+def _labelled(
+    names: Iterable[str], taken_labels: set[str], suffix: str
+) -> Iterator[tuple[str, str]]:
+    """Yield each name with a label for its column that is not in `taken_labels`, where upper and lower case are equal."""
     for name in names:
         label = name
-        while label.lower() in taken:
+        while label.lower() in taken_labels:
             label += suffix
-        taken.add(label.lower())
+        taken_labels.add(label.lower())
         yield name, label
 
 
 _LISTING = frozenset(
     ("tables", "views", "information_schema", "duckdb_tables", "duckdb_views", "duckdb_columns")
 )
-"""Words of which one occurs in every query that lists the tables."""
+"""Words by which a query that lists the tables is recognized."""
 _LEVELS = {"setup_pivot": 0, "outer_pivot": 1, "inner_pivot": 2}
 
 
@@ -154,7 +156,7 @@ class IterationRange(NamedTuple):
 class Tables:
     """The records of the runs of a project, as tables that can be queried.
 
-    The answers are from the moment of the first query, or of the last `refresh`.
+    Answers show the records at the time of the first query, or of the last `refresh`.
     """
 
     def __init__(
@@ -200,7 +202,7 @@ class Tables:
         }
 
     def captured(self, runs: Iterable[str] | None = None) -> dict[str, Origin]:
-        """Return the names whose values are all captured, each with the logger from which they were captured."""
+        """Return by name the logger from which the values were captured, for names of which all values are captured."""
         return self._select(runs, ()).captured
 
     def table(
@@ -219,7 +221,7 @@ class Tables:
         """Return a table with one row per point and `names` as columns, in order of execution.
 
         Without `names`, the table has all columns. `where` is SQL over names, loops, arguments and facts of runs;
-        `order` takes columns, as "acc desc, epoch" or ["-acc", "epoch"], and rows without a value come last. A
+        `order` names columns, as in "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A
         name in `fillable` has a column of nulls if it has no values. `origins` adds a column `<name>.origin` for
         every logged name. Values of replays that were not exact are left out, unless `unproved` is True. If some
         of the other values may be unproved, a last column, `unproved`, holds for each row the names of its
@@ -369,7 +371,7 @@ class Tables:
             raise table_query.explain(str(exc)) or exc from exc
 
     def _check_condition(self, where: str | None) -> None:
-        """Raise if a condition is not valid SQL; the message does not mention the query around it."""
+        """Raise if a condition is not valid SQL; the message speaks only of the condition."""
         if where is not None:
             check_condition(self._duck().con, where)
 
@@ -400,14 +402,14 @@ class Tables:
         duck = self._duck()
         selected = self._run_records.runs
         if runs is not None:
-            requested, existing = set(runs), {run.id for run in selected}
-            for run in sorted(requested - existing):
-                near = difflib.get_close_matches(run, existing, n=3, cutoff=0.5)
-                hint = f"The nearest are {', '.join(near)}. " if near else ""
+            requested_ids, existing_ids = set(runs), {run.id for run in selected}
+            for run in sorted(requested_ids - existing_ids):
+                similar = difflib.get_close_matches(run, existing_ids, n=3, cutoff=0.5)
+                hint = f"The nearest are {', '.join(similar)}. " if similar else ""
                 raise UsageError(
                     f"There is no run {run!r}. {hint}`rearview runs` lists them all.", slug="no-run"
                 )
-            selected = [run for run in selected if run.id in requested]
+            selected = [run for run in selected if run.id in requested_ids]
         return SelectedRecords(
             self._project, duck, self._run_records, selected, fillable, withheld=withheld
         )
@@ -447,7 +449,7 @@ def split_explain(query: str) -> tuple[str, str]:
 
 
 def check_condition(con: Any, where: str) -> None:
-    """Raise if a condition is not valid SQL; the message does not mention the query around it."""
+    """Raise if a condition is not valid SQL; the message speaks only of the condition."""
     import duckdb
 
     reason = "it is more than one"

@@ -35,7 +35,9 @@ class Duck:
         self.folder = Path(tempfile.mkdtemp(prefix="rearview-"))
         """Folder of temporary files for this connection."""
         spill = self.folder
-        if store is not None:  # spill to the disk of the records, which has room to sort them
+        if (
+            store is not None
+        ):  # DuckDB may need disk space to sort records: use the disk of the records, which has room
             with contextlib.suppress(OSError):
                 make_folder(store / "cache")
                 spill = Path(tempfile.mkdtemp(prefix="spill-", dir=store / "cache"))
@@ -65,7 +67,7 @@ class Duck:
     def load(
         self, table: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Create a table with the columns `columns`, given by name with their SQL type, and fill it with `rows`.
+        """Create a table with `rows`; `columns` has the SQL type of each column by name.
 
         Values are passed to DuckDB as text and converted there, so that floats remain exact. Lists are passed
         as JSON.

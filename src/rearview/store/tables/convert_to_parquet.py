@@ -1,4 +1,4 @@
-"""Convert finished record files from JSON lines to Parquet, with a summary of their content ("seal" them).
+"""Convert ("seal") finished record files from JSON lines to Parquet, with a summary of their content.
 
 Processes that query records do this, never the training process. A sealed file has exactly the content of the
 lines. The lines are removed only after the Parquet file was read back and compared.
@@ -67,12 +67,12 @@ class Summary(msgspec.Struct, frozen=True):
     unique: bool
     """Whether no name was logged twice at one point."""
     damaged: int
-    """Number of records (in files of format 1: of lines) that were lost before the file was sealed."""
+    """Number of records that were lost before the file was sealed; of lines, in files of format 1."""
     names: list[NameSummary]
     since: int = 0
     """Number of the record from which on this attempt logged records of earlier attempts again."""
     labels: dict[str, list[str]] = {}
-    """By loop path, for each loop: kind of the loop values, or empty if they are the iteration numbers."""
+    """By loop path, for each loop: the kind of the loop values, or "" if these are the iteration numbers."""
     check: str = NO_CHECK
     """Hash of the whole file; the last field."""
 
@@ -118,9 +118,9 @@ def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
       WHERE labels IS NOT NULL) GROUP BY ALL ORDER BY k"""
     for file, path, _, types in con.execute(sql).fetchall():
         present = set(types) - {None, "NULL"}
-        whole = present <= {"UBIGINT", "BIGINT"}
-        number = present <= {"UBIGINT", "BIGINT", "DOUBLE"}
-        kind = ("int" if whole else "float" if number else "str") if present else ""
+        are_integers = present <= {"UBIGINT", "BIGINT"}
+        are_numbers = present <= {"UBIGINT", "BIGINT", "DOUBLE"}
+        kind = ("int" if are_integers else "float" if are_numbers else "str") if present else ""
         out.setdefault(file, {}).setdefault(path, []).append(kind)
     return out
 
@@ -193,7 +193,7 @@ def load(
 ) -> list[LoadedRecords]:
     """Load record files into the table `own.loaded`; an incomplete last line is ignored.
 
-    With `growing`, other processes may append to the files at the same time. Damaged lines are left out and counted. A
+    With `growing`, other processes may be appending to the files. Damaged lines are left out and counted. A
     file without checksums raises if a line cannot be read; with `clean`, the line is left out.
     """
     import duckdb

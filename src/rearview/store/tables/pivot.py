@@ -7,7 +7,7 @@ kind that can express each of them.
 
 On request, missing numbers are filled by linear interpolation between the values of a name before and after, in one
 execution of one loop of one run; the distance is counted in iterations. Nothing is extrapolated, and nothing is
-filled next to values that are infinite or not a number.
+interpolated next to a value that is infinite or not a number.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def decode(value: Any, kind: str, stored: Callable[[dict[str, Any]], Any] | None
     """Return the Python value of a cell in a column of the given kind.
 
     `stored` is called with the description of an array, tensor, image or histogram, and returns the value to put
-    in its place; if it is None, the description is returned.
+    in its place; if `stored` is None, the description is returned.
     """
     if value is None or kind in {"float", "int", "bool", "str"}:
         return value
@@ -218,7 +218,7 @@ class Catalogue:
             kinds.update({kind} if kind else ())
 
     def kind(self, name: str, path: str | None = None) -> str:
-        """Return the kind of the column of a name, with its values at `path` or, if it is None, at all paths."""
+        """Return the kind of a column with the values of `name` at `path`, or at all paths if `path` is None."""
         paths = self.names.get(name, {})
         return common_kind({k for at, kinds in paths.items() if path in (None, at) for k in kinds})
 
@@ -256,7 +256,7 @@ def label(k: int, labels: str) -> str:
 
 
 def order_columns(deepest: int) -> list[str]:
-    """Return the internal columns that rows are ordered by, for tables with `deepest` nested loops."""
+    """Return the internal columns that rows are ordered by, for a table with up to `deepest` nested loops."""
     return ["$path", *(f"${c}{k}" for k in range(1, deepest + 1) for c in "rix"), "$occ"]
 
 
@@ -300,8 +300,8 @@ class RowPaths:
     """The loop paths whose points have rows in a table."""
 
     paths: tuple[str, ...]
-    kept: frozenset[str]
-    """Paths whose points have a row even if there are rows of points inside them."""
+    always_shown: frozenset[str]
+    """Paths whose points always have a row, even if there are rows of points inside them."""
     joined: frozenset[str] = frozenset()
     """Further paths without rows, whose values are repeated on the rows inside."""
 
@@ -312,11 +312,11 @@ def rows_of(
     """Return the loop paths whose points have rows in a table of these names, given the paths of each name.
 
     A point has a row if no name is logged in loops inside it. Else its values are repeated on the rows inside, and
-    it has a row only if one of its names is also logged inside, because the value of this name cannot be repeated.
+    it has a row only if one of its names is also logged inside, because that name has other values on these rows.
     Pairs of name and path in `fillable` do not count: there is no value yet that needs a row.
     """
     paths = sorted({path for name_paths in names.values() for path in name_paths})
-    kept = {
+    always_shown = {
         path
         for name, name_paths in names.items()
         for path in name_paths
@@ -324,7 +324,7 @@ def rows_of(
         and any(other != path and inside(other, path) for other in name_paths)
     }
     leaves = {path for path in paths if not any(p != path and inside(p, path) for p in paths)}
-    return RowPaths(tuple(paths), frozenset(kept | leaves))
+    return RowPaths(tuple(paths), frozenset(always_shown | leaves))
 
 
 def union_of_paths(
@@ -382,7 +382,7 @@ def union_of_paths(
                 f" LEFT JOIN ({_last(source(p), p, here_names, origins=origins)}) {tables[p]} ON "
                 + _on(tables[p], "k", depth(p))
             )
-        if deeper and path not in rows.kept:
+        if deeper and path not in rows.always_shown:
             missing_inside = " AND ".join(
                 f"NOT EXISTS (SELECT 1 FROM ({source(q)}) d WHERE {_on('d', 'k', n)})"
                 for q in deeper
@@ -460,7 +460,7 @@ def with_interpolated(rows: str, paths: Sequence[str], names: Mapping[str, Itera
         )
     if not fill_sql:
         return rows
-    # of several values at one point the last one counts, as for values that are repeated on inner rows
+    # of several values at one point the last value counts, as for values that are repeated on inner rows
     occurrence = ident("$occ")
     frames_sql = ", ".join(
         f"{w}_before AS (PARTITION BY {by} ORDER BY {iteration}, {occurrence} "

@@ -48,7 +48,7 @@ from rearview.store.tables.convert_to_parquet import (
 from rearview.store.tables.pivot import RANKED, UNRANKED, cell_sql, common_kind, depth, wide
 
 _TAIL = 256
-"""Bytes at the end of a file that certainly contain the end line, if there is one."""
+"""Bytes at the end of a file that are read to find the end line; it is shorter."""
 _COLUMNS = {
     "run": "VARCHAR", "process": "VARCHAR", "attempt": "INTEGER", "replay": "VARCHAR",
     "seq": "BIGINT", "time": "DOUBLE", "path": "VARCHAR", "indices": "BIGINT[]",
@@ -70,7 +70,7 @@ class RecordPart:
     summary: Summary
     size: int = 0
     hidden: frozenset[tuple[str, str]] = frozenset()
-    """(loop path, name) of captured records that tables leave out, because the run has more reliable ones."""
+    """(loop path, name) of captured records that tables leave out, because the run has more reliable records."""
 
     def shown(self) -> Iterator[NameSummary]:
         """Yield the summaries of the names that tables show."""
@@ -110,7 +110,7 @@ def gather_records(
 ) -> None:
     """Find the records of the runs `run_ids` again, and put them into `run_records`.
 
-    `cached_summary` may return the summary of a sealed file that was checked before, so that the file is not read.
+    `cached_summary` may return the summary of a sealed file that was checked before; then the file is not read.
     """
     runs = Runs(project)
     by_id = {run.id: run for run in run_records.runs}
@@ -190,7 +190,7 @@ def _load_batch(
             out += [target] if (target := file.with_suffix(".parquet")).exists() else []
         except RearviewError as exc:
             if exc.slug == "store-newer":
-                raise  # a partial table would mislead: fail instead
+                raise  # a table without this file would mislead
             run_records.problems.append(str(exc))
     return out
 
@@ -233,7 +233,7 @@ def _remove_sealed(file: Path, complete: list[Path]) -> None:
 
 
 def _is_complete(file: Path) -> bool:
-    """Return True if no process will append to a file: it was finished, or the process that wrote it is dead."""
+    """Return True if no process will append to a file, because its writer has finished the file or is dead."""
     with file.open("rb") as lines:
         first = lines.readline()
         lines.seek(max(0, lines.seek(0, os.SEEK_END) - _TAIL))
@@ -303,7 +303,7 @@ class PivotedPath(msgspec.Struct, frozen=True):
     kinds: dict[str, str]
     """Kind of the column of each name."""
     origins: list[str]
-    """Names that have a column of origins, because a null was logged or a value was replayed."""
+    """Names with a column of origins, which is needed if a null was logged or a value was replayed."""
     check: str = ""
     """Hash of the file."""
 
@@ -342,30 +342,32 @@ def pivot_cache(
 
 
 def _read_index(folder: Path) -> PivotCacheIndex | None:
-    """Return the index of the pivot cache in a folder, or None if there is no cache or it is damaged."""
+    """Return the index of the pivot cache in a folder, or None if the cache is damaged or does not exist."""
     try:
         text = (folder / "points.json").read_bytes()
         index = msgspec.json.decode(text, type=PivotCacheIndex) if is_intact(text) else None
         if index is None or index.format != POINTS_FORMAT:
             return None
-        same = all(_hash(folder / Path(depth.file).name) == depth.check for depth in index.depths)
+        files_intact = all(
+            _hash(folder / Path(depth.file).name) == depth.check for depth in index.depths
+        )
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return index if same else None
+    return index if files_intact else None
 
 
 def _hash(file: Path) -> str:
     return str(xxhash.xxh3_128_hexdigest(file.read_bytes()))
 
 
-def long_sql(parts: Sequence[RecordPart], *, places: bool = False) -> str:
-    """Return SQL for the records in `parts`, one row each; with `places`, also with their source file and line."""
+def long_sql(parts: Sequence[RecordPart], *, with_source: bool = False) -> str:
+    """Return SQL for the records in `parts`, one row each; with `with_source`, also with their source file and line."""
     groups: dict[tuple[str, str], list[Path]] = {}
     for part in parts:
         if part.file is not None:
             where = f" WHERE NOT ({_hidden(part)})" if part.hidden else ""
-            placed = places and part.summary.format >= PLACED
-            shown = _shown(placed=placed, places=places)
+            file_has_source = with_source and part.summary.format >= PLACED
+            shown = _shown(file_has_source=file_has_source, with_source=with_source)
             groups.setdefault((shown, where), []).append(part.file)
     texts = [
         f"SELECT {shown} FROM read_parquet({files(paths)}){where}"
@@ -380,21 +382,21 @@ def long_sql(parts: Sequence[RecordPart], *, places: bool = False) -> str:
             if part.file is None and part.hidden
         )
         texts.append(
-            f"SELECT {_shown(placed=places, places=places)} FROM own.live "
+            f"SELECT {_shown(file_has_source=with_source, with_source=with_source)} FROM own.live "
             f"WHERE run IN ({', '.join(map(quoted, runs)) or 'NULL'}){left_out}"
         )
     return " UNION ALL ".join(texts)
 
 
-def _shown(*, placed: bool, places: bool) -> str:
+def _shown(*, file_has_source: bool, with_source: bool) -> str:
     """Return the columns to read from a file of records.
 
-    With `places`, these include the source file and line; if the file does not have them (`placed` is False), they
+    With `with_source`, these include the source file and line; if the file does not have them (`file_has_source` is False), they
     are nulls.
     """
     columns = list(_COLUMNS)
-    if places:
-        columns += [n if placed else f"NULL::{kind} AS {n}" for n, kind in _PLACE.items()]
+    if with_source:
+        columns += [n if file_has_source else f"NULL::{kind} AS {n}" for n, kind in _PLACE.items()]
     return ", ".join(columns)
 
 
@@ -483,7 +485,7 @@ def _fingerprint(parts: Sequence[RecordPart], replays: Sequence[Replay]) -> str:
 
 
 _MANY_BYTES = 4 << 20
-"""Bytes of unsealed lines above which sealing the lines first is faster than reading names from them."""
+"""Bytes of unsealed lines above which sealing the lines first is faster than reading all lines for their names."""
 LoggedValue = tuple[tuple[str, ...], tuple[int, ...], str, Any]
 """Names of loops, iterations, name, and the value as `values_as_json.convert` returns it."""
 
@@ -542,8 +544,8 @@ def _names_in(file: Path) -> set[str]:
     """Return the names in one file of records; an empty set if the file is of a replay, or of captured values."""
     if file.suffix == ".parquet":
         summary = checked_summary(file)
-        own = summary.get("replay") is None
-        return {each["name"] for each in summary["names"]} if own else set()
+        of_run = summary.get("replay") is None
+        return {each["name"] for each in summary["names"]} if of_run else set()
     header, data, *_ = scan(file)
     if header.origin != Origin.RECORDED:
         return set()

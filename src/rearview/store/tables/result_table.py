@@ -27,9 +27,9 @@ from rearview.store.tables.pivot import decode
 PREVIEW = 20
 """Rows that `repr` and a notebook show."""
 THUMBNAILS = 4 << 20
-"""Most bytes of images that one notebook table shows; of further images it shows a description."""
+"""Most bytes of images that one notebook table shows; further images are described in words."""
 _SAME = 16
-"""Most stored values that are cached while rows are read, because values of outer loops are repeated on inner rows."""
+"""Stored values that are cached while rows are read, as values of outer loops are repeated on inner rows."""
 
 Stored = Callable[[dict[str, Any]], Any]
 
@@ -52,9 +52,9 @@ class Table:
         unproved: Sequence[str] = (),
         get: Get | None = None,
     ) -> None:
-        """Create a table of the rows of `sql`.
+        """Create a table with the rows of the query `sql`.
 
-        `get` reads the bytes of arrays and images; if it is None, the table shows their descriptions. `labels` are
+        `get` reads the bytes of arrays and images. If `get` is None, the table shows their descriptions. `labels` are
         the names of the columns, if they differ from those in SQL. The other arguments are the attributes below.
         """
         self._duck = duck
@@ -96,11 +96,13 @@ class Table:
                 yield out
 
     def _column_kinds(self, result: Any) -> list[str]:
-        """Return the kind of each column; text columns of an SQL query get the kind `_TEXT`, as they may describe values."""
+        """Return the kind of each column; text columns of an SQL query get the kind `_TEXT`: their texts may describe values."""
         kinds = [self.kinds.get(column, "") for column in self.columns]
         if self.kinds or self._get is None:
             return kinds
-        return [_TEXT if str(about[1]) == "VARCHAR" else "" for about in result.description]
+        return [
+            _TEXT if str(description[1]) == "VARCHAR" else "" for description in result.description
+        ]
 
     def _value(self, cell: Any, kind: str, stored: Stored | None) -> Any:
         if kind != _TEXT:
@@ -148,8 +150,8 @@ class Table:
             f"<tr>{''.join(f'<td>{draw(row[name])}</td>' for name in self.columns)}</tr>"
             for row in shown
         )
-        more = f"<p>… and {plural(more_rows, 'more row')}</p>" if more_rows else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+        more_text = f"<p>… and {plural(more_rows, 'more row')}</p>" if more_rows else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more_text}"
 
     def _preview(self) -> tuple[list[dict[str, Any]], int]:
         """Return the first rows, and the number of further rows."""

@@ -219,7 +219,7 @@ EXAMPLES = {
         "select r.version, p.* from full_pivot p join runs r using (run) order by r.started, epoch, step"
     ),
 }
-"""An example query for each table and view; docs/schema.md shows them, and a test runs them."""
+"""An example query for each table and view, which docs/schema.md shows and a test runs."""
 
 PAPER = {
     "ProjectID": ("runs.project, versions.project", "and `projects`"),
@@ -240,7 +240,7 @@ PAPER = {
     "Name": ("records.name", ""),
     "Val": ("records.number, records.whole, records.text", ""),
 }
-"""Symbol in table 1 of FlorDB's paper -> the columns that hold it in Rearview, and a note."""
+"""Columns of Rearview for each symbol in table 1 of FlorDB's paper, with a note."""
 
 PIVOTS = {
     "setup_pivot": "One row per run: values that were logged outside all loops.",
@@ -337,8 +337,8 @@ def markdown() -> str:
     out += ["", *(line for name in PIVOTS if name in EXAMPLES for line in _example(name))]
     out += ["## FlorDB's relational model\n", _PAPER, "| in the paper | here | |\n|---|---|---|"]
     for symbol, (where, note) in PAPER.items():
-        here = ", ".join(f"`{column}`" for column in where.split(", "))
-        out.append(f"| {symbol} | {here} | {note} |")
+        columns_here = ", ".join(f"`{column}`" for column in where.split(", "))
+        out.append(f"| {symbol} | {columns_here} | {note} |")
     out += ["\n## Types\n", _TYPED]
     out += ["## Functions\n", _FUNCTIONS, "| function | returns |\n|---|---|"]
     out += [f"| {name}(value) | {about} |" for name, (_, about) in FUNCTIONS.items()]
@@ -392,7 +392,7 @@ def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
 
 
 def load_views(duck: Duck, run_records: RunRecords) -> None:
-    """Create the tables of docs/schema.md; `versions`, `files` and `checkpoints` are empty until a query needs them."""
+    """Create the tables of docs/schema.md. `versions`, `files` and `checkpoints` are filled when a query needs them."""
     numeric = {"float", "int", "long", "bool"}
     origins = {run.id: run.arg_origins for run in run_records.runs}
     rows = (
@@ -419,12 +419,12 @@ def load_views(duck: Duck, run_records: RunRecords) -> None:
     }
     columns = ", ".join(f"{computed.get(c, f'l.{c}')} AS {c}" for c in _columns("records"))
     duck.execute(
-        f"CREATE VIEW records AS SELECT {columns} FROM ({long_sql(parts, places=True)}) l "
+        f"CREATE VIEW records AS SELECT {columns} FROM ({long_sql(parts, with_source=True)}) l "
         "LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay "
         "LEFT JOIN own.runs o ON l.run = o.run"
     )
-    for macro, (about, _) in FUNCTIONS.items():
-        duck.execute(f"CREATE MACRO {macro}(value) AS {about}")
+    for macro, (sql, _) in FUNCTIONS.items():
+        duck.execute(f"CREATE MACRO {macro}(value) AS {sql}")
     duck.execute(
         "CREATE VIEW points AS SELECT run, path, indices, any_value(labels) AS labels, count(*) AS "
         "records FROM records GROUP BY run, path, indices"

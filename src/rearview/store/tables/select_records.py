@@ -1,4 +1,4 @@
-"""Select the records of some runs that a table may show: their names, loops and files, and SQL to read them."""
+"""Select the records of some runs for a table: their names, loop paths and files, and the SQL that reads them."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class FilesByWork:
 
 
 class SelectedRecords:
-    """The records of some runs that a table may show.
+    """The records of some runs, selected for a table.
 
-    `fillable` are names that also have a column, of nulls, if no run has values of them. With `withheld`, values
+    `fillable` are names that have a column even if no run has values, because a backfill could fill it. With `withheld`, values
     of replays that were not exact are included.
     """
 
@@ -77,13 +77,15 @@ class SelectedRecords:
         self._parts = {run.id: self._parts_to_show(run_records, run.id) for run in runs}
         self.catalogue = Catalogue()
         self._project, self._duck, self._run_records = project, duck, run_records
-        places = {
+        fillable_paths = {
             (name, "/".join(loops))
             for name, loops in fillable
             if not runs
             or not all(name in run.args for run in runs)  # arguments, as of mlflow.log_param
         }
-        self._fillable = {place: self._lacking(*place) for place in places}
+        self._fillable = {
+            name_and_path: self._lacking(*name_and_path) for name_and_path in fillable_paths
+        }
         self._files: FilesByWork | None = None
         self._last_iteration: int | None = None
         kinds: dict[str, set[str]] = {}
@@ -96,8 +98,8 @@ class SelectedRecords:
                     self.catalogue.add_path(path, labels)
             for name, value in run.args.items():
                 kinds.setdefault(name, set()).add(encode(convert(value))[0])
-        for (name, path), lacking in sorted(self._fillable.items()):
-            if lacking or name not in self.catalogue.names:
+        for (name, path), lacking_runs in sorted(self._fillable.items()):
+            if lacking_runs or name not in self.catalogue.names:
                 self.catalogue.add(path, name, ())
         self.args = {name: common_kind(names) for name, names in kinds.items()}
         self.captured = self._captured_only()
@@ -164,8 +166,8 @@ class SelectedRecords:
     def _lacking(self, name: str, path: str) -> set[str]:
         """Return the runs that may lack values of a name at the loop path at which the source logs the name.
 
-        In the source, a statement in a function seems to be in fewer loops than it is when it runs. So a run that
-        has values of the name at other loop paths, and none at this path, does not lack any at this path.
+        The source shows too few loops for a log call in a function that is called in loops. So if a run has values
+        of the name only at other loop paths, it lacks no values at this path.
         """
         lacking_runs = set()
         for run in self.runs:
@@ -191,7 +193,7 @@ class SelectedRecords:
             parts = self._parts[run]
             certain_rows = [0]
             if not any(part.summary.attempt for part in parts):
-                # each value of one name at the deepest path has a row
+                # each value of a name at one of the deepest paths has a row
                 certain_rows += [
                     sum(logged.kinds.values())
                     for part in parts
@@ -247,13 +249,13 @@ class SelectedRecords:
         if self._files is None:
             self._files = FilesByWork([], [], [])
             for run in self.runs:
-                parts, which = self._parts[run], (run, self._withheld)
-                if which not in self._run_records.pivoted:
+                parts, cache_key = self._parts[run], (run, self._withheld)
+                if cache_key not in self._run_records.pivoted:
                     replays = self._run_records.replays.get(run, [])
-                    self._run_records.pivoted[which] = pivot_cache(
+                    self._run_records.pivoted[cache_key] = pivot_cache(
                         self._project, self._duck, run, parts, replays
                     )
-                pivoted = self._run_records.pivoted[which]
+                pivoted = self._run_records.pivoted[cache_key]
                 if pivoted is not None:
                     self._files.pivoted.append(pivoted)
                 else:
@@ -380,7 +382,7 @@ def _hide_less_reliable(parts: list[RecordPart]) -> list[RecordPart]:
     """Return the records of one run, with less reliable captured records of each name hidden.
 
     Values that the run or a replay logged hide captured values of this name at other loop paths; at an equal path,
-    they are preferred when rows are built. If a name was captured from several loggers, only the values from the
+    the logged values are preferred when rows are built. If a name was captured from several loggers, only the values from the
     most reliable logger are shown.
     """
     sources = {id(part): captured_origin(part.summary.replay) for part in parts}

@@ -107,7 +107,7 @@ RUN_COLUMNS = (
 MARK = "unproved"
 """Name of the column that lists the unproved values of each row."""
 _RUN = "r:run"
-"""Column to order by for runs in the order they started."""
+"""Column of an order that sorts runs by their start."""
 WORD = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([^\W\d]\w*)""")
 _NEVER = frozenset(
     ("and", "or", "not", "in", "is", "null", "like", "between", "true", "false", "case", "when")
@@ -117,7 +117,7 @@ _NEVER = frozenset(
 class TableQuery:
     """The columns of one table, and the SQL that computes its rows.
 
-    `names` are the columns that the user asked for. If there are none, these are the names that tables show by
+    `names` are the columns that the user asked for. Without `names`, the table has the names that tables show by
     default or, with `every`, all names. With `level`, only values that were logged in exactly `level` nested loops
     are shown. With `interpolate`, missing numbers between known numbers are filled.
     """
@@ -244,7 +244,7 @@ class TableQuery:
         *,
         keys: bool = False,
     ) -> str:
-        """Return the SELECT of the table; with `keys`, it selects only run, loop path and iterations of each row."""
+        """Return the SELECT of the table; with `keys`, only run, loop path and iterations of each row are selected."""
         keys_of_order = [
             (self._order_column(key.column), key)
             for key in order_keys(order, lambda text: self._find(text) is not None)
@@ -392,7 +392,7 @@ class TableQuery:
         if not rows.paths:
             return RowPaths(("",), frozenset({""}))
         if fillable and "" not in rows.paths:  # a run without a known point has a row, too
-            return RowPaths(("", *rows.paths), rows.kept)
+            return RowPaths(("", *rows.paths), rows.always_shown)
         return rows
 
     def _visible(self, rows: RowPaths) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -436,8 +436,10 @@ class TableQuery:
 
     def _free_label(self, word: str, rows: RowPaths) -> str:
         """Return `word`, with underscores if needed, as the name of a column, so that no other column has this name."""
-        taken = {label.lower() for label, _ in self._visible(rows)}
-        return next(label for k in range(len(taken) + 1) if (label := word + "_" * k) not in taken)
+        labels = {label.lower() for label, _ in self._visible(rows)}
+        return next(
+            label for k in range(len(labels) + 1) if (label := word + "_" * k) not in labels
+        )
 
     def _available(
         self, rows: RowPaths, names: Iterable[str], facts: Iterable[str]
@@ -459,8 +461,8 @@ class TableQuery:
         name = column[2:]
         if column.startswith("r:"):
             return name, (f"r.{ident(name)}", "")
-        taken = name in self._logged or name in loops or name == "run"
-        label = f"{name}_arg" if taken else name
+        is_taken = name in self._logged or name in loops or name == "run"
+        label = f"{name}_arg" if is_taken else name
         return label, (f"a.{key('a', name)}", self._selected.args[name])
 
     def _rows_sql(
@@ -535,15 +537,19 @@ def _in_order(steps: list[str]) -> list[str]:
     """Return SQL terms that order the rows of one run as they were logged.
 
     A row that only replays logged comes after the last row that the run itself logged, by iterations, before this
-    point in this outermost loop. If the run logged nothing in this loop, the row comes after all rows of the run.
+    point in this outermost loop. If the run logged nothing in this loop, the row comes last.
     """
-    own, outermost = ident("$s"), steps[0] if len(steps) > 1 else "NULL"
-    near = (
-        f"last_value({own} IGNORE NULLS) OVER (PARTITION BY {ident('$ord')}, {outermost} ORDER BY "
+    own_number, outermost = ident("$s"), steps[0] if len(steps) > 1 else "NULL"
+    previous_number = (
+        f"last_value({own_number} IGNORE NULLS) OVER (PARTITION BY {ident('$ord')}, {outermost} ORDER BY "
         f"{', '.join(steps)} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
     )
-    first = f"min({own}) OVER (PARTITION BY {ident('$ord')}, {outermost})"
-    return [f"coalesce({own}, {near}, {first} - 1) NULLS LAST", f"{own} IS NULL", *steps]
+    first = f"min({own_number}) OVER (PARTITION BY {ident('$ord')}, {outermost})"
+    return [
+        f"coalesce({own_number}, {previous_number}, {first} - 1) NULLS LAST",
+        f"{own_number} IS NULL",
+        *steps,
+    ]
 
 
 def at_level(catalogue: Catalogue, level: int) -> Catalogue:
@@ -567,13 +573,13 @@ def _distinct(labels: Iterable[str]) -> dict[str, str]:
     {'loss': 'loss', 'Loss': 'Loss_2'}
     """
     out: dict[str, str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for label in labels:
         n, name = 1, label
-        while name.lower() in taken:
+        while name.lower() in used_names:
             n += 1
             name = f"{label}_{n}"
-        taken.add(name.lower())
+        used_names.add(name.lower())
         out[label] = name
     return out
 

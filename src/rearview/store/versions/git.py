@@ -88,17 +88,17 @@ class GitDatabase:
         """Store the unfiltered bytes of files of the work tree; return their object names in order."""
         root = os.fsencode(self.work_tree)
         # absolute paths, one per line: git resolves relative paths from the top of the repository
-        whole = [root + b"/" + path for path in paths]
-        plain = [path for path in whole if b"\n" not in path]
+        absolute_paths = [root + b"/" + path for path in paths]
+        single_line_paths = [path for path in absolute_paths if b"\n" not in path]
         names: dict[bytes, str] = {}
-        if plain:
-            lines = b"\n".join(plain) + b"\n"
+        if single_line_paths:
+            lines = b"\n".join(single_line_paths) + b"\n"
             out = self._git("hash-object", "-w", "--no-filters", "--stdin-paths", stdin=lines)
-            names = dict(zip(plain, out.decode().split(), strict=True))
-        for path in whole:
+            names = dict(zip(single_line_paths, out.decode().split(), strict=True))
+        for path in absolute_paths:
             if path not in names:
                 names[path] = self.put(Path(os.fsdecode(path)).read_bytes())
-        return [names[path] for path in whole]
+        return [names[path] for path in absolute_paths]
 
     def put(self, data: bytes) -> str:
         """Store bytes as a blob; return its object name."""
@@ -261,7 +261,7 @@ def run_git(
     env: Mapping[str, str] | None = None,
     umask: int = -1,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run one git command, and prevent it from starting another program: hook, filter, pager or transport.
+    """Run one git command that cannot start another program, such as a hook, filter, pager or transport.
 
     Environment variables named `GIT_*` have no effect, and the configuration of the repository starts nothing.
     """
@@ -316,9 +316,10 @@ def has_git(cwd: Path) -> bool:
 
 
 def repository(root: Path) -> Path | None:
-    """Return the git directory of the repository around `root`, or None if it cannot be used.
+    """Return the git directory of the repository around `root`, or None.
 
-    It cannot be used if there is no repository, git is missing or refuses the folder, or the git directory is read-only.
+    Return None if there is no repository, if git is missing or refuses the folder, or if the git directory is
+    read-only.
     """
     with contextlib.suppress(VersionError, OSError):
         options = ["--is-inside-work-tree", "--git-common-dir", "--show-toplevel"]
@@ -356,7 +357,7 @@ class LooseDatabase:
     def has(self, tree: str) -> bool:
         """Return True if the database has the tree."""
         return bool(_NAME.fullmatch(tree)) and (
-            self._path(tree).is_file() or self._packed(tree) is not None
+            self._path(tree).is_file() or self._read_from_pack(tree) is not None
         )
 
     def put_files(self, paths: Sequence[bytes]) -> list[str]:
@@ -393,13 +394,15 @@ class LooseDatabase:
         for head, below in inner.items():
             name = self._folder(below)
             line = b"%b %b\0%b" % (_FOLDER.encode(), head, bytes.fromhex(name))
-            lines.append((head + b"/", line))  # git sorts folders as if they ended in a slash
+            lines.append(
+                (head + b"/", line)
+            )  # git sorts folders as if their names ended in a slash
         return self._write(b"tree", b"".join(line for _, line in sorted(lines)))
 
     def keep(self, name: str, tree: str, message: str) -> None:
         """Create the ref `refs/rearview/<name>` to a tree, by a commit without a parent."""
-        who = f"rearview <rearview@localhost> {int(time.time())} +0000"
-        text = f"tree {tree}\nauthor {who}\ncommitter {who}\n\n{message}"
+        author = f"rearview <rearview@localhost> {int(time.time())} +0000"
+        text = f"tree {tree}\nauthor {author}\ncommitter {author}\n\n{message}"
         file = self.git_dir / REFS / name
         commit = self._write(b"commit", text.encode())
         make_folder(file.parent)
@@ -491,39 +494,39 @@ class LooseDatabase:
                 yield False, os.path.relpath(os.path.join(folder, name), top)  # noqa: PTH118
 
     def ignores_all(self) -> bool:
-        """Return False: there is no repository around the folder that could ignore it."""
+        """Return False, because there is no repository around the folder that could ignore the folder."""
         return False
 
     def _path(self, name: str) -> Path:
         return self.git_dir / "objects" / name[:2] / name[2:]
 
     def _write(self, kind: bytes, data: bytes) -> str:
-        whole = b"%b %d\0%b" % (kind, len(data), data)
-        name = _name_of(whole)
+        content = b"%b %d\0%b" % (kind, len(data), data)
+        name = _name_of(content)
         file = self._path(name)
-        if not file.exists() or self._whole(name) != whole:
+        if not file.exists() or self._object_file_content(name) != content:
             if not (self.git_dir / "HEAD").exists():
                 create_bare_repository(self.git_dir)
             make_folder(file.parent)
-            publish(file, zlib.compress(whole, 1), durable=False)
+            publish(file, zlib.compress(content, 1), durable=False)
         return name
 
     def raw(self, names: Iterable[str]) -> Iterator[tuple[str, bytes] | None]:
         """Yield type and bytes of each object in order, unchecked, or None for an object that cannot be read."""
         for name in names:
-            whole = self._whole(name) if _NAME.fullmatch(name) else None
-            whole = self._packed(name) if whole is None else whole
-            kind, _, data = whole.partition(b"\0") if whole else (b"", b"", b"")
+            content = self._object_file_content(name) if _NAME.fullmatch(name) else None
+            content = self._read_from_pack(name) if content is None else content
+            kind, _, data = content.partition(b"\0") if content else (b"", b"", b"")
             yield (kind.split()[0].decode("ascii", "replace"), data) if kind.strip() else None
 
     def _read(self, name: str, kind: bytes) -> bytes:
         if not _NAME.fullmatch(name):
             raise self._missing(name, kind)
-        whole = self._whole(name) or self._packed(name)
-        if whole is None:
+        content = self._object_file_content(name) or self._read_from_pack(name)
+        if content is None:
             raise self._missing(name, kind)
-        head, _, data = whole.partition(b"\0")
-        if _name_of(whole) != name or head.split()[:1] != [kind]:
+        head, _, data = content.partition(b"\0")
+        if _name_of(content) != name or head.split()[:1] != [kind]:
             raise VersionError(
                 f"{kind.decode().capitalize()} {name[:12]} in {self.place} is damaged: its content "
                 "has another hash. `rearview verify --repair` moves it away and lists the versions "
@@ -532,7 +535,7 @@ class LooseDatabase:
             )
         return data
 
-    def _whole(self, name: str) -> bytes | None:
+    def _object_file_content(self, name: str) -> bytes | None:
         """Return the bytes of the file of an object, with git's header, unchecked.
 
         Return b"" if the file is damaged, and None if there is no file.
@@ -543,7 +546,7 @@ class LooseDatabase:
             return data if unpack.eof else b""
         return b"" if self._path(name).exists() else None
 
-    def _packed(self, name: str) -> bytes | None:
+    def _read_from_pack(self, name: str) -> bytes | None:
         """Return an object, with git's header, that git has read from a pack, or None if no pack holds it."""
         packs = sorted((self.git_dir / "objects" / "pack").glob("*.*"))
         if not packs or not has_git(self.work_tree):
@@ -568,9 +571,9 @@ class LooseDatabase:
         )
 
 
-def _name_of(whole: bytes) -> str:
+def _name_of(content: bytes) -> str:
     """Return the object name (SHA-1) of an object with its header."""
-    return hashlib.sha1(whole, usedforsecurity=False).hexdigest()
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
 def tree_of(commit: bytes) -> str:

@@ -37,7 +37,7 @@ CODE = frozenset(
 CODE_TEXT = frozenset(
     b".py .pyi .pyx .pxd .ipynb .c .cc .cpp .h .hpp .cu .cuh .r .jl .rs .go".split()
 )
-"""Suffixes of code, which is taken even if it holds a secret."""
+"""Suffixes of code, which is stored even if it contains a secret."""
 BINARY = frozenset(
     b".npy .npz .pt .pth .ckpt .safetensors .bin .onnx .h5 .hdf5 .parquet .arrow .feather .pkl "
     b".pickle .joblib .zip .gz .bz2 .xz .zst .tar .tgz .7z .jpg .jpeg .png .gif .bmp .webp .tif "
@@ -74,7 +74,7 @@ class ScanCache(msgspec.Struct):
 
     @classmethod
     def read(cls, file: Path, place: str, limit: int) -> ScanCache:
-        """Return the cache in `file`; an empty cache if it is of another database or size limit, or unreadable."""
+        """Return the cache in `file`, or an empty cache if the file is unreadable or of another database or limit."""
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
             data = file.read_bytes()
             if crc32(data[4:]).to_bytes(4, "little") != data[:4]:
@@ -102,11 +102,11 @@ class Database(Protocol):
         ...
 
     def put(self, data: bytes) -> str:
-        """Store bytes."""
+        """Store bytes as a blob; return its object name."""
         ...
 
     def put_files(self, paths: list[bytes]) -> list[str]:
-        """Store files of the work tree."""
+        """Store files of the work tree as blobs; return their object names."""
         ...
 
 
@@ -142,40 +142,40 @@ def scan_source(database: Database, cache: ScanCache) -> SourceScan:
 def _store_changed(database: Database, scan: SourceScan, limit: int) -> None:
     root, texts = os.fsencode(database.work_tree), []
     for path in scan.changed:
-        facts, whole = scan.files[path], root + b"/" + path
+        facts, absolute_path = scan.files[path], root + b"/" + path
         try:
             if stat.S_ISLNK(facts.mode):
-                facts.oid = _put_link(database, whole)
+                facts.oid = _put_link(database, absolute_path)
             elif _is_notebook(path):
-                facts.oid = _put_notebook(database, whole, limit)
-            elif _is_text(path, whole) and not _is_secret(path, whole):
+                facts.oid = _put_notebook(database, absolute_path, limit)
+            elif _is_text(path, absolute_path) and not _is_secret(path, absolute_path):
                 texts.append(path)
         except OSError:  # removed or made unreadable since the listing: not part of this version
             del scan.files[path]
     try:
         names = database.put_files(texts)
-    except Exception:  # one file was just removed: store the others one by one
+    except Exception:  # one file was just removed: store the files one by one
         names = [_put_one(database, root + b"/" + path) for path in texts]
     for path, name in zip(texts, names, strict=True):
         scan.files[path].oid = name
 
 
-def _put_one(database: Database, whole: bytes) -> str:
+def _put_one(database: Database, absolute_path: bytes) -> str:
     try:
-        return database.put(Path(os.fsdecode(whole)).read_bytes())
+        return database.put(Path(os.fsdecode(absolute_path)).read_bytes())
     except OSError:
         return ""
 
 
-def _put_notebook(database: Database, whole: bytes, limit: int) -> str:
+def _put_notebook(database: Database, absolute_path: bytes, limit: int) -> str:
     """Store a notebook without outputs and execution counts, so that executing it does not change the version."""
-    data = normal(Path(os.fsdecode(whole)).read_bytes())
+    data = normal(Path(os.fsdecode(absolute_path)).read_bytes())
     return database.put(data) if len(data) <= limit else ""
 
 
-def _put_link(database: Database, whole: bytes) -> str:
+def _put_link(database: Database, absolute_path: bytes) -> str:
     """Store a link as a link, not the file behind it: the target may be outside the project."""
-    return database.put(os.readlink(whole))  # noqa: PTH115
+    return database.put(os.readlink(absolute_path))  # noqa: PTH115
 
 
 def _list_files(
@@ -190,7 +190,7 @@ def _list_files(
                 continue
             try:
                 facts = os.stat(path, dir_fd=top, follow_symlinks=False)
-            except OSError:  # tracked, but deleted in the work tree
+            except OSError:  # the file is tracked, but was deleted
                 continue
             kind = facts.st_mode
             if stat.S_ISREG(kind) or stat.S_ISLNK(kind):
@@ -222,18 +222,18 @@ def _source_paths(listing: Mapping[bytes, tuple[bool, FileFacts]]) -> Iterator[b
         yield path
 
 
-def _is_text(path: bytes, whole: bytes) -> bool:
+def _is_text(path: bytes, absolute_path: bytes) -> bool:
     if _suffix(path) in BINARY:
         return False
-    with open(whole, "rb") as file:  # noqa: PTH123
-        return b"\0" not in file.read(8000)  # git's own rule
+    with open(absolute_path, "rb") as file:  # noqa: PTH123
+        return b"\0" not in file.read(8000)  # the rule by which git recognizes binary files
 
 
-def _is_secret(path: bytes, whole: bytes) -> bool:
+def _is_secret(path: bytes, absolute_path: bytes) -> bool:
     """Return True if a file that is not code holds a private key or a token."""
     if _suffix(path) in CODE_TEXT:
         return False  # without its code a run could not be replayed; and the store is private
-    with open(whole, "rb") as file:  # noqa: PTH123
+    with open(absolute_path, "rb") as file:  # noqa: PTH123
         return holds_secret(file.read())
 
 

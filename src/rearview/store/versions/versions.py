@@ -45,12 +45,12 @@ class Damage(NamedTuple):
     name: str
     """Ref of the version: `runs/<run>` or `derived/<version>`."""
     oid: str
-    what: str
+    description: str
     """The damage in words."""
 
     @property
     def file(self) -> Path:
-        """The file to report: of the object if it has one, else of the ref; in the user's git its folder."""
+        """The file to report: that of the object if it exists, else that of the ref; for the user's git, its folder."""
         if not isinstance(self.database, LooseDatabase):
             return self.database.git_dir
         object_file = self.database.git_dir / "objects" / self.oid[:2] / self.oid[2:]
@@ -58,7 +58,7 @@ class Damage(NamedTuple):
 
     @property
     def ref(self) -> Path:
-        """The file of the ref."""
+        """The file that holds the ref."""
         return self.database.git_dir / REFS / self.name
 
 
@@ -90,8 +90,8 @@ def _first_damage(database: Database, top: str, intact: set[str]) -> tuple[str, 
 
 def _hash(kind: str, data: bytes, length: int) -> str:
     method = hashlib.sha1 if length == 40 else hashlib.sha256
-    whole = b"%b %d\0%b" % (kind.encode(), len(data), data)
-    return method(whole, usedforsecurity=False).hexdigest()
+    content = b"%b %d\0%b" % (kind.encode(), len(data), data)
+    return method(content, usedforsecurity=False).hexdigest()
 
 
 class Versions:
@@ -170,7 +170,7 @@ class Versions:
         return database.tree(cache.tree, changes) if changes else cache.tree
 
     def derive(self, version: str, changes: Mapping[str, bytes | None]) -> str:
-        """Store a copy of `version` with changed files; return the new version.
+        """Store a new version that is `version` with changed files; return the new version.
 
         `changes` has the new content of each changed file by path, None for a file to remove.
         """
@@ -240,7 +240,7 @@ class Versions:
     def export(self, version: str, folder: Path) -> None:
         """Write all files of a version into `folder`, which is created if it does not exist."""
         database, entries = self._look(version)
-        # links last, so that no file is written through one
+        # links are written last, so that no file is written through a link
         ordered = sorted(entries.items(), key=lambda item: item[1][0] == _LINK)
         blobs = database.blobs(name for _, (_, name) in ordered)
         for (path, (mode, _)), data in zip(ordered, blobs, strict=True):
@@ -256,8 +256,8 @@ class Versions:
     def _aim(self, path: str, link: str) -> str:
         """Return the target to give an exported link.
 
-        A relative link out of the project gets an absolute target, because it would lead elsewhere from the
-        folder of the export.
+        A relative link out of the project gets an absolute target, because the folder of the export is at another
+        place than the project.
         """
         target = os.path.normpath(os.path.join(os.path.dirname(path), link))  # noqa: PTH118, PTH120
         if target.startswith("..") and not os.path.isabs(link):  # noqa: PTH117
