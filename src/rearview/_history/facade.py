@@ -169,7 +169,7 @@ class History:
         """Give a run a name, by which it can then be found; None removes its name."""
         run = self._runs.find_id(which)
         checked_name = check_name(name) if name is not None else ""
-        holders = [holder for holder in self._runs.named(checked_name) if holder != run]
+        holders = [holder for holder in self._runs.ids_by_name(checked_name) if holder != run]
         if holders:
             raise UsageError(
                 f"Run {holders[-1]} already has the name {checked_name!r}. Choose another, or remove "
@@ -204,7 +204,7 @@ class History:
 
     def _labelled(self, run: str, event: str, facts: dict[str, object]) -> Run:
         try:
-            self._runs.note(run, event, facts)
+            self._runs.append_event(run, event, facts)
         except OSError as exc:
             raise write_error(exc, f"The label of run {run}", self.project.store) from exc
         return self._runs.get(run)

@@ -117,7 +117,7 @@ def _start(runs: Runs, tracked: TrackedRun) -> str:
             },
         },
     )
-    runs.note(run, TAG, {"tags": [tracked.tracker]})
+    runs.append_event(run, TAG, {"tags": [tracked.tracker]})
     _give_name(runs, run, tracked.name)
     return run
 
@@ -128,8 +128,8 @@ def _give_name(runs: Runs, run: str, name: str) -> None:
         name = check_name(name)
     except UsageError:
         return
-    if not runs.named(name):
-        runs.note(run, NAME, {"name": name})
+    if not runs.ids_by_name(name):
+        runs.append_event(run, NAME, {"name": name})
 
 
 def _add_values(

@@ -156,7 +156,7 @@ class Project:
                 make_folder(folder)
             publish(project.store / ".gitignore", b"*\n", durable=False)
             if new:
-                trust.begin(project.store, PLAIN)
+                trust.create_identity(project.store, PLAIN)
             publish(project.store / "format", b"%d\n" % PLAIN, durable=False)
         except OSError as exc:
             raise StoreError(
@@ -197,7 +197,7 @@ class Project:
     def needs(self, number: int) -> None:
         """Raise the format of the store to `number`, so that an older Rearview refuses the store."""
         if self.check() < number:
-            trust.note_layout(self.store, number)
+            trust.store_layout(self.store, number)
             publish(self.store / "format", b"%d\n" % number)
             sync_folder(self.store)
 

@@ -178,7 +178,7 @@ class Runs:
     def resume(self, run: str, facts: Mapping[str, Any] | None = None) -> Path:
         """Publish that this process resumes a run; return its folder."""
         facts = {"heartbeat": 10.0, **(facts or {})}
-        self.note(run, "resumed", {**facts, **process_identity()})
+        self.append_event(run, "resumed", {**facts, **process_identity()})
         self.heartbeat(run)
         return self.folder(run)
 
@@ -261,7 +261,7 @@ class Runs:
         facts = {"format": FORMAT, **fields_of_struct(end)}
         publish(self.folder(run) / "end.json", add_check(encode(facts)))
 
-    def note(self, run: str, event: str, facts: Mapping[str, Any]) -> None:
+    def append_event(self, run: str, event: str, facts: Mapping[str, Any]) -> None:
         """Append an event with its facts to a run that has started."""
         line = {"format": FORMAT, "event": event, "time": time.time(), **facts}
         append_line(self.folder(run) / "events.jsonl", line)
@@ -283,7 +283,7 @@ class Runs:
         `origin` is the library by which the program reads its hyper-parameters, such as "argparse" or "hydra".
         """
         redacted = {name: redact_value(name, value) for name, value in args.items()}
-        self.note(run, "args", {"args": redacted, **({"origin": origin} if origin else {})})
+        self.append_event(run, "args", {"args": redacted, **({"origin": origin} if origin else {})})
 
     def start_replay(self, run: str, replay: str, start: ReplayStart) -> None:
         """Publish that a replay of `run` has started, and what it is to compute."""
@@ -417,7 +417,7 @@ class Runs:
         """Return the name, tags and note of a run, even if its other facts are damaged."""
         return labels_of(read_lines(self.folder(run) / "events.jsonl", FORMAT))
 
-    def named(self, name: str) -> list[str]:
+    def ids_by_name(self, name: str) -> list[str]:
         """Return the ids of the runs that have the name `name`, oldest first."""
         return [run for run in self.ids() if name and self.labels(run).name == name]
 
@@ -451,7 +451,7 @@ class Runs:
             return ids[-position]
         if text in ids:
             return text
-        if (same_name := self.named(text)) and len(same_name) > 1:
+        if (same_name := self.ids_by_name(text)) and len(same_name) > 1:
             raise UsageError(
                 f"{len(same_name)} runs have the name {text!r}: {', '.join(same_name[-4:])}. Give the id, or "
                 f"rename one: `rearview name {same_name[-1]} NEWNAME`.",

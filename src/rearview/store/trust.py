@@ -79,14 +79,14 @@ def birth(folder: Path) -> int:
     return seconds * 10**9 + nanoseconds if mask & _BIRTH else 0
 
 
-def begin(store: Path, layout: int) -> None:
+def create_identity(store: Path, layout: int) -> None:
     """Give a new store its id, and remember that it was created here, if the state folder can be written."""
     _write(store / FILE, {"format": FORMAT, "id": os.urandom(16).hex(), "layout": layout})
     with contextlib.suppress(StoreError):
         remember(store)
 
 
-def note_layout(store: Path, layout: int) -> None:
+def store_layout(store: Path, layout: int) -> None:
     """Write the format of the store next to its id, so that damage to the file `format` is detected."""
     facts = _identity(store)
     if facts is not None:

@@ -242,16 +242,16 @@ class CompressionPolicy:
         if compression_pays(sample, self.disk):
             self._pauses.pop(key, None)
             return sample.share
-        self.note_incompressible(key)
+        self.pause_sampling(key)
         return None
 
-    def note_incompressible(self, key: str) -> None:
+    def pause_sampling(self, key: str) -> None:
         """Record that a buffer does not compress, so that it is not sampled in the next saves."""
         pause = self._pauses.get(key)
         length = FIRST_PAUSE if pause is None else min(2 * pause.length, LONGEST_PAUSE)
         self._pauses[key] = _Pause(length, length)
 
-    def note_write(self, nbytes: int, seconds: float) -> None:
+    def add_write(self, nbytes: int, seconds: float) -> None:
         """Update the speed of the disk by a write that took `seconds` until all bytes were on the device."""
         if nbytes >= LEAST_TIMED_WRITE:
             self.disk = self.disk.after(nbytes, seconds)

@@ -288,7 +288,7 @@ class Batch:
                     sink.write(piece)
         except IncompressibleError:
             assert self._policy is not None
-            self._policy.note_incompressible(key)
+            self._policy.pause_sampling(key)
             return False
         self.shrunk += len(view) - sink.position
         self._compressed = True
@@ -317,7 +317,7 @@ class Batch:
             for sink in self._open:
                 sink.sync()
             if self._policy is not None:
-                self._policy.note_write(self._plain, self._seconds + time.perf_counter() - began)
+                self._policy.add_write(self._plain, self._seconds + time.perf_counter() - began)
             if self._compressed:
                 self.objects.project.needs(COMPRESSED)
             for sink in self._open:
