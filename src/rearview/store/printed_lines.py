@@ -85,7 +85,7 @@ def intact_lines(folder: Path) -> tuple[list[bytes], int]:
     return intact, len(lines) - len(intact)
 
 
-def is_checked(folder: Path) -> bool:
+def has_checksums(folder: Path) -> bool:
     """Return True if the lines of the file in `folder` have checksums."""
     return _first(folder) != _OLD
 

@@ -68,8 +68,8 @@ class Checkpoints:
     def save(self, snapshot: Snapshot, parts: Iterable[Part]) -> Checkpoint:
         """Save `parts` as the checkpoint that `snapshot` describes.
 
-        When this returns, the checkpoint survives a power cut. Before, readers do not find the checkpoint, and
-        earlier checkpoints are not changed. The buffers of `snapshot` are not read, because `parts` are copies
+        When this returns, the checkpoint survives a power cut. Until then, readers do not find the checkpoint.
+        Earlier checkpoints are never changed. The buffers of `snapshot` are not read, because `parts` are copies
         of these buffers.
         """
         body = ManifestBody(

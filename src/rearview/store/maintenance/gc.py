@@ -304,7 +304,7 @@ def _checkpoints_to_remove(
 
 
 def _times_in_run(checkpoints: list[Checkpoint]) -> dict[str, float]:
-    """Return by id of each checkpoint the seconds from the start of its run.
+    """Return a mapping from the id of each checkpoint to its seconds since the start of the run.
 
     If the clock was set back during a run, the seconds still grow from checkpoint to checkpoint.
     """

@@ -96,7 +96,7 @@ def _send(project: Project, path: str, remote: Remote, pushed: dict[str, object]
 
 
 def pending_runs(remote: Remote) -> dict[str, str]:
-    """Return the key of the pointer of each run at a remote, by run; the newest run is last."""
+    """Return a mapping from each run at a remote to the key of its pointer; the newest run is last."""
     runs = {}
     for key in remote.list("commands/"):
         pointer = msgspec.json.decode(_get(remote, key), type=Pointer)

@@ -279,7 +279,7 @@ class _Check:
     def _printed(self, folder: Path) -> None:
         path = folder / printed_lines.FILE
         intact, damaged = printed_lines.intact_lines(folder)
-        if intact and not printed_lines.is_checked(folder):
+        if intact and not printed_lines.has_checksums(folder):
             self.unchecked += 1
         if not damaged:
             return

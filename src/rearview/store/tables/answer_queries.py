@@ -194,7 +194,10 @@ class Tables:
         return list(self._run_records.problems)
 
     def names(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
-        """Return by logged name the loops around its log calls, one tuple per loop path; printed lines are left out."""
+        """Return a mapping from logged names to the loops around the log calls, one tuple of loops per loop path.
+
+        Printed lines are left out.
+        """
         paths_by_name = self._select(runs, ()).catalogue.names
         return {
             name: {tuple(path.split("/")) if path else () for path in paths}
@@ -202,7 +205,7 @@ class Tables:
         }
 
     def captured(self, runs: Iterable[str] | None = None) -> dict[str, Origin]:
-        """Return by name the logger from which the values were captured, for names of which all values are captured."""
+        """Return a mapping from names, of which all values are captured, to the logger that they were captured from."""
         return self._select(runs, ()).captured
 
     def table(
@@ -256,7 +259,7 @@ class Tables:
             ) from exc
 
     def last_values(self, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return by logged name the last value of each of `runs` by run, without nulls."""
+        """Return the last values that `runs` logged, as a mapping from name to run to value; nulls are left out."""
         selected = self._select(runs, ())
         out: dict[str, dict[str, Any]] = {}
         for name in selected.catalogue.names:

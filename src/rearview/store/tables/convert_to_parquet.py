@@ -111,7 +111,10 @@ def summaries(
 
 
 def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
-    """Return by file and loop path the kind of each loop's values: `int`, `float`, `str`, or empty for none."""
+    """Return the kinds of the loop values of each file, as a mapping from file to loop path to one kind per loop.
+
+    A kind is `int`, `float` or `str`, or "" if the loop values are the iteration numbers.
+    """
     out: dict[int, dict[str, list[str]]] = {}
     sql = """SELECT file, path, k, list(DISTINCT json_type(labels, '/' || k)) FROM (
       SELECT file, path, labels, unnest(range(len(indices))) AS k FROM own.loaded

@@ -482,7 +482,7 @@ class FileColumns(Enum):
 
 
 def _versions_before(run_records: RunRecords) -> dict[str, str | None]:
-    """Return by run the version of the last earlier run that has another version, or None if there is none."""
+    """Return a mapping from each run to the version of the last earlier run with another version, or to None."""
     out: dict[str, str | None] = {}
     current_version: str | None = None
     previous_version: str | None = None

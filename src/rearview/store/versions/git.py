@@ -135,19 +135,19 @@ class GitDatabase:
         self._git("update-ref", "-d", REFS + name)
 
     def names(self) -> dict[str, str]:
-        """Return the tree of each ref below `refs/rearview/`, by the name of the ref."""
+        """Return a mapping from the name of each ref below `refs/rearview/` to its tree."""
         out = self._git("for-each-ref", "--format=%(refname)%00%(tree)", REFS)
         pairs = (line.split("\0") for line in out.decode().splitlines())
         return {ref.removeprefix(REFS): tree for ref, tree in pairs}
 
     def messages(self, below: str) -> dict[str, str]:
-        """Return the message of the commit of each ref below `refs/rearview/<below>`, by the name of the ref."""
+        """Return a mapping from the name of each ref below `refs/rearview/<below>` to the message of its commit."""
         out = self._git("for-each-ref", "--format=%(refname)%00%(contents:subject)", REFS + below)
         pairs = (line.split("\0") for line in out.decode().splitlines())
         return {ref.removeprefix(REFS): message for ref, message in pairs}
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return mode and object name of each file of a tree, by path."""
+        """Return a mapping from the path of each file of a tree to its mode and object name."""
         out: dict[bytes, Entry] = {}
         for line in self._git("ls-tree", "-r", "-z", "--full-tree", tree).split(b"\0"):
             if line:
@@ -413,7 +413,7 @@ class LooseDatabase:
         (self.git_dir / REFS / name).unlink(missing_ok=True)
 
     def names(self) -> dict[str, str]:
-        """Return the tree of each ref below `refs/rearview/`, by the name of the ref."""
+        """Return a mapping from the name of each ref below `refs/rearview/` to its tree."""
         out = {}
         for name, commit in self.refs().items():
             with contextlib.suppress(VersionError):  # damaged: `verify` says so
@@ -421,7 +421,7 @@ class LooseDatabase:
         return out
 
     def messages(self, below: str) -> dict[str, str]:
-        """Return the message of the commit of each ref below `refs/rearview/<below>`, by the name of the ref."""
+        """Return a mapping from the name of each ref below `refs/rearview/<below>` to the message of its commit."""
         out = {}
         for name, commit in self.refs().items():
             if name.startswith(below):
@@ -431,7 +431,7 @@ class LooseDatabase:
         return out
 
     def refs(self) -> dict[str, str]:
-        """Return the content of each ref below `refs/rearview/` by name, without checking it."""
+        """Return a mapping from the name of each ref below `refs/rearview/` to its content, without checking it."""
         out = {}
         with contextlib.suppress(OSError):
             for line in (self.git_dir / "packed-refs").read_text("utf-8", "replace").splitlines():
@@ -446,7 +446,7 @@ class LooseDatabase:
         return out
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return mode and object name of each file of a tree, by path."""
+        """Return a mapping from the path of each file of a tree to its mode and object name."""
         out: dict[bytes, Entry] = {}
         todo = [(b"", tree)]
         while todo:

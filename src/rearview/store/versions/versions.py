@@ -189,14 +189,17 @@ class Versions:
         return tree
 
     def files(self, version: str) -> dict[str, bytes]:
-        """Return the content of every file of a version by path; links are left out."""
+        """Return a mapping from the path of every file of a version to its content; links are left out."""
         database, entries = self._look(version)
         names = {p: name for p, (mode, name) in entries.items() if mode != _LINK}
         blobs = database.blobs(names.values())
         return {os.fsdecode(path): data for path, data in zip(names, blobs, strict=True)}
 
     def packed(self, version: str) -> dict[str, tuple[str, bytes]]:
-        """Return mode and content of every file and link of a version by path, to send it to another store."""
+        """Return a mapping from the path of every file and link of a version to mode and content.
+
+        Another store can adopt the version with this mapping.
+        """
         database, entries = self._look(version)
         blobs = database.blobs([name for _, name in entries.values()])
         return {
@@ -215,7 +218,7 @@ class Versions:
         return tree
 
     def hashes(self, version: str) -> dict[str, str]:
-        """Return git's hash of the content of every file of a version, by path."""
+        """Return a mapping from the path of every file of a version to git's hash of its content."""
         _, entries = self._look(version)
         return {os.fsdecode(path): name for path, (_, name) in entries.items()}
 
@@ -248,12 +251,12 @@ class Versions:
             make_folder(file.parent)
             file.unlink(missing_ok=True)
             if mode == _LINK:
-                file.symlink_to(self._aim(os.fsdecode(path), os.fsdecode(data)))
+                file.symlink_to(self._exported_target(os.fsdecode(path), os.fsdecode(data)))
             else:
                 file.write_bytes(data)
                 file.chmod(0o700 if mode == "100755" else 0o600)
 
-    def _aim(self, path: str, link: str) -> str:
+    def _exported_target(self, path: str, link: str) -> str:
         """Return the target to give an exported link.
 
         A relative link out of the project gets an absolute target, because the folder of the export is at another
@@ -284,14 +287,14 @@ class Versions:
             return (git if has_git(self._project.root) else shared).diff(first, second)
 
     def names(self) -> dict[str, str]:
-        """Return all versions by the name of their ref: `runs/<run>` or `derived/<version>`."""
+        """Return a mapping from the name of every ref, `runs/<run>` or `derived/<version>`, to its version."""
         out: dict[str, str] = {}
         for database in self._all():
             out.update(database.names())
         return out
 
     def parents(self) -> dict[str, str]:
-        """Return by derived version the version from which it was derived."""
+        """Return a mapping from each derived version to the version from which it was derived."""
         out: dict[str, str] = {}
         for database in self._all():
             for name, message in database.messages("derived/").items():
