@@ -222,7 +222,7 @@ class History:
 
     def names(self) -> list[str]:
         """Return every name that has values, or that the newest source logs."""
-        return sorted({*self._tables.names(), *(name for name, _ in self.virtual())})
+        return sorted({*self._tables.loops_by_name(), *(name for name, _ in self.virtual())})
 
     def captured(self) -> dict[str, Origin]:
         """Return the columns whose values come from elsewhere, such as other loggers, with their origin."""
@@ -232,7 +232,7 @@ class History:
         """Return the names among `names` that the work tree logs and that have no value yet."""
         captured = self._tables.captured().items()
         unasked = {name for name, origin in captured if origin in UNASKED}
-        logged = self._tables.names().keys() - unasked
+        logged = self._tables.loops_by_name().keys() - unasked
         virtual = {name for name, _ in self.virtual()} - logged
         return [name for name in dict.fromkeys(names) if name in virtual]
 

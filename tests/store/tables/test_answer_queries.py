@@ -325,7 +325,7 @@ def test_a_running_run_and_one_with_a_torn_end_are_in_the_table(store):
     (file,) = store.runs.folder(run).glob("records-*.jsonl")  # its writer lives: not sealed
     data = file.read_bytes()
     file.write_bytes(data[:-20])
-    assert Tables(store.project).names().keys() == {"seed", "loss", "acc"}
+    assert Tables(store.project).loops_by_name().keys() == {"seed", "loss", "acc"}
     store.runs.end(run, 1)
     assert len(rows(store, ["loss"])) == 2
     assert file.exists()

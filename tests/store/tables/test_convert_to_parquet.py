@@ -232,7 +232,7 @@ def test_a_sealed_file_of_a_newer_format_is_refused(store, monkeypatch):
 
 def test_a_process_with_the_number_of_a_sealed_file_gets_another_name(store):
     run = store.run((at(), {"a": 1}))
-    assert Tables(store.project).names()
+    assert Tables(store.project).loops_by_name()
     out = RecordFile(store.runs.folder(run), run, attempt=1)
     out.append(b"{", [("a", 2)])
     out.close()

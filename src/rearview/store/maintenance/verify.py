@@ -258,7 +258,7 @@ class _Check:
                 repair = self._aside(path)
                 lost_facts = "how it ended, its loops and its costs"
                 if name == "run.json" and self.repair:
-                    version = self.sources.names().get(f"runs/{folder.name}", "")
+                    version = self.sources.versions_by_ref().get(f"runs/{folder.name}", "")
                     Runs(self.project).rebuild(folder.name, version)
                     lost_facts = "its command, its arguments and its surroundings"
                     repair += "; rewritten from its id and its version"

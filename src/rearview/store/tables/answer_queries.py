@@ -193,7 +193,7 @@ class Tables:
         self._duck()
         return list(self._run_records.problems)
 
-    def names(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
+    def loops_by_name(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
         """Return a mapping from logged names to the loops around the log calls, one tuple of loops per loop path.
 
         Printed lines are left out.

@@ -454,18 +454,18 @@ def load_versions(
     duck: Duck, run_records: RunRecords, versions: Versions | None, project: str, files: FileColumns
 ) -> None:
     """Fill the table `versions` and, if `files` asks for it, the table `files`."""
-    names = versions.names() if versions is not None else {}
+    tree_by_ref = versions.versions_by_ref() if versions is not None else {}
     parents = versions.parents() if versions is not None else {}
-    before = _versions_before(run_records)
+    previous_versions = _versions_before(run_records)
     rows = []
-    for name, tree in names.items():
-        run = name.removeprefix("runs/") if name.startswith("runs/") else None
-        parent = before.get(run) if run is not None else parents.get(tree)
+    for ref, tree in tree_by_ref.items():
+        run = ref.removeprefix("runs/") if ref.startswith("runs/") else None
+        parent = previous_versions.get(run) if run is not None else parents.get(tree)
         rows.append({"version": tree, "run": run, "parent": parent, "project": project})
     duck.load("versions", _columns("versions"), rows)
     file_rows = []
     if files is not FileColumns.NONE and versions is not None:
-        for tree in sorted(set(names.values())):
+        for tree in sorted(set(tree_by_ref.values())):
             texts = versions.files(tree) if files is FileColumns.TEXT else {}
             for path, oid in versions.hashes(tree).items():
                 text = _text(texts.get(path))

@@ -134,13 +134,13 @@ class GitDatabase:
         """Delete `refs/rearview/<name>`."""
         self._git("update-ref", "-d", REFS + name)
 
-    def names(self) -> dict[str, str]:
+    def trees_by_ref(self) -> dict[str, str]:
         """Return a mapping from the name of each ref below `refs/rearview/` to its tree."""
         out = self._git("for-each-ref", "--format=%(refname)%00%(tree)", REFS)
         pairs = (line.split("\0") for line in out.decode().splitlines())
         return {ref.removeprefix(REFS): tree for ref, tree in pairs}
 
-    def messages(self, below: str) -> dict[str, str]:
+    def messages_by_ref(self, below: str) -> dict[str, str]:
         """Return a mapping from the name of each ref below `refs/rearview/<below>` to the message of its commit."""
         out = self._git("for-each-ref", "--format=%(refname)%00%(contents:subject)", REFS + below)
         pairs = (line.split("\0") for line in out.decode().splitlines())
@@ -412,7 +412,7 @@ class LooseDatabase:
         """Delete `refs/rearview/<name>`."""
         (self.git_dir / REFS / name).unlink(missing_ok=True)
 
-    def names(self) -> dict[str, str]:
+    def trees_by_ref(self) -> dict[str, str]:
         """Return a mapping from the name of each ref below `refs/rearview/` to its tree."""
         out = {}
         for name, commit in self.refs().items():
@@ -420,7 +420,7 @@ class LooseDatabase:
                 out[name] = tree_of(self._read(commit, b"commit"))
         return out
 
-    def messages(self, below: str) -> dict[str, str]:
+    def messages_by_ref(self, below: str) -> dict[str, str]:
         """Return a mapping from the name of each ref below `refs/rearview/<below>` to the message of its commit."""
         out = {}
         for name, commit in self.refs().items():

@@ -286,18 +286,18 @@ class Versions:
             )
             return (git if has_git(self._project.root) else shared).diff(first, second)
 
-    def names(self) -> dict[str, str]:
+    def versions_by_ref(self) -> dict[str, str]:
         """Return a mapping from the name of every ref, `runs/<run>` or `derived/<version>`, to its version."""
         out: dict[str, str] = {}
         for database in self._all():
-            out.update(database.names())
+            out.update(database.trees_by_ref())
         return out
 
     def parents(self) -> dict[str, str]:
         """Return a mapping from each derived version to the version from which it was derived."""
         out: dict[str, str] = {}
         for database in self._all():
-            for name, message in database.messages("derived/").items():
+            for name, message in database.messages_by_ref("derived/").items():
                 match = _DERIVED.match(message)
                 if match is not None:
                     out[name.removeprefix("derived/")] = match[1]
@@ -309,7 +309,9 @@ class Versions:
             if database.own and not (database.git_dir / "HEAD").is_file():
                 continue
             intact: set[str] = set()
-            refs = database.refs() if isinstance(database, LooseDatabase) else database.names()
+            refs = (
+                database.refs() if isinstance(database, LooseDatabase) else database.trees_by_ref()
+            )
             for name, top in refs.items():
                 damage = _first_damage(database, top, intact)
                 if damage is not None:
