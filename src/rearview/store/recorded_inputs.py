@@ -60,7 +60,7 @@ def environment_of(
 ) -> dict[str, str]:
     """Return the environment variables with which to replay or resume a run.
 
-    `current` are the variables now. Of an old run that did not record its environment, only the variables of
+    `current` are the variables now. If an old run did not record its environment, only the variables of
     thread counts are restored.
     """
     recorded = read_environment(folder)

@@ -33,7 +33,7 @@ _NUMPY = {
     "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "bool": "|b1",
     "uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8",
 }  # fmt: skip
-"""NumPy's name by torch's name, of the dtypes that both libraries have."""
+"""Mapping from torch's to NumPy's name, for the dtypes that both libraries have."""
 _NAMES = {text[1:]: name for name, text in _NUMPY.items()}
 _LONG_HEAD = 60_000
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -225,7 +225,7 @@ _SHOWN: dict[str, Callable[[StoredValue], str]] = {
         f"confusion matrix of {value.shape[0]} classes" if value.shape else "confusion matrix"
     ),
 }
-"""By kind: the function that describes a value in a few words."""
+"""Mapping from kind to a function that describes a value in a few words."""
 
 
 def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:

@@ -63,7 +63,7 @@ class Checkpoints:
         """Processor seconds that all saves have used to hash."""
         self._compression = compression
         self._read_before: dict[str, dict[tuple[str, int], Checkpoint]] = {}
-        """Checkpoints already read: by run, then by name and inode of the manifest."""
+        """Checkpoints that were read before: mapping from run to name and inode of the manifest to checkpoint."""
 
     def save(self, snapshot: Snapshot, parts: Iterable[Part]) -> Checkpoint:
         """Save `parts` as the checkpoint that `snapshot` describes.

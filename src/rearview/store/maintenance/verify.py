@@ -186,7 +186,7 @@ class _Check:
     unchecked: int = 0
     packs: set[str] = field(default_factory=set)
     verdicts: dict[ObjectRef, str] = field(default_factory=dict)
-    """By part of a checkpoint: its damage in words, empty if the part is intact."""
+    """Mapping from a part of a checkpoint to its damage in words, empty if the part is intact."""
 
     def format(self) -> None:
         try:

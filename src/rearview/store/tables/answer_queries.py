@@ -388,7 +388,7 @@ class Tables:
             raise refused(exc) from exc
         if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
             raise UsageError(
-                f"{sql!r} is not one question. Ask with a single SELECT, or EXPLAIN one: records "
+                f"{sql!r} is not a single query. Ask with one SELECT, or EXPLAIN one: records "
                 "are append-only, and nothing here writes.",
                 slug="sql-read-only",
             )
@@ -455,7 +455,7 @@ def check_condition(con: Any, where: str) -> None:
     """Raise if a condition is not valid SQL; the message speaks only of the condition."""
     import duckdb
 
-    reason = "it is more than one"
+    reason = "it is more than one condition"
     try:
         for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
             if len(con.extract_statements(text)) != 1:

@@ -72,7 +72,7 @@ class Summary(msgspec.Struct, frozen=True):
     since: int = 0
     """Number of the record from which on this attempt logged records of earlier attempts again."""
     labels: dict[str, list[str]] = {}
-    """By loop path, for each loop: the kind of the loop values, or "" if these are the iteration numbers."""
+    """Mapping from loop path to the kind of the values of each loop, "" if these are the iteration numbers."""
     check: str = NO_CHECK
     """Hash of the whole file; the last field."""
 
@@ -419,7 +419,7 @@ def _decoded(file: Path, text: bytes) -> dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise _damaged(file, str(exc)) from exc
     if not isinstance(facts, dict):
-        raise _damaged(file, "its summary is not one")
+        raise _damaged(file, "its summary is not a JSON object")
     return facts
 
 

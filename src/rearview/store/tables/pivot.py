@@ -198,11 +198,11 @@ class Catalogue:
     """The names, loop paths and kinds of values of some runs, collected from summaries of files."""
 
     names: dict[str, dict[str, set[str]]] = field(default_factory=dict)
-    """By name and loop path: the kinds of the values."""
+    """Mapping from name to loop path to the kinds of the values there."""
     labels: dict[str, list[set[str]]] = field(default_factory=dict)
-    """By loop path: the kinds of the loop values, one set per loop."""
+    """Mapping from loop path to the kinds of the loop values, one set per loop."""
     rank: dict[str, int] = field(default_factory=dict)
-    """By loop path: its position in the order in which paths first had records."""
+    """Mapping from loop path to its position in the order in which paths first had records."""
 
     def add(self, path: str, name: str, kinds: Iterable[str]) -> None:
         """Add that a name has values of these kinds at a loop path."""

@@ -87,7 +87,7 @@ class RunRecords:
     replays: dict[str, list[Replay]] = field(default_factory=dict)
     parts: dict[str, list[RecordPart]] = field(default_factory=dict)
     pivoted: dict[tuple[str, bool], Any] = field(default_factory=dict)
-    """By run, and whether values of replays that were not exact are included: the pivot cache, or None."""
+    """Pivot caches: the keys are a run, and whether values of replays that were not exact are included."""
     problems: list[str] = field(default_factory=list)
     """One sentence for each file that could not be read."""
 

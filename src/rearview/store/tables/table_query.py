@@ -153,7 +153,7 @@ class TableQuery:
         self.interpolated = ""
         """Column that lists the interpolated values of each row; empty if there is none."""
         self.kinds: dict[str, str] = {}
-        """By label of each column with recorded values: the kind of the column."""
+        """Mapping from the label of each column with recorded values to the kind of the column."""
         self.labels: list[str] = []
         """The names of the columns of the answer, as they were logged."""
 

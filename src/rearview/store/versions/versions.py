@@ -33,7 +33,7 @@ _MODULE = "160000"
 _NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _DERIVED = re.compile(r"derived from ([0-9a-f]+)\s*$")
 WORKTREE = "worktree"
-"""Word that the user may write where a version or run is expected: the current source."""
+"""Word that the user may write where a version or run is expected; it means the current source."""
 MOST_CACHED = 64
 """Most versions whose lists of files are cached."""
 
@@ -109,7 +109,7 @@ class Versions:
         self._own = project.store / "versions.git"
         self._database_in_use: Database | None = None
         self._entries_cache: dict[str, tuple[Database, dict[bytes, Entry]]] = {}
-        """Cache: database and files by version. A version never changes."""
+        """Cache of the database and the files of each version, which never change."""
 
     def save(self, run: str) -> str:
         """Store the current source of the project for `run`; return the version.
