@@ -57,7 +57,7 @@ from rearview.store.maintenance.removal import (
     unfinished,
 )
 from rearview.store.maintenance.verify import VerifyReport, verify
-from rearview.store.printed_lines import PrintedLine, printed
+from rearview.store.printed_lines import PrintedLine, read_printed_lines
 from rearview.store.project import FOLDER, Project
 from rearview.store.runs import NAME, NOTE, TAG, UNTAG, Runs, check_name, check_note, check_tag
 from rearview.store.tables.answer_queries import Tables
@@ -362,7 +362,7 @@ class History:
 
     def printed(self, which: str = "latest") -> list[PrintedLine]:
         """Return the lines that a run printed, with the points at which it printed them."""
-        return list(printed(self._runs.folder(self.run(which).id)))
+        return list(read_printed_lines(self._runs.folder(self.run(which).id)))
 
     @cached_property
     def _backfiller(self) -> Backfiller:

@@ -26,7 +26,7 @@ from rearview.multiversion.study import (
 from rearview.source.cells import imported_modules
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.create_files import make_folder
-from rearview.store.printed_lines import printed
+from rearview.store.printed_lines import read_printed_lines
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import fingerprint, read_cells, read_environment
 from rearview.store.runs import Runs
@@ -194,7 +194,7 @@ def _version(
     }
     read = {run.now(path, str(project.root)) for path in end.inputs}
     inputs |= {name for name in files if str(project.root / name) in read}
-    lines = [line for line in printed(folder) if line.stream == "out"]
+    lines = [line for line in read_printed_lines(folder) if line.stream == "out"]
     notebook = script.endswith(".ipynb")
     cells = program_cells(sources[script], script)
     shown = _executed_cells(folder, cells) if notebook else None

@@ -97,7 +97,7 @@ def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
     durable_files.publish(path, data, durable=durable, opener=open_file)
 
 
-def close_to_others(path: Path | str) -> None:
+def set_store_mode(path: Path | str) -> None:
     """Give a file of the store that another program created the mode that its folder determines."""
     Path(path).chmod(_file_mode(folder_mode(os.path.dirname(path))))  # noqa: PTH120
 
@@ -150,7 +150,7 @@ class Sink:
             if self._buffered == CHUNK:
                 self._flush()
 
-    def gather(self, buffers: Sequence[memoryview | bytes]) -> None:
+    def write_many(self, buffers: Sequence[memoryview | bytes]) -> None:
         """Append many small buffers.
 
         If the file is written through the page cache, the kernel copies the buffers there, without the

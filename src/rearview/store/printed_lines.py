@@ -71,7 +71,7 @@ def encode(row: _Row | Mapping[str, object]) -> bytes:
     return (add_check(text) if isinstance(row, Mapping) else add_item(text)) + b"\n"
 
 
-def printed(folder: Path) -> Iterator[PrintedLine]:
+def read_printed_lines(folder: Path) -> Iterator[PrintedLine]:
     """Yield the lines that the run in `folder` printed; damaged lines are left out."""
     for raw, line in _read(folder):
         if line is not None and raw:
@@ -178,7 +178,7 @@ def _extract_records(cache: Path, stem: str, run: Run, folder: Path) -> Path | N
     with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as making:
         out = RecordFile(Path(making), run.id, origin=MARK + Origin.PRINTED.value)
         written = False
-        for point, items in _numbers(printed(folder), run.end.main):
+        for point, items in _numbers(read_printed_lines(folder), run.end.main):
             out.append(encode_point(point), list(items.items()))
             written = True
         out.close()

@@ -102,7 +102,7 @@ def read_clock(file: Path) -> bytes:
     return data
 
 
-def write_sum(file: Path, size: int, check: int) -> None:
+def write_clock_check(file: Path, size: int, check: int) -> None:
     """Write the CRC of the first `size` bytes of `file` into its checksum file."""
     publish(file.with_name(_SUM), b"%d %d\n" % (size, check), durable=False)
 

@@ -57,7 +57,7 @@ class FolderIdentity:
     def of(cls, folder: Path) -> FolderIdentity:
         """Return the identity of an existing folder; of a link, the identity of its target."""
         real = os.path.realpath(folder)
-        return cls(real, os.stat(real).st_ino, birth(Path(real)))  # noqa: PTH116
+        return cls(real, os.stat(real).st_ino, creation_time(Path(real)))  # noqa: PTH116
 
     def key(self, store: str) -> str:
         """Return the key under which the store in this folder is remembered; `store` is the id of the store."""
@@ -66,7 +66,7 @@ class FolderIdentity:
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def birth(folder: Path) -> int:
+def creation_time(folder: Path) -> int:
     """Return the creation time of a folder in nanoseconds, or 0 if the file system does not record it."""
     buffer = ctypes.create_string_buffer(256)
     try:
@@ -226,7 +226,7 @@ def _was_made_here(store: Path) -> bool:
 def _began_here(folder: Path) -> bool:
     """Return True if the run in `folder` started on this machine when the folder was created."""
     facts = read_facts(folder / "run.json", FORMAT)
-    born = birth(folder) / 1e9
+    born = creation_time(folder) / 1e9
     delay = float(facts["started"]) - born if "started" in facts else float("inf")
     return bool(born) and facts.get("host") == socket.gethostname() and _EARLY <= delay < _LATE
 

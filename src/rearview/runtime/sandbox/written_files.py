@@ -37,7 +37,7 @@ from rearview.runtime.sandbox.file_patches import replace_builtin
 from rearview.runtime.sandbox.program_inputs import listen, unnoticed, unrecorded_prefixes
 from rearview.state.codecs.open_files import transforms
 from rearview.store.checkpoints.checkpoints import FILE_PART
-from rearview.store.create_files import close_to_others, make_folder
+from rearview.store.create_files import make_folder, set_store_mode
 from rearview.store.json_files import append_line, read_lines
 from rearview.store.project import FOLDER
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
@@ -454,7 +454,7 @@ class OverwrittenFiles:
                 line["was"] = f"{len(self.files)}"
                 make_folder(self.folder / "before")
                 shutil.copyfile(path, self.folder / "before" / line["was"])
-                close_to_others(self.folder / "before" / line["was"])
+                set_store_mode(self.folder / "before" / line["was"])
         append_line(self.folder / TRACES, line)
 
     def making(self, relative: str) -> None:

@@ -268,7 +268,7 @@ class PackWriter:
             self._flush()
 
     def _flush(self) -> None:
-        self._sink.gather(self._slices)
+        self._sink.write_many(self._slices)
         self._slices = []
         self._pending = 0
 

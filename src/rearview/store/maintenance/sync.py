@@ -17,7 +17,7 @@ from rearview.config import Settings
 from rearview.errors import DamagedError, RemoteError
 from rearview.remote.base import Remote, check_key
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.create_files import close_to_others, make_folder, publish
+from rearview.store.create_files import make_folder, publish, set_store_mode
 from rearview.store.project import FORMAT, Project
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
@@ -128,7 +128,7 @@ def pull(project: Project, remote: Remote, key: str) -> str | None:
             continue
         make_folder(local.parent)
         remote.get(path, local)
-        close_to_others(local)
+        set_store_mode(local)
     if pointer.version:
         _adopt(project, remote, pointer.run, pointer.version)
         source = Runs(project).get(pointer.run).source

@@ -25,7 +25,7 @@ import xxhash
 
 from rearview.durable_files import publish_file
 from rearview.errors import DamagedError
-from rearview.store.create_files import close_to_others
+from rearview.store.create_files import set_store_mode
 from rearview.store.json_files import CHECKED
 from rearview.store.records import RecordLine, scan
 from rearview.store.tables.connection import Duck, files, quoted
@@ -286,7 +286,7 @@ def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
                 raise _unreadable_error(
                     [records.file], f"{name} does not hold what was written; check the disk"
                 )
-            close_to_others(temporary_files[records.file])
+            set_store_mode(temporary_files[records.file])
             publish_file(temporary_files[records.file], records.file.with_suffix(".parquet"))
             if records.summary.damaged:
                 shutil.copy(records.file, records.file.with_suffix(".damaged"))

@@ -250,7 +250,7 @@ def loop_columns(path: str) -> list[str]:
     return out
 
 
-def label(k: int, labels: str) -> str:
+def loop_value_sql(k: int, labels: str) -> str:
     """Return SQL for the value of the k-th loop as JSON, which is null if the value is the iteration number."""
     return f"nullif(CAST(json_extract({labels}, '/{k - 1}') AS VARCHAR), 'null')"
 
@@ -260,7 +260,7 @@ def order_columns(deepest: int) -> list[str]:
     return ["$path", *(f"${c}{k}" for k in range(1, deepest + 1) for c in "rix"), "$occ"]
 
 
-def wide(
+def wide_sql(
     source: str,
     path: str,
     names: Mapping[str, str],
@@ -276,7 +276,7 @@ def wide(
     """
     n = range(1, depth(path) + 1)
     keys = "".join(f", indices[{k}] AS i{k}" for k in n)
-    labels = "".join(f", {label(k, 'any_value(labels)')} AS x{k}" for k in n)
+    labels = "".join(f", {loop_value_sql(k, 'any_value(labels)')} AS x{k}" for k in n)
     cells = ""
     for name, kind in names.items():
         filter_sql = f"FILTER (WHERE name = {quoted(name)})"
@@ -338,7 +338,7 @@ def union_of_paths(
     """Return SQL for the rows of all loop paths of a table, with columns to order by, loops and names.
 
     `columns` has by name its paths, each with the kind of its values. `source(path)` returns SQL for one path, as
-    `wide` does. Names in `origins` have a column with the origins of their values as well.
+    `wide_sql` does. Names in `origins` have a column with the origins of their values as well.
     """
     deepest = max((depth(path) for path in rows.paths), default=0)
     loops = catalogue.loops(rows.paths)

@@ -45,7 +45,7 @@ from rearview.store.tables.convert_to_parquet import (
     read_summary,
     seal,
 )
-from rearview.store.tables.pivot import RANKED, UNRANKED, cell_sql, common_kind, depth, wide
+from rearview.store.tables.pivot import RANKED, UNRANKED, cell_sql, common_kind, depth, wide_sql
 
 _TAIL = 256
 """Bytes at the end of a file that are read to find the end line; it is shorter."""
@@ -445,7 +445,7 @@ def _create_pivot_cache(folder: Path, con: Duck, parts: Sequence[RecordPart]) ->
         for k, (path, columns) in enumerate(names.items()):
             kinds_of = {name: common_kind(kinds) for name, kinds in columns.items()}
             origins = [name for name in columns if replayed or "null" in columns[name]]
-            sql = wide(source, path, kinds_of, origins, numbered=True)
+            sql = wide_sql(source, path, kinds_of, origins, numbered=True)
             keys = ", ".join([*(f"i{n}" for n in range(1, depth(path) + 1)), "occ"])
             con.execute(
                 f"COPY ({sql} ORDER BY {keys}) TO {quoted(temporary / f'{k}.parquet')} (FORMAT parquet, "

@@ -22,8 +22,8 @@ from rearview.store.tables.pivot import (
     depth,
     encode,
     inside,
-    label,
-    wide,
+    loop_value_sql,
+    wide_sql,
 )
 from rearview.store.tables.record_files import (
     PivotedPath,
@@ -186,7 +186,7 @@ class SelectedRecords:
                 lacking_runs.add(run)
         return lacking_runs
 
-    def first(self, rows: int, names: Iterable[str]) -> SelectedRecords:
+    def first_runs(self, rows: int, names: Iterable[str]) -> SelectedRecords:
         """Return the records of the first few runs, as many as certainly have `rows` rows in a table of `names`."""
         name_set, count = set(names), 0
         for n, run in enumerate(self.runs[:-1], 1):
@@ -221,7 +221,7 @@ class SelectedRecords:
         """Whether these runs logged all values themselves, and each name at most once per point."""
         return all(needs_no_ranking(self._run_records.parts.get(run, [])) for run in self.runs)
 
-    def until(self, path: str, rows: int, names: dict[str, str]) -> SelectedRecords:
+    def first_iterations(self, path: str, rows: int, names: dict[str, str]) -> SelectedRecords:
         """Return the records up to the iteration of the outermost loop by which `path` has `rows` rows.
 
         This is only done for a single run that has a pivot cache, because finding this iteration is cheap there.
@@ -264,7 +264,7 @@ class SelectedRecords:
                     )
         return self._files
 
-    def wide(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
+    def wide_sql(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
         """Return SQL with one row per point and occurrence at `path`, and the values of `names` as columns.
 
         If a run may lack values of one of the `names`, every known point of the run at or below `path` has a row.
@@ -275,7 +275,7 @@ class SelectedRecords:
         for parts, form in ((by_work.simple, UNRANKED), (by_work.ranked, RANKED)):
             if parts:
                 source = form.format(source=long_sql(parts))
-                scans.append(wide(source, path, names, origins))
+                scans.append(wide_sql(source, path, names, origins))
         scans += self._stored(path, names, origins=origins)
         values = " UNION ALL BY NAME ".join(scans) or self._nothing(path, names, origins=origins)
         lacking = set().union(*(self._fillable.get((name, path), ()) for name in names))
@@ -346,7 +346,7 @@ class SelectedRecords:
         parts = [*self._files_by_work().simple, *self._files_by_work().ranked]
         if parts:
             keys = "".join(f", indices[{k}] AS i{k}" for k in n)
-            labels = "".join(f", {label(k, 'labels')} AS x{k}" for k in n)
+            labels = "".join(f", {loop_value_sql(k, 'labels')} AS x{k}" for k in n)
             texts.append(
                 f"SELECT DISTINCT run{keys}{labels} FROM ({long_sql(parts)}) WHERE path = {quoted(path)} "
                 f"OR starts_with(path, {quoted(path + '/')})"
@@ -367,7 +367,7 @@ class SelectedRecords:
 
     @staticmethod
     def _nothing(path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
-        """Return SQL for no rows, with the columns that `wide` would return."""
+        """Return SQL for no rows, with the columns that `wide_sql` would return."""
         n = range(1, depth(path) + 1)
         text = "SELECT NULL::VARCHAR AS run, 0 AS occ, NULL::BIGINT AS s" + "".join(
             f", NULL::BIGINT AS i{k}, NULL::VARCHAR AS x{k}" for k in n

@@ -371,7 +371,7 @@ class TableQuery:
         """Return the selected records without most of those that are not needed for the first `limit` rows."""
         if not self._logged:
             return self._selected
-        selected = self._selected.first(limit, self._logged)
+        selected = self._selected.first_runs(limit, self._logged)
         if len({path.split("/")[0] for path in rows.paths if path}) != 1 or not selected.plain:
             return selected
         deepest_path = max(rows.paths, key=depth)
@@ -380,7 +380,7 @@ class TableQuery:
             for n in self._logged
             if deepest_path in self._catalogue.names[n]
         }
-        return selected.until(deepest_path, limit, kinds)
+        return selected.first_iterations(deepest_path, limit, kinds)
 
     def _rows(self, names: Iterable[str]) -> RowPaths:
         """Return the loop paths whose points have rows in a table of `names`."""
@@ -474,7 +474,7 @@ class TableQuery:
 
         def source(path: str) -> str:
             path_kinds = {name: kinds[name] for name in names if path in columns[name]}
-            return selected.wide(path, path_kinds, origins=self._origins)
+            return selected.wide_sql(path, path_kinds, origins=self._origins)
 
         text = union_of_paths(self._catalogue, columns, rows, source, origins=self._origins)
         if filled := {name: self._catalogue.names[name] for name in names if self._fills(name)}:
