@@ -16,7 +16,7 @@ from imports import MODULES, PUBLIC, SRC, room_edges, room_of  # noqa: E402 - af
 
 FACE = "import rearview"
 """The public face: it loads names from rooms on first use, and outer rooms import only it."""
-NOT_DRAWN = {"__main__", "errors", "config", "durable_files", "media", "watched_folders"}
+NOT_DRAWN = {"__main__", "errors", "config", "durable_files", "media", "opened_files"}
 """Single modules that nearly every room imports, and the entry of `python -m`."""
 FITS = 30
 """Letters of a purpose that fit into a box."""

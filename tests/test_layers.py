@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "__main__": "cli",
     "errors": "",
     "durable_files": "",
-    "watched_folders": "",
+    "opened_files": "",
     "config": "errors",
     "model": "",
     "media": "errors",
@@ -53,7 +53,7 @@ MAY_IMPORT = {
         "store/checkpoints store/maintenance store/versions"
     ),
     "runtime/cells": (
-        "errors model runtime runtime/sandbox source state state/codecs store watched_folders"
+        "errors model runtime runtime/sandbox source state state/codecs store opened_files"
     ),
     "runtime/observed_values": "model runtime runtime/sandbox source store",
     "runtime/replay": (
@@ -75,7 +75,7 @@ MAY_IMPORT = {
     # many versions as one tree
     "multiversion": (
         "config errors model plan/versions source store store/checkpoints store/versions "
-        "watched_folders"
+        "opened_files"
     ),
     # a logger in another process: knows nothing of recorded runs
     "background_logger": "config errors model",

@@ -40,7 +40,7 @@ USUAL = {
 }
 """What a program that can be forked is started with."""
 RUN = ("rearview.cli.main", "rearview.cli.run", "rearview._history.run_command")
-ASK = (*RUN, "rearview.backfill.backfill", "rearview.store.tables.tables", "duckdb")
+ASK = (*RUN, "rearview.backfill.backfill", "rearview.store.tables.answer_queries", "duckdb")
 """What commands import that record a program, and all others."""
 
 

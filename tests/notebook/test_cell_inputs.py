@@ -8,11 +8,11 @@ import pytest
 from notebooks import rearview as run
 from notebooks import write
 from rearview.model.cell_lineage import same_state
+from rearview.opened_files import WatchedFolders
 from rearview.runtime.cells.cell_inputs import Lineage, ProcessMemory
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import read_cells
 from rearview.store.runs import Runs
-from rearview.watched_folders import WatchedFolders
 
 pytest.importorskip("nbclient")
 

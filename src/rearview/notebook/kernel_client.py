@@ -25,7 +25,7 @@ from rearview.errors import UsageError
 from rearview.execute.launch_command import LaunchCommand
 from rearview.model.process_messages import AGAIN, VARIABLE, Control
 from rearview.source.notebooks import language_and_positions
-from rearview.store.files import open_file
+from rearview.store.create_files import open_file
 
 EXECUTED = "executed.ipynb"
 """File in the folder of a run: the notebook with its outputs."""

@@ -20,7 +20,7 @@ import msgspec
 from rearview._history.run_command import start_run
 from rearview.errors import UsageError
 from rearview.execute.launch_command import LaunchCommand
-from rearview.model.messages import VARIABLE
+from rearview.model.process_messages import VARIABLE
 from rearview.notebook.kernel_client import (
     KernelProcess,
     check,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rearview.model import RunEnd
 from rearview.model.wording import plural, printable, size
-from rearview.store.printed_lines import printed
+from rearview.store.printed_lines import read_printed_lines
 
 MOST_NAMED = 6
 """Columns that are named; more are counted."""
@@ -109,6 +109,6 @@ def _printed_names(folder: Path) -> list[str]:
 
     names: dict[str, None] = {}
     with suppress(OSError):
-        for line in islice(printed(folder), _MOST_LINES):
+        for line in islice(read_printed_lines(folder), _MOST_LINES):
             names |= dict.fromkeys(numbers_in(line.text))
     return list(names)

@@ -293,7 +293,7 @@ class Resumer(Recorder):
             self.source_change.stop()
             self.source_change = None
             facts = {"version": self.continues, "point": str(self.origin and self.origin.point)}
-            self.runs.note(self.run, "continued", facts)
+            self.runs.append_event(self.run, "continued", facts)
         if self.origin is not None:
             path = self.origin.meta.path
             whole = len(path) == 1 and self.origin.edge is not Edge.END

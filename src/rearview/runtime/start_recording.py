@@ -45,7 +45,7 @@ from rearview.runtime.session import Session, current_session, use_session
 from rearview.state.codecs.base import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
-from rearview.store.files import fields_of_record
+from rearview.store.json_files import fields_of_struct
 from rearview.store.machine import hardware
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
@@ -394,7 +394,7 @@ def facts(
         "argv": redact_words(control.args),
         "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
         "heartbeat": settings.heartbeat,
-        **fields_of_record(start),
+        **fields_of_struct(start),
     }
 
 

@@ -20,7 +20,7 @@ from rearview.runtime.cells.skipped_cells import REUSE_FAILED, ReuseFailed
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import entropy
 from rearview.source.notebooks import CodeCell, Notebook
-from rearview.store.files import publish
+from rearview.store.create_files import publish
 from rearview.store.trust import is_trusted
 
 FILE = "reused.json"

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.model.cell_lineage import CellLineage, Event, lineage_of
+from rearview.opened_files import WatchedFolders, is_database, is_listed_by_import
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.program_inputs import listen, names_read, unrecorded_prefixes
 from rearview.runtime.sandbox.written_files import for_native_paths
@@ -29,7 +30,6 @@ from rearview.source.cells import code_hash
 from rearview.state.variable_fingerprints import fingerprints
 from rearview.store.project import FOLDER
 from rearview.store.recorded_inputs import append_cell
-from rearview.watched_folders import WatchedFolders, is_database, is_listed_by_import
 
 MOST_FILES = 2000
 """Most files that are hashed for one cell; for further files, only their number is recorded."""

@@ -22,7 +22,7 @@ import xxhash
 
 from rearview.model.cell_lineage import Event
 from rearview.state.variable_groups import Serialized, object_of
-from rearview.store.files import make_folder
+from rearview.store.create_files import make_folder
 
 FORMAT = 3
 SEED_BYTES = 32

@@ -10,7 +10,7 @@ from typing import Any
 
 from rearview.model.run import MARK, Origin
 from rearview.store.records import RecordFile
-from rearview.store.values import Put
+from rearview.store.values_as_json import Put
 
 SHARE = 0.005
 """Share of the run's time that recording from one source may take."""

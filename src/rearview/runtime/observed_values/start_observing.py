@@ -24,7 +24,7 @@ from rearview.runtime.observed_values.parameters import (
 )
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.session import PointEncoder
-from rearview.store.values import Put
+from rearview.store.values_as_json import Put
 
 
 def start_observing(session: Recorder, put: Put | None, *, attempt: int = 0) -> None:

@@ -53,7 +53,7 @@ from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox.program_inputs import listen
 from rearview.runtime.session import Session
 from rearview.state.codecs.rng import read_global, write_global
-from rearview.store.files import open_file
+from rearview.store.create_files import open_file
 
 # the file functions of the system: those of a replay are patched
 _chdir, _getcwd, _scandir, _mkdir, _open = os.chdir, os.getcwd, os.scandir, os.mkdir, open

@@ -34,8 +34,8 @@ from rearview.runtime.sandbox.entropy import (
 from rearview.state.code_lookup import PatchedBuiltin
 from rearview.state.exclusions import BARS
 from rearview.store import recorded_inputs
-from rearview.store.files import open_file
-from rearview.store.recorded_inputs import read_clock, remove_clock, write_sum
+from rearview.store.create_files import open_file
+from rearview.store.recorded_inputs import read_clock, remove_clock, write_clock_check
 
 FILE = recorded_inputs.CLOCK_FILE
 
@@ -191,7 +191,7 @@ class Clock:
                 file.write(data)
                 size = file.tell()
             self._sum = crc32(data, self._sum)
-            write_sum(self._file, size, self._sum)
+            write_clock_check(self._file, size, self._sum)
 
     def start_recording(self) -> None:
         """Start to record readings: a resumed run has reached its checkpoint."""
@@ -199,7 +199,7 @@ class Clock:
         self._recorded = self._recorded[: self.place[0] * 8]
         self._file.write_bytes(self._recorded)
         self._sum = crc32(self._recorded)
-        write_sum(self._file, len(self._recorded), self._sum)
+        write_clock_check(self._file, len(self._recorded), self._sum)
 
 
 def _reading_module(frame: types.FrameType | None) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-from rearview.store.files import open_file
+from rearview.store.create_files import open_file
 from rearview.store.printed_lines import FILE, FORMAT, encode
 
 SHARE = 0.01

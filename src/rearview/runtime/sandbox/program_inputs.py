@@ -32,9 +32,8 @@ from rearview.model.environment_variables import (
     is_restored,
 )
 from rearview.runtime.sandbox.entropy import after_import
-from rearview.store.files import fingerprint
 from rearview.store.project import FOLDER
-from rearview.store.recorded_inputs import append_environment, read_environment
+from rearview.store.recorded_inputs import append_environment, fingerprint, read_environment
 
 Listener = Callable[[str, tuple[Any, ...]], None]
 _listeners: dict[str, list[Listener]] = {}

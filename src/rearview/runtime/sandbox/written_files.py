@@ -35,8 +35,9 @@ from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_patches import replace_builtin
 from rearview.runtime.sandbox.program_inputs import listen, unnoticed, unrecorded_prefixes
 from rearview.state.codecs.open_files import transforms
-from rearview.store.checkpoints.find_written_files import PREFIX
-from rearview.store.files import append_line, close_to_others, make_folder, read_lines
+from rearview.store.checkpoints.checkpoints import FILE_PART
+from rearview.store.create_files import make_folder, set_store_mode
+from rearview.store.json_files import append_line, read_lines
 from rearview.store.project import FOLDER
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
 
@@ -267,7 +268,7 @@ class Outputs:
                     del self.written[relative]  # a deleted temporary file; there may be thousands
                 continue
             total += status.st_size
-            buffers[PREFIX + relative] = saved[1]
+            buffers[FILE_PART + relative] = saved[1]
         folders = self.traces.folders if self.traces is not None else ()
         existing = [folder for folder in folders if Path(self.root, folder).is_dir()]
         facts = {
@@ -294,7 +295,7 @@ def restore_files(
     """
     for name in facts.get("folders", ()):
         Path(root, name).mkdir(parents=True, exist_ok=True)
-    names = {key: key.removeprefix(PREFIX) for key in keys if key.startswith(PREFIX)}
+    names = {key: key.removeprefix(FILE_PART) for key in keys if key.startswith(FILE_PART)}
     files = {key: place(str(Path(root, name))) for key, name in names.items() if name not in shared}
     real = {os.path.realpath(path) for path in files.values()}
     _BUFFERS.flush(real.__contains__)  # data that the set-up has buffered must not be written later
@@ -471,7 +472,7 @@ class OverwrittenFiles:
                 line["was"] = f"{len(self.files)}"
                 make_folder(self.folder / "before")
                 shutil.copyfile(path, self.folder / "before" / line["was"])
-                close_to_others(self.folder / "before" / line["was"])
+                set_store_mode(self.folder / "before" / line["was"])
         append_line(self.folder / TRACES, line)
 
     def record_mkdir(self, relative: str) -> None:
