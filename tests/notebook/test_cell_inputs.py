@@ -14,6 +14,8 @@ from rearview.store.project import Project
 from rearview.store.recorded_inputs import read_cells
 from rearview.store.runs import Runs
 
+pytestmark = pytest.mark.usefixtures("warm_kernel")
+
 pytest.importorskip("nbclient")
 
 MAKE = """

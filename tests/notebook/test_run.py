@@ -13,6 +13,8 @@ from limits import HUNG
 from notebooks import cell, environment, outputs, write
 from notebooks import rearview as run
 
+pytestmark = pytest.mark.usefixtures("warm_kernel")
+
 pytest.importorskip("nbclient")
 
 STUDY = (

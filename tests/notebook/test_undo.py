@@ -11,6 +11,8 @@ from IPython.core.interactiveshell import InteractiveShell  # noqa: E402
 
 from rearview.notebook.undo import register  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("warm_kernel")
+
 
 @pytest.fixture
 def shell():
