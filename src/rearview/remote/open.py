@@ -9,10 +9,10 @@ from typing import Any
 
 from rearview.errors import UsageError
 from rearview.remote.base import Remote, scheme_of
-from rearview.remote.copy_function import FunctionRemote
 from rearview.remote.folder import FolderRemote
 from rearview.remote.fsspec import FsspecRemote
 from rearview.remote.htcondor_folder import CondorRemote
+from rearview.remote.user_copy_function import FunctionRemote
 from rearview.remote.xrootd import XrootdRemote
 
 MODES = ("shared", "xrootd", "htcondor", "manual", "fsspec")
