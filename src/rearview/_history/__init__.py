@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rearview._history.facade import History, history, repair_format
-    from rearview._history.run_command import Preemption, fetch_run, similar_run, start_run
     from rearview._history.run_reports import Comparison, Removal, Row, RunReport
     from rearview._history.script_inspection import inspect_script, script_of_module
+    from rearview._history.start_or_resume import Preemption, fetch_run, similar_run, start_run
     from rearview.backfill.hand_places import Correction
     from rearview.backfill.prepare_run import Question
     from rearview.backfill.propagation import Propagated
@@ -87,7 +87,7 @@ _HOMES = {
     "rearview._history.facade": ("History", "history", "repair_format"),
     "rearview._history.script_inspection": ("inspect_script", "script_of_module"),
     "rearview._history.run_reports": ("Comparison", "Removal", "Row", "RunReport"),
-    "rearview._history.run_command": ("Preemption", "fetch_run", "similar_run", "start_run"),
+    "rearview._history.start_or_resume": ("Preemption", "fetch_run", "similar_run", "start_run"),
     "rearview.backfill.hand_places": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.prepare_run": ("Question",),

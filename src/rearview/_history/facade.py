@@ -22,8 +22,8 @@ from rearview._history.checkpoint_state import (
 )
 from rearview._history.logged_values import SavedValue, save_values, single_value
 from rearview._history.plots import Plot, plot_of
-from rearview._history.run_command import Preemption
 from rearview._history.run_reports import Comparison, Removal, RunReport, compare, run_report
+from rearview._history.start_or_resume import Preemption
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
 from rearview.execute.backfill_status import (
@@ -559,7 +559,7 @@ class History:
         `source` is "run" for the source that the run had, or "worktree" for the work tree, which may
         differ only in code that runs after the last checkpoint.
         """
-        from rearview._history.run_command import RunResumer
+        from rearview._history.start_or_resume import RunResumer
 
         resumer = RunResumer(
             self.project, self.settings, self._runs, self._versions, self._checkpoints

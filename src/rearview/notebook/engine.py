@@ -19,7 +19,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine
 from papermill.log import logger
 
-from rearview._history.run_command import start_run
+from rearview._history.start_or_resume import start_run
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
 from rearview.model.messages import VARIABLE
