@@ -55,7 +55,7 @@ COMMANDS = {
     "sql": ("query", "Ask the records and runs in SQL."),
     "diff": ("source", "Show how the source of two runs differs."),
     "plot": ("query", "Plot logged values, all runs in one picture."),
-    "ui": ("ui", "Show the project in a browser."),
+    "ui": ("web_page", "Show the project in a browser."),
     "compare": ("runs", "Compare two runs: arguments, results, source, environment."),
     "files": ("runs", "List the files that a run wrote, and fetch them."),
     "export": ("bridges", "Write a table to FILE, or runs to another tracker."),
