@@ -110,11 +110,11 @@ def test_leftovers_of_a_killed_save_are_removed(folder):
 
 
 def test_a_file_of_another_program_is_foreign_until_we_save(folder):
-    assert folder.foreign() is None
+    assert folder.foreign_file() is None
     folder.file.write_text("theirs")
-    assert folder.foreign() == folder.file
+    assert folder.foreign_file() == folder.file
     folder.show(save(folder, "ours", 1))
-    assert folder.foreign() is None
+    assert folder.foreign_file() is None
     assert folder.file.read_text() == "ours"
 
 
