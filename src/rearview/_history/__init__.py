@@ -1,7 +1,7 @@
-"""The history of a project: `History` offers all questions about runs, and backfills. Nothing here prints.
+"""The history of a project: the class `History` answers questions about runs and backfills them. Nothing here prints.
 
-`import rearview`, the command line and the web page import the history, and the values that it takes and
-returns, from here. Names are loaded on first use, because starting a run needs few of them.
+`import rearview`, the command line and the web page import `History`, and the classes that it takes and returns,
+from here. Names are loaded on first use, because the command that starts a run needs few of these names.
 """
 
 from __future__ import annotations
