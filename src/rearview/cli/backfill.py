@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 ASK_ABOVE = 60.0
 """Predicted seconds above which the user is asked before a plan runs."""
 FEW_RUNS = 3
-"""Up to this many runs are named; more are counted."""
+"""Most runs that are named in a line; if there are more, the line says how many."""
 MAX_SEGMENTS = 60
-"""Segments that are listed; more are counted."""
+"""Most segments that are listed; the others are counted."""
 _INTERRUPTED = "Interrupted. All filled values are kept: the same command fills the rest, and runs nothing twice."
 _REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replays the run again."
 
@@ -203,7 +203,7 @@ def replay(
 
 
 def confirmed(seconds: float) -> bool:
-    """Return True if a plan may run; a person at a terminal is asked if it takes long."""
+    """Return True if a plan may run; if it takes long, ask the user at the terminal."""
     if seconds < ASK_ABOVE or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     return click.confirm(f"That takes about {duration(seconds)}. Go on?", default=True, err=True)
@@ -241,7 +241,7 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
 
 
 def finish(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = ()) -> int:
-    """Print the outcome of a backfill and return the exit code; refusals that were `shown` are not repeated."""
+    """Print the outcome of a backfill, without the refusals that were `shown` before, and return the exit code."""
     code = _code(report)
     if as_json:
         segments = [_outcome_as_json(outcome) for outcome in report.outcomes]
@@ -287,7 +287,7 @@ def finish(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = 
 
 
 def _doubts(outcomes: Sequence[ReplayOutcome], redone: Sequence[ReplayOutcome]) -> list[str]:
-    """Return a line for each reason why segments were not proved, or ran again; runs share a line."""
+    """Return a line for each reason why segments were not proved, or ran again, with all runs that have the reason."""
     lines: dict[tuple[str, str, str], list[ReplayOutcome]] = {}
     for outcome in outcomes:
         if not outcome.proved:
@@ -423,7 +423,7 @@ def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
 
 
 def environment_lines(differences: Sequence[str]) -> list[str]:
-    """Return one line on environment variables that differ and are not restored, or none."""
+    """Return one line about environment variables that differ and are not restored, or no line if there are none."""
     if not differences:
         return []
     return [f"environment, not restored: {'; '.join(differences)} (docs/environment.md)"]
@@ -446,7 +446,7 @@ def _runs_in_words(runs: Sequence[str]) -> str:
 
 
 def refused(refusals: Sequence[Refusal]) -> list[str]:
-    """Return a line for each reason; runs with the same reason share a line."""
+    """Return a line for each reason of refusals, with all runs that have the reason."""
     runs: dict[str, list[str]] = {}
     for refusal in refusals:
         reason = refusal.general_reason or refusal.reason

@@ -81,7 +81,7 @@ def export_runs(
     which: Sequence[str],
     unproved: bool,
 ) -> None:
-    """Write runs to another tracker; the first of `words` is the destination, the others are names."""
+    """Write runs to another tracker; the first of `words` is the destination, the rest are names to write."""
     from rearview.bridges.import_export import exported_runs
 
     if not words:

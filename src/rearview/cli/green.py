@@ -101,7 +101,7 @@ def green_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def moment(text: str, now: float) -> float:
-    """Return the time that `text` means at the time `now`, in seconds since 1970.
+    """Return the time of a text such as "18:00" or "12h", read at the time `now`, in seconds since 1970.
 
     >>> moment("12h", 1000.0)
     44200.0
@@ -110,7 +110,7 @@ def moment(text: str, now: float) -> float:
     """
     text = text.strip()
     try:
-        clock = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - the time of day here
+        clock = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - the local time of day
     except ValueError:
         pass
     else:
@@ -132,7 +132,7 @@ def moment(text: str, now: float) -> float:
 
 
 def clock(time_: float) -> str:
-    """Return a time for people: with the day, if that is not today."""
+    """Return a time as text, with the day if it is not today."""
     then, now = datetime.fromtimestamp(time_).astimezone(), datetime.now().astimezone()
     return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%a %d %b %H:%M}"
 

@@ -357,7 +357,7 @@ def verify(repair: bool, as_json: bool) -> int:
 
 
 def _open_or_repair(*, repair: bool) -> History:
-    """Return the history; with `repair`, rewrite an unreadable format file first."""
+    """Return the history of the project; with `repair`, rewrite an unreadable format file first."""
     try:
         return open_history()
     except StoreError as exc:
@@ -373,8 +373,8 @@ def _problem(problem: Problem) -> None:
         if problem.done
         else output.paint("damaged", output.RED)
     )
-    done = f"; {problem.done}" if problem.done else ""
-    output.out(f"{verdict}: {problem.path}: {problem.what}{done}")
+    repair = f"; {problem.done}" if problem.done else ""
+    output.out(f"{verdict}: {problem.path}: {problem.what}{repair}")
     if problem.lost:
         output.out(f"  cannot be loaded: {', '.join(problem.lost)}")
 

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share: how they are parsed, and how they complete."""
+"""Options and arguments that several commands share: their parsing, and their shell completion."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _ITERATIONS = r"""[^=/]+=("[^"]*"|'[^']*'|[^=/"'])+"""
 
 
 def iterations(text: str) -> str:
-    """Return `text` if it has the form of iterations of loops; the planner checks the rest.
+    """Return `text` if it has the form of iterations of loops; the planner checks whether the loops exist.
 
     >>> iterations("epoch=3:5"), iterations("epoch=3/step=7"), iterations("file='a/b'")
     ('epoch=3:5', 'epoch=3/step=7', "file='a/b'")
@@ -83,7 +83,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def without_mark(text: str) -> str:
-    """Return an argument that names a run, without the mark that `TakesRuns` put before it."""
+    """Return an argument that names a run, without the prefix that `TakesRuns` added."""
     return text.removeprefix(_NOT_AN_OPTION)
 
 
@@ -91,7 +91,7 @@ class TakesRuns(click.Command):
     """A command for which -1, -2, … are runs counted from the end, not options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words; mark -1, -2, … first, so that the parser does not take them for options."""
+        """Parse the words; first add a prefix to -1, -2, …, so that the parser does not take these for options."""
         words = [_NOT_AN_OPTION + word if re.fullmatch(r"-\d+", word) else word for word in args]
         try:
             return super().parse_args(ctx, words)
@@ -129,14 +129,14 @@ def complete_name(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionIte
 
 
 def project_folder() -> Path:
-    """Return the folder in which to look for the project: `REARVIEW_ROOT`, or the current one."""
+    """Return the folder in which to look for the project: `REARVIEW_ROOT`, or the current folder."""
     return Path(os.environ.get("REARVIEW_ROOT") or Path.cwd())
 
 
 def open_history(*, trusting: bool = False) -> History:
     """Return the history of the project of the current folder.
 
-    With `trusting`, the store is opened even if links in it lead elsewhere: `rearview trust` needs that.
+    With `trusting`, the store is opened even if links in it lead out of the store, because `rearview trust` needs this.
     """
     from rearview._history import History, Project, history
 

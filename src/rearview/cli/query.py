@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from rearview._history import History, Table
 
 SCREEN = 200
-"""Rows of a table for people; more are counted, not shown."""
+"""Most rows of a table that are shown to people; further rows are counted."""
 CAPTURED = 8
-"""Captured columns of one origin that are named below a table."""
+"""Most captured columns of one origin that are named below a table."""
 SIGN = "*"
-"""Follows a value that could not be proved."""
+"""Sign after a value that could not be proved."""
 FILLED_SIGN = "~"
-"""Follows a value that was interpolated."""
+"""Sign after a value that was interpolated."""
 LEGENDS = {
     SIGN: f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end",
     FILLED_SIGN: f"{FILLED_SIGN} interpolated: never logged, computed from the values before and after it",
@@ -102,12 +102,12 @@ def table(
     in csv and json the column `interpolated` names them. --where and --order-by see them.
     """
     past = open_history()
-    chosen = list(which) or None
+    run_ids = list(which) or None
     with waiting("reading records"):
         answer = past.table(
             *names,
             where=where,
-            runs=chosen,
+            runs=run_ids,
             limit=limit,
             order=order or None,
             unproved=unproved,
@@ -118,11 +118,11 @@ def table(
     if form == "table":
         _print_captured(past, answer.columns, every=not names)
         for name in past.empty(names):
-            _print_missing(past, name, where, chosen)
+            _print_missing(past, name, where, run_ids)
 
 
 def _print_captured(past: History, columns: list[str], *, every: bool) -> None:
-    """Print which columns come from elsewhere than Rearview, and which of them are not shown."""
+    """Print which columns have values that were not logged with Rearview, and which such columns are not shown."""
     captured = past.captured()
     by_origin: dict[str, list[str]] = {}
     for name in columns:
@@ -169,7 +169,7 @@ def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
     nothing can be written.
     """
     past = open_history()
-    query = " ".join(words)  # a question without quotes is still one question
+    query = " ".join(words)  # the query need not be in quotes
     with waiting("asking"):
         answer = past.sql(query, unproved=unproved)
     emit(answer, form)
@@ -177,34 +177,34 @@ def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
 
 
 def print_damage(past: History) -> None:
-    """Print on stderr which damaged files are left out of an answer."""
+    """Print on stderr which damaged files the answer leaves out."""
     for text in past.problems():
         output.note(f"damaged: {text}")
 
 
 class Marks:
-    """Marks unproved and interpolated values, row by row, and collects the names that have any."""
+    """Adds signs to unproved and interpolated values, row by row, and collects the names with such values."""
 
     def __init__(self, table: Table) -> None:
         marked = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
         self.columns = {sign: column for sign, column in marked.items() if column}
-        """The column of marks for each sign that may occur."""
+        """For each sign, the column that lists in each row the names whose values get the sign."""
         self.names: dict[str, set[str]] = {sign: set() for sign in self.columns}
-        """By sign, the names that have such values in the rows seen so far."""
+        """For each sign, the names that got it in the rows so far."""
 
     @property
     def legends(self) -> list[str]:
-        """The meaning of each sign that a row has."""
+        """The meaning of each sign that a row so far has."""
         return [LEGENDS[sign] for sign, names in self.names.items() if names]
 
     def collect(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row unchanged, and remember which names it marks."""
+        """Return the row unchanged, and remember for which names its values get signs."""
         for sign, column in self.columns.items():
             self.names[sign].update(filter(None, (row[column] or "").split(", ")))
         return row
 
     def with_signs(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row for people: a sign at each marked value, and no columns of marks."""
+        """Return the row for people: with signs after values, and without the columns that list names."""
         self.collect(row)
         out = {name: row[name] for name in row if name not in self.columns.values()}
         for sign, column in self.columns.items():
@@ -274,7 +274,7 @@ def emit(table: Table, form: str) -> None:
 INK = (output.CYAN, output.RED, output.GREEN, output.YELLOW)
 """Colours of the lines on a terminal, in order."""
 LEGEND = 12
-"""Lines that the legend in a terminal names; more are counted."""
+"""Most lines that the legend in a terminal names; the others are counted."""
 
 
 @click.command(cls=TakesRuns)

@@ -40,7 +40,7 @@ STATUS = {
 }
 
 VARIABLES = 12
-"""Environment variables that are named; more are counted."""
+"""Most environment variables that are named; the others are counted."""
 
 
 @click.command()
@@ -116,13 +116,13 @@ def _any(rows: list[list[str]], column: int) -> bool:
 
 
 def _about(run: Run) -> dict[str, Any]:
-    about: dict[str, Any] = output.plain(run)
-    del about["facts"], about["end"]  # it is long, and `show --json` has it
-    return {**about, "seconds": seconds_taken(run)}
+    facts: dict[str, Any] = output.plain(run)
+    del facts["facts"], facts["end"]  # it is long, and `show --json` has it
+    return {**facts, "seconds": seconds_taken(run)}
 
 
 def seconds_taken(run: Run) -> float | None:
-    """Return the seconds from start to end of a run; None if it has not ended."""
+    """Return the seconds from start to end of a run, or None if the run has not ended."""
     return None if run.ended is None else run.ended - run.started
 
 
@@ -307,7 +307,7 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
 
 
 def _removal_lines(removal: Removal) -> Iterator[str]:
-    """Yield a line for each run: what is removed with it, and how much space that frees."""
+    """Yield a line for each run: what is removed with the run, and how much space this frees."""
     for run in removal.removed:
         yield (
             f"{run.run}: its records, {plural(run.checkpoints, 'checkpoint')}, "
@@ -368,7 +368,10 @@ def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
         try:
             past.run(which)
         except RearviewError:
-            which, names = "latest", words  # it is an unknown name: report that
+            which, names = (
+                "latest",
+                words,
+            )  # the first word is an unknown name, and is reported as one
     with waiting("reading values"):
         saved = past.save_values(which, folder, names)
     if as_json:
@@ -396,7 +399,7 @@ def _printed(which: str, *, as_json: bool) -> None:
 
 
 def _failure(run: Run) -> str:
-    """Return how and where a run failed; empty if it did not."""
+    """Return how and where a run failed, or '' if it did not fail."""
     if not run.exit_code:
         return ""
     early = run.end.early
@@ -444,7 +447,7 @@ def _continued(run: Run) -> list[str]:
 
 
 def _environment(report: RunReport) -> list[str]:
-    """Return which variables replays restore, and which differ and are not restored."""
+    """Return lines on the environment variables that replays restore, and those that differ and are not restored."""
     then = report.environment
     if then is None:
         return []
@@ -509,16 +512,16 @@ def _replay(replay: Replay) -> str:
     proof = replay.proof
     verdict = str(proof) if proof.verdict is not Verdict.EXACT else str(proof.verdict)
     verdict = f"redone from the start: {proof.why}" if proof.verdict is Verdict.REDONE else verdict
-    again = " (from the start of the run)" if replay.redoes else ""
-    return f"{moment(replay.started)}  {names}: {verdict}{again}"
+    from_start = " (from the start of the run)" if replay.redoes else ""
+    return f"{moment(replay.started)}  {names}: {verdict}{from_start}"
 
 
 def _replay_as_json(replay: Replay) -> dict[str, Any]:
     proof = replay.proof
-    about: dict[str, Any] = output.plain(replay)
-    facts = {**about.pop("start"), "report": about.pop("report")}
-    about |= {"version": facts.pop("version"), "names": facts.pop("names"), "facts": facts}
-    return {**about, "verdict": proof.verdict, "why": proof.why, "redoes": replay.redoes or None}
+    fields: dict[str, Any] = output.plain(replay)
+    facts = {**fields.pop("start"), "report": fields.pop("report")}
+    fields |= {"version": facts.pop("version"), "names": facts.pop("names"), "facts": facts}
+    return {**fields, "verdict": proof.verdict, "why": proof.why, "redoes": replay.redoes or None}
 
 
 @click.command(cls=TakesRuns)

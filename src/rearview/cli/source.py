@@ -1,4 +1,4 @@
-"""Commands about source: inspect (will it work on a script), propagate (statements in old versions), diff."""
+"""Commands about source: inspect (will Rearview work on a script), propagate (statements in old versions), diff."""
 
 from __future__ import annotations
 

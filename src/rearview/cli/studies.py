@@ -41,7 +41,7 @@ PLAIN_EVERY = 10.0
 
 
 def _open(words: Sequence[str]) -> OpenedStudy:
-    """Return the study that the words name: programs, an RO-Crate folder, or runs (all runs by default)."""
+    """Return the study of the given programs, RO-Crate folder or runs (without words, all runs)."""
     from rearview.multiversion.open_study import names_programs, open_programs, open_runs
 
     if names_programs(words):
@@ -324,7 +324,7 @@ def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -
 
 
 def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, quiet: bool) -> str:
-    """Return the interpreter for a study: this one, or that of a fresh environment."""
+    """Return the interpreter for a study: that of this process, or that of a new environment."""
     if reader is None:
         return sys.executable
     import hashlib
@@ -403,7 +403,7 @@ def _run(
 
 
 class TreeView:
-    """Shows the tree during a replay: which cells have run, which run now, which states are kept."""
+    """Shows the tree during a replay: which cells have run, which cells run now, which states are kept."""
 
     def __init__(self, tree: ExecutionTree, seconds: float) -> None:
         from rearview.multiversion.report import depth_first, tree_lines
@@ -419,7 +419,7 @@ class TreeView:
         self._done = 0.0
 
     def __call__(self, event: ReplayEvent) -> None:
-        """Update the display after an event of the engine."""
+        """Update what is shown after an event of the replay."""
         with self._lock:
             row = self._rows.get(event.node)
             if row is not None:
@@ -442,10 +442,10 @@ class TreeView:
     def _progress(self) -> str:
         spent = time.monotonic() - self._start
         ran = sum(mark in "+!" for mark in self._marks)
-        left = ""
+        time_left = ""
         if self._done > 0 and self._seconds > self._done:
-            left = f", about {duration(spent * (self._seconds / self._done - 1))} left"
-        return f"{ran} of {len(self._marks)} cells after {duration(spent)}{left}"
+            time_left = f", about {duration(spent * (self._seconds / self._done - 1))} left"
+        return f"{ran} of {len(self._marks)} cells after {duration(spent)}{time_left}"
 
     def _text(self) -> Any:
         from rich.text import Text

@@ -27,10 +27,10 @@ EXIT_EVERY = "1h"
 
 
 class Submit(ProgramCommand):
-    """A command that keeps the words it was given, so that they can be copied into the job."""
+    """A command that stores the words of its command line, so that the job can use them too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words and keep them."""
+        """Store the words, and parse them."""
         ctx.meta["words"] = self.end_options_after_module(list(args))
         return super().parse_args(ctx, args)
 
@@ -152,7 +152,7 @@ def submit(
 
 
 def _options(ctx: click.Context, *, condor: bool) -> list[str]:
-    """Return the options of `run` as they were written."""
+    """Return the options of `run` as the user wrote them."""
     parsed, _, _ = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["words"]))
     if condor:
         parsed.setdefault("exit_every", EXIT_EVERY)
@@ -192,12 +192,12 @@ def _existing(path: str) -> str:
 
 
 def _results(file: Path) -> Path:
-    """Return a new folder for the job's results; it is never the project's own."""
-    home, number = file.with_suffix(".results"), 1
-    while home.exists():
+    """Return the path of a new folder for the job's results, beside the job file."""
+    folder, number = file.with_suffix(".results"), 1
+    while folder.exists():
         number += 1
-        home = file.with_suffix(f".{number}.results")
-    return home
+        folder = file.with_suffix(f".{number}.results")
+    return folder
 
 
 def _hand_in(command: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Execute a notebook for `run` and `resume`: check it, send its cells to a kernel, print their output."""
+"""Run a notebook for the commands `run` and `resume`: check the file, run its cells in a kernel, print their output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_together(*rules: tuple[bool, str]) -> None:
 def notebook_options(
     target: str, words: list[str], out: Path | None, timeout: float | None
 ) -> tuple[Path | None, float | None]:
-    """Return --out and --timeout, which may come after the notebook's name; other words are refused."""
+    """Return --out and --timeout, also if they come after the notebook's name; raise for any other word there."""
     remaining = list(words)
     while remaining:
         name, _, value = remaining.pop(0).partition("=")
@@ -99,7 +99,7 @@ def _hint(raised: str) -> str:
 
 
 def resumed_run(command: StartCommand) -> str | None:
-    """Return the stopped run that a preemptible notebook resumes, or None."""
+    """Return the id of the stopped run that the command of a notebook resumes, or None."""
     from rearview.notebook.kernel_client import control_of
 
     return control_of(command).resume
