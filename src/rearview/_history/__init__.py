@@ -119,9 +119,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a name from its module on first use."""
-    for home, names in _HOMES.items():
+    for module, names in _HOMES.items():
         if name in names:
-            value = getattr(importlib.import_module(home), name)
+            value = getattr(importlib.import_module(module), name)
             globals()[name] = value
             return value
     raise AttributeError(f"module 'rearview._history' has no attribute {name!r}")

@@ -316,7 +316,7 @@ class History:
     def statement_diff(self, a: str, b: str = WORKTREE) -> list[StatementChange]:
         """Return how each statement changed from run `a` to run `b` or to the work tree.
 
-        Statements are matched in the same way as for propagation. Files are named as in `b`.
+        Statements are matched as for propagation. File paths in the result are those of `b`.
         """
         probing = self._probing(self.runs())
         old, new = probing.text(self._version(a)), probing.text(self._version(b))
@@ -506,7 +506,7 @@ class History:
         return self._backfiller.replay(self.run(which), question, progress)
 
     def check_trust(self, doing: str) -> None:
-        """Raise if the store was made elsewhere and the user does not trust it."""
+        """Raise if the store was not made here and the user does not trust it; `doing` names the refused action."""
         trust.check_trust(self.project.store, self.settings.trust, doing)
 
     def trust(self) -> Path:

@@ -66,8 +66,8 @@ def start_run(
 ) -> StartCommand:
     """Return the command that records a script or module, started from the current folder.
 
-    With `cells`, the script is divided into cells, and each point names its cell. With `preemption`, a run
-    of the same command that was stopped is resumed instead of starting a new one.
+    With `cells`, the script is divided into cells, and each point names its cell. With `preemption`, the command
+    resumes the last run of this program with these arguments if that run was stopped.
     """
     folder = Path.cwd()
     root = Path(os.environ["REARVIEW_ROOT"]) if "REARVIEW_ROOT" in os.environ else folder
@@ -221,7 +221,7 @@ def similar_run(
 
 
 def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
-    """Return the Python files of the work tree that differ from those of a run."""
+    """Return the Python files and notebooks of the work tree that differ from the source of a run."""
     if not run.source:
         return {}
     old, new = versions.files(run.source), versions.files(versions.save(WORKTREE))
@@ -236,7 +236,9 @@ def source_note(versions: Versions, run: Run) -> tuple[str, ...]:
     """Return a sentence if the work tree differs from the source of a resumed run, else nothing."""
     try:
         edited = sorted(edited_source(versions, run))
-    except RearviewError:  # the work tree cannot be saved; the run is resumed all the same
+    except (
+        RearviewError
+    ):  # the work tree cannot be saved, which need not stop the run from resuming
         return ()
     if not edited:
         return ()

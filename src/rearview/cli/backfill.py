@@ -14,13 +14,13 @@ from rearview.cli.options import (
     at_option,
     complete_run,
     json_option,
+    names_argument,
     open_history,
     quiet_option,
-    some_names,
-    some_runs,
+    runs_option,
     span,
     sure_option,
-    without_mark,
+    without_prefix,
 )
 from rearview.cli.studies import replay_programs, study_options
 from rearview.cli.terminal import output
@@ -52,9 +52,9 @@ _REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replay
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=False)
+@names_argument(required=False)
 @click.option("--where", metavar="SQL", help="Only runs or rows for which this holds: 'acc < 0.9'.")
-@some_runs
+@runs_option
 @at_option
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes at once.")
 @click.option(
@@ -166,7 +166,7 @@ def _names_needed(unfilled: list[str]) -> UsageError:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUN or FILES]...", nargs=-1, type=without_mark, shell_complete=complete_run
+    "words", metavar="[RUN or FILES]...", nargs=-1, type=without_prefix, shell_complete=complete_run
 )
 @at_option
 @study_options

@@ -11,9 +11,9 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
+    names_argument,
     open_history,
-    some_names,
-    some_runs,
+    runs_option,
 )
 from rearview.cli.query import print_damage
 from rearview.cli.terminal import output
@@ -153,9 +153,9 @@ TEXTS: dict[str, Lines] = {
 
 @click.command(cls=TakesRuns)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@some_names(required=False)
+@names_argument(required=False)
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
-@some_runs
+@runs_option
 @click.option("--unproved", is_flag=True, help="Also values of replays that were not exact.")
 def export(
     file: Path, names: tuple[str, ...], where: str | None, which: tuple[str, ...], unproved: bool

@@ -18,9 +18,9 @@ from rearview.cli.options import (
     TakesRuns,
     json_option,
     not_started,
-    one_run,
     open_history,
     project_folder,
+    run_argument,
     span,
 )
 from rearview.cli.terminal import output
@@ -45,7 +45,7 @@ class Green:
     hours: float | None = None
     share: float | None = None
     grams: float | None = None
-    leaves: bool = False
+    exits_when_paused: bool = False
     """Exit with code 85 instead of waiting."""
 
     def rule(self, requested: float) -> Rule:
@@ -149,7 +149,7 @@ def run_green(
     from rearview.energy import Account, Gate, open_source
 
     source = open_source(green.source)
-    say = _ignore if quiet else output.said
+    say = _ignore if quiet else output.prefixed_note
     word = "recording"
     from rearview.checkpointer.supervisor import Supervisor
 
@@ -167,7 +167,7 @@ def run_green(
             say(f"{word}: {gate.decision.reason}")
             word = "continuing"
             code = _run_child(supervisor, command, gate, say)
-            if code != EXIT_PAUSED or supervisor.pause_requested or green.leaves:
+            if code != EXIT_PAUSED or supervisor.pause_requested or green.exits_when_paused:
                 return code
 
 
@@ -176,7 +176,7 @@ def _ignore(_text: str) -> None:
 
 
 def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
-    if not green.leaves:
+    if not green.exits_when_paused:
         gate.wait(lambda decision: say(f"waiting: {waiting_text(decision)}"))
         return True
     if gate.account is not None:
@@ -316,7 +316,7 @@ def _print_outlook(outlook: Forecast, decision: GridDecision) -> None:
 
 
 @energy.command(cls=TakesRuns)
-@one_run
+@run_argument
 @grid_option
 @click.option("--offline", is_flag=True, help="Use only the grid data that the run stored.")
 @json_option

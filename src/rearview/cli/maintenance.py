@@ -18,7 +18,7 @@ from rearview.cli.options import (
     nbytes,
     open_history,
     project_folder,
-    without_mark,
+    without_prefix,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plain, plural, size
@@ -151,13 +151,13 @@ def git() -> Iterator[Check]:
 
 def place(folder: Path) -> Iterator[Check]:
     """Check the disk on which the store is or will be."""
-    home = _home(folder)
-    free = shutil.disk_usage(home).free
+    disk_folder = _home(folder)
+    free = shutil.disk_usage(disk_folder).free
     level, remedy = "ok", ""
     if free < LITTLE_SPACE:
         level, remedy = "warn", "Free some: `rearview gc --budget 1GB`, or set a budget."
-    yield Check(level, "disk", f"{size(free)} free at {home}", remedy)
-    kind = file_system(home, _read(Path("/proc/mounts")))
+    yield Check(level, "disk", f"{size(free)} free at {disk_folder}", remedy)
+    kind = file_system(disk_folder, _read(Path("/proc/mounts")))
     if kind in NETWORK:
         yield Check(
             "warn",
@@ -165,8 +165,8 @@ def place(folder: Path) -> Iterator[Check]:
             f"{kind}, over the network: checkpoints cost more and heartbeats may lag",
             "Make .rearview a link to a folder on a local disk.",
         )
-    yield writable(home)
-    yield direct(home)
+    yield writable(disk_folder)
+    yield direct_io(disk_folder)
 
 
 def _home(folder: Path) -> Path:
@@ -177,24 +177,24 @@ def _home(folder: Path) -> Path:
     return folder
 
 
-def writable(home: Path) -> Check:
+def writable(disk_folder: Path) -> Check:
     """Check that files can be created in `home`."""
     try:
-        with tempfile.NamedTemporaryFile(dir=home, prefix=".rearview-doctor-"):
-            return Check("ok", "writable", str(home))
+        with tempfile.NamedTemporaryFile(dir=disk_folder, prefix=".rearview-doctor-"):
+            return Check("ok", "writable", str(disk_folder))
     except OSError as exc:
         return Check(
             "fail",
             "writable",
-            f"{home}: {exc.strerror or exc}",
+            f"{disk_folder}: {exc.strerror or exc}",
             "Make the folder writable, or copy the project to one that is.",
         )
 
 
-def direct(home: Path) -> Check:
+def direct_io(disk_folder: Path) -> Check:
     """Check whether big objects can bypass the page cache when they are written."""
     flag = getattr(os, "O_DIRECT", 0)
-    file = home / f".rearview-doctor-{os.getpid()}"
+    file = disk_folder / f".rearview-doctor-{os.getpid()}"
     page = mmap.mmap(-1, 4096)
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flag, 0o600)
@@ -249,7 +249,7 @@ def store(folder: Path) -> Iterator[Check]:
 
 
 def speed(machine: Machine) -> Check:
-    """Report how fast this machine is; predictions for runs of other machines depend on it."""
+    """Report the speed of this machine, on which predictions for runs of other machines depend."""
     if not machine.kernels:
         measured = "could not be measured: predictions for runs of other machines are doubtful"
         return Check("warn", "speed", measured, "Make the store writable.")
@@ -259,7 +259,7 @@ def speed(machine: Machine) -> Check:
 
 
 def threads() -> Iterator[Check]:
-    """Check the settings of the number of threads: results may depend on it."""
+    """Check the settings of the number of threads, because results may depend on this number."""
     count = cores()
     fixed = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
     text = ", ".join(fixed) or "thread counts follow the number of cores"
@@ -276,7 +276,7 @@ def threads() -> Iterator[Check]:
 
 
 def cpu_quota(text: str) -> float | None:
-    """Return the number of cores that a control group allows, None without a bound.
+    """Return the number of cores that a control group allows, or None if it has no limit.
 
     >>> cpu_quota("200000 100000"), cpu_quota("max 100000"), cpu_quota("")
     (2.0, None, None)
@@ -408,7 +408,7 @@ def trust() -> None:
     "--keep-run",
     "kept",
     metavar="RUN",
-    type=without_mark,
+    type=without_prefix,
     multiple=True,
     shell_complete=complete_run,
     help="This run stays whole, too; may be repeated.",

@@ -13,10 +13,10 @@ import click
 from rearview._history.plots import ChartLine, braille, frame_of, plot_of
 from rearview.cli.options import (
     TakesRuns,
+    names_argument,
     open_history,
     order_option,
-    some_names,
-    some_runs,
+    runs_option,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, plural
@@ -60,9 +60,9 @@ def _format_option(command: Any) -> Any:
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=False)
+@names_argument(required=False)
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
-@some_runs
+@runs_option
 @order_option
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many rows.")
 @click.option(
@@ -186,8 +186,8 @@ class Marks:
     """Adds signs to unproved and interpolated values, row by row, and collects the names with such values."""
 
     def __init__(self, table: Table) -> None:
-        marked = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
-        self.columns = {sign: column for sign, column in marked.items() if column}
+        sign_columns = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
+        self.columns = {sign: column for sign, column in sign_columns.items() if column}
         """For each sign, the column that lists in each row the names whose values get the sign."""
         self.names: dict[str, set[str]] = {sign: set() for sign in self.columns}
         """For each sign, the names that got it in the rows so far."""
@@ -278,8 +278,8 @@ LEGEND = 12
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=True)
-@some_runs
+@names_argument(required=True)
+@runs_option
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'epoch > 10'.")
 @click.option(
     "--by", metavar="ARG", help="One line per value of this argument: the mean of its runs."

@@ -24,10 +24,10 @@ from rearview.cli.green import Green, green_options, grid_setting, last_time, mo
 from rearview.cli.options import (
     TakesRuns,
     not_started,
-    one_run,
     open_history,
     pair,
     quiet_option,
+    run_argument,
     span,
 )
 from rearview.cli.terminal import output
@@ -432,7 +432,9 @@ def run(
         "cells": cells and not notebook,
     }
     if green and preemption is not None:
-        green_settings = Green(grid_setting(), by, hours, share, grams, leaves=exit_when_paused)
+        green_settings = Green(
+            grid_setting(), by, hours, share, grams, exits_when_paused=exit_when_paused
+        )
         if by is not None:
             moment(by, 0.0)  # raises for a typing error now, not when power is green
             if hours is None:
@@ -453,7 +455,7 @@ def run(
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
     command = start_run(target, arguments, **options)
     if not quiet:
-        output.said(f"recording {'-m ' if program_call.module else ''}{target}")
+        output.prefixed_note(f"recording {'-m ' if program_call.module else ''}{target}")
     if not quiet and preemption is not None:
         print_notes(command)  # the command may resume a stopped run
     if notebook:
@@ -471,9 +473,11 @@ def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> fl
     similar = similar_run(target, args, module=module)
     hours = last_time(similar[1]) if similar is not None else None
     if not quiet and similar is not None and hours is not None:
-        output.said(f"it takes {hours:.2g} h, as run {similar[0].id} did (--hours says otherwise)")
+        output.prefixed_note(
+            f"it takes {hours:.2g} h, as run {similar[0].id} did (--hours says otherwise)"
+        )
     elif not quiet:
-        output.said(
+        output.prefixed_note(
             "how long it takes is not known, so it starts at --by at the latest; --hours tells it"
         )
     return hours
@@ -536,7 +540,7 @@ def _nearest_script(script: Path) -> str:
 
 
 @click.command(cls=TakesRuns)
-@one_run
+@run_argument
 @click.option(
     "--source",
     type=click.Choice(["run", "worktree"]),
@@ -573,12 +577,12 @@ def resume(
         run, written = fetch_run(remote, which)
         which = run.id
         if written and not quiet:
-            output.said(f"wrote {output.plural(len(written), 'source file')} missing here")
+            output.prefixed_note(f"wrote {output.plural(len(written), 'source file')} missing here")
         preemption = _preemption((), remote, 0)
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
     command = open_history().resume(which, preemption, source=source)
     if not quiet:
-        output.said(f"resuming {which}")
+        output.prefixed_note(f"resuming {which}")
         print_notes(command)
     stopped = open_history().run(which)
     if is_notebook(stopped.script):
@@ -590,7 +594,7 @@ def resume(
 def print_notes(command: StartCommand) -> None:
     """Print the notes of a command before the program starts."""
     for text in command.notes:
-        output.said(text)
+        output.prefixed_note(text)
 
 
 def become(command: StartCommand) -> None:

@@ -14,10 +14,10 @@ from rearview.cli.options import (
     TakesRuns,
     complete_run,
     json_option,
-    one_run,
     open_history,
     order_option,
-    without_mark,
+    run_argument,
+    without_prefix,
 )
 from rearview.cli.query import print_damage
 from rearview.cli.terminal import output
@@ -117,7 +117,7 @@ def _any(rows: list[list[str]], column: int) -> bool:
 
 def _about(run: Run) -> dict[str, Any]:
     facts: dict[str, Any] = output.plain(run)
-    del facts["facts"], facts["end"]  # it is long, and `show --json` has it
+    del facts["facts"], facts["end"]  # these are long, and `show --json` has them
     return {**facts, "seconds": seconds_taken(run)}
 
 
@@ -127,9 +127,9 @@ def seconds_taken(run: Run) -> float | None:
 
 
 @click.command(cls=TakesRuns)
-@click.argument("a", metavar="[A]", default="-2", type=without_mark, shell_complete=complete_run)
+@click.argument("a", metavar="[A]", default="-2", type=without_prefix, shell_complete=complete_run)
 @click.argument(
-    "b", metavar="[B]", default="latest", type=without_mark, shell_complete=complete_run
+    "b", metavar="[B]", default="latest", type=without_prefix, shell_complete=complete_run
 )
 @click.option("--all", "every", is_flag=True, help="Also facts that are the same in both.")
 @json_option
@@ -200,7 +200,7 @@ def _cut(text: str, max_length: int) -> str:
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
-_RUN = click.argument("which", metavar="RUN", type=without_mark, shell_complete=complete_run)
+_RUN = click.argument("which", metavar="RUN", type=without_prefix, shell_complete=complete_run)
 
 
 @click.command(cls=TakesRuns)
@@ -263,7 +263,7 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
     metavar="RUN...",
     nargs=-1,
     required=True,
-    type=without_mark,
+    type=without_prefix,
     shell_complete=complete_run,
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -318,7 +318,7 @@ def _removal_lines(removal: Removal) -> Iterator[str]:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUN] [NAME]...", nargs=-1, type=without_mark, shell_complete=complete_run
+    "words", metavar="[RUN] [NAME]...", nargs=-1, type=without_prefix, shell_complete=complete_run
 )
 @click.option("--printed", is_flag=True, help="The lines that it printed, with their points.")
 @click.option(
@@ -525,7 +525,7 @@ def _replay_as_json(replay: Replay) -> dict[str, Any]:
 
 
 @click.command(cls=TakesRuns)
-@one_run
+@run_argument
 @click.option("--get", metavar="PATH", help="Fetch this file.")
 @click.option("--at", metavar="POINT", help="As it was at a checkpoint: epoch=3.")
 @click.option(

@@ -11,11 +11,11 @@ from rearview.cli.options import (
     TakesRuns,
     complete_run,
     json_option,
+    names_argument,
     open_history,
     pair,
-    some_names,
     sure_option,
-    without_mark,
+    without_prefix,
 )
 from rearview.cli.run import program_of
 from rearview.cli.terminal import output
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=False)
+@names_argument(required=False)
 @click.option(
     "--to",
     "which",
     metavar="RUN",
-    type=without_mark,
+    type=without_prefix,
     multiple=True,
     shell_complete=complete_run,
     help="Only the versions of these runs; may be repeated.",
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @click.option(
     "--undo",
     metavar="RUN",
-    type=without_mark,
+    type=without_prefix,
     shell_complete=complete_run,
     help="Forget the places given by hand in the version of RUN.",
 )
@@ -114,7 +114,7 @@ def propagate(
         path, line = _file_and_line(place)
         where = _file_and_line(statement) if statement is not None else None
         past.correct(
-            *(without_mark(run), path, line, names),
+            *(without_prefix(run), path, line, names),
             after=after,
             renames=dict(renames),
             statement=where,
@@ -208,10 +208,10 @@ def inspect(words: tuple[str, ...], module: str | None, everything: bool, as_jso
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "first", metavar="[A]", default="latest", type=without_mark, shell_complete=complete_run
+    "first", metavar="[A]", default="latest", type=without_prefix, shell_complete=complete_run
 )
 @click.argument(
-    "second", metavar="[B]", default="worktree", type=without_mark, shell_complete=complete_run
+    "second", metavar="[B]", default="worktree", type=without_prefix, shell_complete=complete_run
 )
 @click.option(
     "--statements",

@@ -136,9 +136,9 @@ def submit(
         settings=dict(lines),
     )
     if site == "condor":
-        home = _results(file)
-        text = submit_file(job, results=str(home.resolve()))
-        home.mkdir(parents=True)
+        results_folder = _results(file)
+        text = submit_file(job, results=str(results_folder.resolve()))
+        results_folder.mkdir(parents=True)
     else:
         text = batch_script(job)
     file.write_text(text, "utf-8")
@@ -146,9 +146,9 @@ def submit(
     if hand_in:
         _hand_in(command)
     elif not quiet:
-        output.said(f"wrote {file}; submit it with `{shlex.join(command)}`")
+        output.prefixed_note(f"wrote {file}; submit it with `{shlex.join(command)}`")
     if site == "condor" and not quiet:
-        output.said(f"its results will be in {home}")
+        output.prefixed_note(f"its results will be in {results_folder}")
 
 
 def _options(ctx: click.Context, *, condor: bool) -> list[str]:
@@ -192,7 +192,7 @@ def _existing(path: str) -> str:
 
 
 def _results(file: Path) -> Path:
-    """Return the path of a new folder for the job's results, beside the job file."""
+    """Return the path of a new folder for the job's results, next to the job file."""
     folder, number = file.with_suffix(".results"), 1
     while folder.exists():
         number += 1

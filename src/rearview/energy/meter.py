@@ -277,7 +277,7 @@ def process_cpu_seconds(pid: int | None = None) -> float:
         total = sum(os.times()[:4])
     else:
         try:
-            # after the name in brackets; fields 11 to 14: user and system time, of this process and of ended children
+            # after the name in brackets, 11 to 14 are user and system time of the process and of its ended children
             fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
             total = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError):
@@ -323,7 +323,7 @@ def _packages(rapl: Path) -> list[Path]:
         try:
             int((folder / "energy_uj").read_text())
             int((folder / "max_energy_range_uj").read_text())
-        except (OSError, ValueError):  # readable by root only on many machines
+        except (OSError, ValueError):  # on many machines only root can read the counters
             continue
         zones.append(folder)
     return zones

@@ -25,7 +25,7 @@ from rearview.model.run import name_of
 from rearview.web.run_index import Index
 
 MOST_PRICED = 60
-"""Most runs that one request prices: as many as a screen shows."""
+"""Most runs for which one request returns prices; a screen shows no more."""
 MOST_JOBS = 4
 """Backfills of this page that may run at the same time."""
 KEPT_JOBS = 20

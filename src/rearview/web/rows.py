@@ -83,7 +83,7 @@ class Columns:
         for name, numeric, distinct in args.fetchall():
             columns.args[name], columns.distinct[name] = bool(numeric), distinct
         for name, kind, path, runs, unproved, explicit, text in names.fetchall():
-            # the kind and path that most runs have come last, so the loop keeps them
+            # rows are sorted by their number of runs, so the kind and path of most runs are set last
             earlier = columns.names.get(name, {"runs": 0, "unproved": False, "asked": False})
             columns.names[name] = {
                 "kind": (_stored_kind(text) if kind == "object" else None) or kind,
@@ -141,7 +141,7 @@ _NUMERIC = {"float", "int", "long", "bool"}
 
 
 def _stored_kind(text: str | None) -> str | None:
-    """Return the kind of a stored value, read from its description, which may be cut off; None if it has none."""
+    """Return the kind that is in the description of a stored value, which may be cut off, or None."""
     match = re.search(r'"kind":\s*"(\w+)"', text or "")
     return match[1] if match else None
 

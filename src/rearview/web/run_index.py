@@ -184,7 +184,7 @@ class Index:
             if not modified:
                 continue  # removed just now
             if not entry.live and old_signature[0] == modified < settled_before:
-                # no file was added, so a file that did not exist does not exist now
+                # no file was added to the folder, so only files that existed may have changed
                 events = _stamp(f"{path}/events.jsonl") if old_signature[1] else 0
                 replays = _stamp(f"{path}/replays.jsonl") if old_signature[2] else 0
                 signatures[name] = (modified, events, replays)
@@ -385,7 +385,7 @@ class Index:
             return {column: self._columns[column] for column in requested}
 
     def _add_columns(self, columns: Sequence[Column], keep: Sequence[Column]) -> None:
-        """Add columns to `page.runs`; if there are too many, drop those that are not in `keep`."""
+        """Add columns to `page.runs`; if there are too many, drop the columns that are not in `keep`."""
         cursor = self.duck.con.cursor()
         cursor.execute("BEGIN TRANSACTION")
         columns_by_key = dict(self._columns)

@@ -193,7 +193,9 @@ class Series:
             blocks += [np.ascontiguousarray(column, dtype="<f8") for column in columns]
         description = {"lines": head, "span": span, "points": sum(map(len, lines.values()))}
         text = json.dumps(description, allow_nan=False).encode()
-        text += b" " * (-(len(text) + 1) % 8) + b"\n"  # numbers begin at a multiple of eight
+        text += (
+            b" " * (-(len(text) + 1) % 8) + b"\n"
+        )  # the numbers must begin at a multiple of eight bytes
         return b"".join([text, *(block.data for block in blocks)])
 
     def _ready(self, name: str, runs: Sequence[str], x: str) -> dict[str, Line]:

@@ -297,7 +297,7 @@ def note(text: str) -> None:
     print(safe(text), file=sys.stderr, flush=True)
 
 
-def said(text: str) -> None:
+def prefixed_note(text: str) -> None:
     """Print a note on stderr that begins with "rearview:", because a script's output is there too."""
     note(paint(f"rearview: {text}", DIM, sys.stderr))
 

@@ -48,7 +48,7 @@ def _spin(text: str, done: threading.Event) -> None:
     if done.wait(SHOW_AFTER):
         return
     if not sys.stderr.isatty():
-        output.said(f"{text} …")
+        output.prefixed_note(f"{text} …")
         return
     from rich.console import Console
     from rich.text import Text
@@ -96,7 +96,7 @@ class Bar:
             self._last = now
             time_left = "" if event.left is None else f", about {duration(event.left)} left"
             busy = f" on {plural(event.workers, 'worker')}" if event.workers else ""
-            output.said(
+            output.prefixed_note(
                 f"{event.done:.0%} done, {self._ended} of {plural(event.total, 'segment')}"
                 f"{_waiting_text(event)}{busy}{time_left}"
             )

@@ -59,7 +59,7 @@ def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
         if (count := cell.get("execution_count")) is not None
     ]
     if not quiet and counts != sorted(counts):
-        output.said(
+        output.prefixed_note(
             f"the cells of {target} were last executed in another order than that of the notebook "
             f"({', '.join(map(str, counts[:12]))}); here they run from top to bottom"
         )
@@ -88,7 +88,7 @@ def run_notebook(
         where = (
             f"cell {executed.cell} of {target} failed" if executed.cell else f"{target} was not run"
         )
-        output.said(f"{where}: {executed.why}{_hint(executed.raised)}")
+        output.prefixed_note(f"{where}: {executed.why}{_hint(executed.raised)}")
     return executed.code
 
 
