@@ -644,10 +644,10 @@ def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
 
 
 def _of_runs(
-    versions: list[Propagated], past: History, which: Sequence[str] | None
+    versions: list[Propagated], history: History, which: Sequence[str] | None
 ) -> list[Propagated]:
     """Return the versions of the runs `which`, or all versions if `which` is None."""
-    runs = {past.run(run).id for run in which} if which else None
+    runs = {history.run(run).id for run in which} if which else None
     return [version for version in versions if runs is None or runs & set(version.runs)]
 
 

@@ -19,7 +19,7 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of a braille character, by column and row."""
 _WIDE, _HIGH, _LEFT, _TOP, _BELOW = 800, 400, 80, 30, 50
-"""Sizes of an SVG in pixels: the area of the lines, and the room around it."""
+"""Sizes of an SVG in pixels: width and height of the area of the lines, and its margins."""
 
 
 class ChartLine(NamedTuple):
@@ -243,7 +243,7 @@ class Plot:
 
 
 def plot_of(
-    past: PlottableHistory,
+    history: PlottableHistory,
     names: Sequence[str],
     *,
     where: str | None = None,
@@ -251,7 +251,7 @@ def plot_of(
     by: str | None = None,
 ) -> Plot:
     """Return a plot of `names`, with a line per run, or with the mean of runs per value of the argument `by`."""
-    all_runs = past.runs()
+    all_runs = history.runs()
     label_of_run = {run.id: run.name or run.id for run in all_runs}
     if by is not None:
         if not any(by in run.args for run in all_runs):
@@ -264,7 +264,7 @@ def plot_of(
     out: list[ChartLine] = []
     labels: dict[str, None] = {}
     for name in names:
-        table = past.table(name, where=where, runs=runs)
+        table = history.table(name, where=where, runs=runs)
         column = next(c for c in reversed(table.columns) if c != table.mark)
         loops = table.columns[1 : table.columns.index(column)]
         across = loops[0] if len(loops) == 1 else ""

@@ -51,7 +51,7 @@ class Preemption:
     exit_every: float | None = None
     """Seconds after which the run saves and exits; None for no limit."""
     waits: bool = False
-    """Whether the run may have to wait for its start, so that its id must be reserved before."""
+    """Whether the run may have to wait for its start; its id is then reserved at once."""
 
 
 def start_run(

@@ -1,7 +1,7 @@
 """Parse the options of a Checkpointer: where saves go, and how often to save.
 
 `destination` returns the mirror for the parameters of the published package. `interval` parses how often to save:
-every so many steps or seconds, or within a share of the computing time.
+by a number of steps or seconds, or by the share of the computing time that saving may take.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ MODES = (None, "None", "shared", "xrootd", "htcondor", "manual")
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the saves of a Checkpointer go: to a mirror, or where its HTCondor job transfers files, or nowhere."""
+    """Where the saves of a Checkpointer go in addition to the local folder.
+
+    They go to `mirror`, or HTCondor transfers them for the job `condor`; if both are None, they stay local.
+    """
 
     mirror: Mirror | None = None
     foreign_key: str | None = None
@@ -184,7 +187,7 @@ class Interval(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A save is due at the first step and then at every `every`-th step; never if `every` is 0.
+    """Interval of `every` steps, of which the first step saves; if `every` is 0, no step saves.
 
     >>> [Steps(3).due(Pace(steps, 0.0, 0.0)) for steps in range(5)]
     [True, False, False, True, False]
@@ -199,7 +202,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A save is due `every` seconds after the last save."""
+    """Interval of `every` seconds since the last save."""
 
     every: float
 
@@ -210,7 +213,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A save is due if all saving, including this save, stays below a share of the computing time.
+    """Interval that keeps the time of all saves, the next save included, below a share of the computing time.
 
     >>> Share(0.05).due(Pace(9, 50.0, computing=100.0, saving=4.0, cost=4.0))
     False
@@ -265,7 +268,7 @@ def _unknown(every: object) -> UsageError:
 
 
 class Epochs:
-    """A save is due at the first step of every `every`-th epoch.
+    """Interval of `every` epochs, each of which saves at its first step.
 
     >>> epochs = Epochs(2)
     >>> for epoch in range(3):

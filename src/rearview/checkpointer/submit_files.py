@@ -29,7 +29,7 @@ class BatchJob:
     results: tuple[str, ...] = ()
     """Files to transfer back; if empty, all new files."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Lines of the batch file that the user gave; they replace the default ones."""
+    """Lines of the batch file that the user gave; each replaces the default line for its option."""
 
 
 STORE = ".rearview"

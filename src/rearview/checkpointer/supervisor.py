@@ -105,7 +105,7 @@ class Supervisor:
         self.signals = signals
         """Signals that ask the child to pause. `run` sends the first of these signals."""
         self.pause_requested = False
-        """Whether another process asked the child to pause."""
+        """Whether this process got a signal that asks the child to pause."""
         self._received: list[int] = []
         self._running = False
 

@@ -106,9 +106,9 @@ def backfill(
     """
     from rearview._history import BackfillReport, Question
 
-    past = open_history()
+    history = open_history()
     if not names:
-        raise _names_needed(past.empty(past.names()))
+        raise _names_needed(history.empty(history.names()))
     question = Question(
         names,
         runs=which or None,
@@ -122,7 +122,7 @@ def backfill(
         sure=sure,
     )
     with waiting("planning", quiet=quiet):
-        plan = past.plan(question)
+        plan = history.plan(question)
     if explain:
         if as_json:
             output.json_document({**summary(plan), "plan": by_name(plan.plan)})
@@ -137,19 +137,19 @@ def backfill(
         if as_json:
             output.json_line({"event": "done", **_verdict(BackfillReport(refusals=plan.refusals))})
         return 1 if plan.refusals or plan.unproved else 0
-    if not yes and not confirmed(plan.plan.seconds):
+    if not yes and not ask_to_run(plan.plan.seconds):
         output.note("Nothing was run.")
         return 1
     try:
         with Lines() if as_json else Bar(quiet=quiet) as watching:
-            report = past.backfill(question, progress=watching, plan=plan)
+            report = history.backfill(question, progress=watching, plan=plan)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_INTERRUPTED) from None
     if as_json:
         output.json_line({"event": "done", **_verdict(report)})
         return _code(report) or int(bool(plan.unproved))
     shown = () if quiet else plan.refusals
-    return finish(report, as_json=False, shown=shown) or int(bool(plan.unproved))
+    return print_outcome(report, as_json=False, shown=shown) or int(bool(plan.unproved))
 
 
 def _names_needed(unfilled: list[str]) -> UsageError:
@@ -199,10 +199,10 @@ def replay(
     if not as_json and not quiet:
         for text in environment_lines(report.environment_differences):
             output.note(text)
-    return finish(report, as_json=as_json)
+    return print_outcome(report, as_json=as_json)
 
 
-def confirmed(seconds: float) -> bool:
+def ask_to_run(seconds: float) -> bool:
     """Return True if a plan may run; if it takes long, ask the user at the terminal."""
     if seconds < ASK_ABOVE or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
@@ -240,14 +240,14 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
     }
 
 
-def finish(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = ()) -> int:
+def print_outcome(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = ()) -> int:
     """Print the outcome of a backfill, without the refusals that were `shown` before, and return the exit code."""
     code = _code(report)
     if as_json:
         segments = [_outcome_as_json(outcome) for outcome in report.outcomes]
         output.json_document({**_verdict(report), "segments": segments})
         return code
-    for text in refused([refusal for refusal in report.refusals if refusal not in shown]):
+    for text in refusal_lines([refusal for refusal in report.refusals if refusal not in shown]):
         output.out(text)
     for text in _doubts(report.outcomes, report.redone):
         output.out(text)
@@ -413,7 +413,7 @@ def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
         say(text)
     for remark in plan.notes:
         say(f"note: {remark}")
-    for text in refused(plan.refusals):
+    for text in refusal_lines(plan.refusals):
         say(text)
     for text in _unproved(plan.unproved):
         say(text)
@@ -445,7 +445,7 @@ def _runs_in_words(runs: Sequence[str]) -> str:
     return ", ".join(runs) if len(runs) <= FEW_RUNS else f"{len(runs)} runs, such as {runs[-1]}"
 
 
-def refused(refusals: Sequence[Refusal]) -> list[str]:
+def refusal_lines(refusals: Sequence[Refusal]) -> list[str]:
     """Return a line for each reason of refusals, with all runs that have the reason."""
     runs: dict[str, list[str]] = {}
     for refusal in refusals:
@@ -517,14 +517,16 @@ def workers(count: int | None, which: str | None, as_json: bool) -> int:
     New workers start at once. A worker that is taken away ends its segment if that is nearly done;
     otherwise another worker runs the segment. Exit code 1: no backfill is under way.
     """
-    past = open_history()
+    history = open_history()
     if count is not None:
-        changed = past.set_workers(count, of=which)
+        changed = history.set_workers(count, of=which)
         if not as_json:
             names = ", ".join(changed.names)
             output.out(f"{changed.id} ({names}): {plural(count, 'worker')} from now on")
             return 0
-    running = [status for status in past.running_backfills() if which is None or which in status.id]
+    running = [
+        status for status in history.running_backfills() if which is None or which in status.id
+    ]
     if as_json:
         output.json_document([_status_as_json(status) for status in running])
     elif running:

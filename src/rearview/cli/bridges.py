@@ -87,15 +87,17 @@ def export_runs(
     if not words:
         raise click.UsageError(f"Say where to: `rearview export {tracker} PLACE`.")
     place, *names = words
-    past = open_history()
-    unknown = [name for name in names if name not in past.names()]
+    history = open_history()
+    unknown = [name for name in names if name not in history.names()]
     if unknown:
         raise UsageError(
             f"No run has values of {unknown[0]!r}. `rearview table` lists the names.",
             slug="no-name",
         )
-    runs = exported_runs(past, names, where=where, runs=list(which) or None, unproved=unproved)
-    exported = [_write_run(tracker, run, place, past.project.root.resolve().name) for run in runs]
+    runs = exported_runs(history, names, where=where, runs=list(which) or None, unproved=unproved)
+    exported = [
+        _write_run(tracker, run, place, history.project.root.resolve().name) for run in runs
+    ]
     for run in exported:
         outcome = plural(run.values, "value") if run.values else "up to date"
         left_out = f", {run.left_out} that {tracker} does not take" if run.left_out else ""
@@ -183,9 +185,9 @@ def export(
             f"{str(file)!r} has no known ending. End it with one of {endings}.",
             param_hint="FILE",
         )
-    past = open_history()
+    history = open_history()
     with waiting("writing the table"):
-        table = past.table(*names, where=where, runs=list(which) or None, unproved=unproved)
+        table = history.table(*names, where=where, runs=list(which) or None, unproved=unproved)
         aside = file.with_name(f".{file.name}.{os.getpid()}")
         try:
             if suffix == ".parquet":
@@ -202,7 +204,7 @@ def export(
         finally:
             aside.unlink(missing_ok=True)
     output.out(f"wrote {plural(table.count(), 'row')} to {file}")
-    print_damage(past)
+    print_damage(history)
 
 
 def _write_table(table: Table, file: Path, lines: Lines, end: str) -> None:

@@ -46,13 +46,13 @@ class Green:
     share: float | None = None
     grams: float | None = None
     exits_when_paused: bool = False
-    """Exit with code 85 instead of waiting."""
+    """Whether a run that must pause exits with code 85 instead of waiting for green power."""
 
     def rule(self, requested: float) -> Rule:
         """Return the rule for a run that the user started at the time `requested`."""
         from rearview.energy import Rule
 
-        deadline = None if self.by is None else moment(self.by, requested)
+        deadline = None if self.by is None else parse_time(self.by, requested)
         return Rule(share=self.share, grams=self.grams, hours=self.hours, deadline=deadline)
 
 
@@ -100,12 +100,12 @@ def green_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def moment(text: str, now: float) -> float:
+def parse_time(text: str, now: float) -> float:
     """Return the time of a text such as "18:00" or "12h", read at the time `now`, in seconds since 1970.
 
-    >>> moment("12h", 1000.0)
+    >>> parse_time("12h", 1000.0)
     44200.0
-    >>> moment("2026-05-01T08:00+00:00", 0.0)
+    >>> parse_time("2026-05-01T08:00+00:00", 0.0)
     1777622400.0
     """
     text = text.strip()
@@ -329,9 +329,9 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
     from rearview._history import ACCOUNT
     from rearview.energy import Account
 
-    past = open_history()
-    run = past.run(which)
-    account = Account(past.project.runs / run.id / ACCOUNT)
+    history = open_history()
+    run = history.run(which)
+    account = Account(history.project.runs / run.id / ACCOUNT)
     noted = account.report()
     if not noted.intervals:
         raise UsageError(

@@ -178,7 +178,7 @@ def _home(folder: Path) -> Path:
 
 
 def writable(disk_folder: Path) -> Check:
-    """Check that files can be created in `home`."""
+    """Check that files can be created in `disk_folder`."""
     try:
         with tempfile.NamedTemporaryFile(dir=disk_folder, prefix=".rearview-doctor-"):
             return Check("ok", "writable", str(disk_folder))
@@ -231,13 +231,13 @@ def store(folder: Path) -> Iterator[Check]:
     if project is None:
         yield Check("ok", "store", f"no {FOLDER} here yet; `rearview run` makes it")
         return
-    past = history(folder)
-    runs = past.runs()
+    project_history = history(folder)
+    runs = project_history.runs()
     dead = [run.id for run in runs if run.status.value == "dead"]
     yield Check(
         "ok", "store", f"{project.store}, format {project.check()}, {plural(len(runs), 'run')}"
     )
-    yield speed(past.machine(measure=True))
+    yield speed(project_history.machine(measure=True))
     if dead:
         last_dead = ", ".join(dead[-3:])
         yield Check(
@@ -323,9 +323,9 @@ def verify(repair: bool, as_json: bool) -> int:
     Reads every byte and compares it with its checksum. Nothing is ever deleted: with --repair,
     damaged files move to `.rearview/damaged/`. Exit code 0: all is well (again); 1: damage.
     """
-    past = _open_or_repair(repair=repair)
+    history = _open_or_repair(repair=repair)
     with waiting("checking the store", quiet=as_json):
-        report = past.verify(repair=repair)
+        report = history.verify(repair=repair)
     if as_json:
         output.json_document({"ok": report.ok, **plain(report)})
         return 0 if report.ok else 1
@@ -387,13 +387,13 @@ def trust() -> None:
     refuse a store that was copied, unpacked, or made by another user or on another machine. Use this
     command once, if you know where the store comes from. Stores that you record yourself are trusted.
     """
-    past = open_history(trusting=True)
-    before = past.trusted
-    file = past.trust()
-    hosts = sorted({run.host for run in past.runs() if run.host})
-    by = f" ({plural(len(past.runs()), 'run')}{', of ' + ', '.join(hosts) if hosts else ''})"
+    history = open_history(trusting=True)
+    before = history.trusted
+    file = history.trust()
+    hosts = sorted({run.host for run in history.runs() if run.host})
+    by = f" ({plural(len(history.runs()), 'run')}{', of ' + ', '.join(hosts) if hosts else ''})"
     status = "was trusted before" if before else "is trusted from now on"
-    output.out(f"{past.project.store} {status}{by}")
+    output.out(f"{history.project.store} {status}{by}")
     output.note(f"Remembered in {file}; remove that file to take it back.")
 
 
@@ -424,13 +424,13 @@ def gc(
     checkpoints are thinned evenly over each run, so that every run can still be replayed. Records
     and sources always stay, and so do the checkpoints of running runs.
     """
-    past = open_history()
-    whole = [past.run(which).id for which in kept]
+    history = open_history()
+    whole = [history.run(which).id for which in kept]
     if keep:
-        whole += [run.id for run in past.runs()[-keep:]]
-    whole += [run.id for run in past.runs() if run.status.value == "running"]
+        whole += [run.id for run in history.runs()[-keep:]]
+    whole += [run.id for run in history.runs() if run.status.value == "running"]
     with waiting("looking for unneeded objects", quiet=as_json):
-        freed = past.gc(budget=budget, keep=sorted(set(whole)), dry=dry_run)
+        freed = history.gc(budget=budget, keep=sorted(set(whole)), dry=dry_run)
     if as_json:
         output.json_document({"dry_run": dry_run, **plain(freed)})
         return

@@ -101,10 +101,10 @@ def table(
     straight line by iterations; nothing is filled before the first or after the last. They carry a `~`;
     in csv and json the column `interpolated` names them. --where and --order-by see them.
     """
-    past = open_history()
+    history = open_history()
     run_ids = list(which) or None
     with waiting("reading records"):
-        answer = past.table(
+        answer = history.table(
             *names,
             where=where,
             runs=run_ids,
@@ -113,17 +113,17 @@ def table(
             unproved=unproved,
             interpolate=interpolate,
         )
-    emit(answer, form)
-    print_damage(past)
+    print_table(answer, form)
+    print_damage(history)
     if form == "table":
-        _print_captured(past, answer.columns, every=not names)
-        for name in past.empty(names):
-            _print_missing(past, name, where, run_ids)
+        _print_captured(history, answer.columns, every=not names)
+        for name in history.empty(names):
+            _print_missing(history, name, where, run_ids)
 
 
-def _print_captured(past: History, columns: list[str], *, every: bool) -> None:
+def _print_captured(history: History, columns: list[str], *, every: bool) -> None:
     """Print which columns have values that were not logged with Rearview, and which such columns are not shown."""
-    captured = past.captured()
+    captured = history.captured()
     by_origin: dict[str, list[str]] = {}
     for name in columns:
         if name in captured:
@@ -139,11 +139,11 @@ def _print_captured(past: History, columns: list[str], *, every: bool) -> None:
         )
 
 
-def _print_missing(past: History, name: str, where: str | None, which: list[str] | None) -> None:
+def _print_missing(history: History, name: str, where: str | None, which: list[str] | None) -> None:
     """Print how many cells of an empty column a backfill can fill, and the cost."""
     try:
         with waiting("counting what is missing"):
-            plan = past.plan([name], where=where, runs=which)
+            plan = history.plan([name], where=where, runs=which)
     except RearviewError as exc:
         output.note(f"{name}: no values yet, and none can be filled: {exc}")
         return
@@ -168,17 +168,17 @@ def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
     max(acc) from full_pivot group by run"`. EXPLAIN, DESCRIBE, SHOW and SUMMARIZE work too;
     nothing can be written.
     """
-    past = open_history()
+    history = open_history()
     query = " ".join(words)  # the query need not be in quotes
     with waiting("asking"):
-        answer = past.sql(query, unproved=unproved)
-    emit(answer, form)
-    print_damage(past)
+        answer = history.sql(query, unproved=unproved)
+    print_table(answer, form)
+    print_damage(history)
 
 
-def print_damage(past: History) -> None:
+def print_damage(history: History) -> None:
     """Print on stderr which damaged files the answer leaves out."""
-    for text in past.problems():
+    for text in history.problems():
         output.note(f"damaged: {text}")
 
 
@@ -188,7 +188,7 @@ class Marks:
     def __init__(self, table: Table) -> None:
         sign_columns = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
         self.columns = {sign: column for sign, column in sign_columns.items() if column}
-        """For each sign, the column that lists in each row the names whose values get the sign."""
+        """For each sign, the column that lists the names whose values get the sign in a row."""
         self.names: dict[str, set[str]] = {sign: set() for sign in self.columns}
         """For each sign, the names that got it in the rows so far."""
 
@@ -224,7 +224,7 @@ def _print_unproved(table: Table, marks: Marks) -> None:
         )
 
 
-def emit(table: Table, form: str) -> None:
+def print_table(table: Table, form: str) -> None:
     """Print a table in one of `output.FORMATS`."""
     columns = list(table.columns)
     marks = Marks(table)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
+from rearview.cli.green import Green, green_options, grid_setting, last_time, parse_time, run_green
 from rearview.cli.options import (
     TakesRuns,
     not_started,
@@ -138,7 +138,7 @@ def _python(program: str, remaining_words: list[str]) -> ProgramCall:
 
 
 def _check_interpreter(program: str) -> None:
-    """Raise if the interpreter `first` belongs to another environment, which has other packages."""
+    """Raise if the interpreter `program` belongs to another environment, which has other packages."""
     interpreter = shutil.which(program)
     if interpreter is None or Path(interpreter).parent == Path(sys.executable).parent:
         return
@@ -436,7 +436,7 @@ def run(
             grid_setting(), by, hours, share, grams, exits_when_paused=exit_when_paused
         )
         if by is not None:
-            moment(by, 0.0)  # raises for a typing error now, not when power is green
+            parse_time(by, 0.0)  # raises for a typing error now, not when power is green
             if hours is None:
                 green_settings = replace(
                     green_settings,
@@ -462,7 +462,7 @@ def run(
         stopped = resumed_run(command)
         data = data if stopped is None else open_history().notebook(stopped)
         return run_notebook(command, data, target, out, timeout)
-    become(command)
+    replace_process(command)
     return None
 
 
@@ -587,7 +587,7 @@ def resume(
     stopped = open_history().run(which)
     if is_notebook(stopped.script):
         return run_notebook(command, open_history().notebook(which), stopped.script, out, timeout)
-    become(command)
+    replace_process(command)
     return None
 
 
@@ -597,7 +597,7 @@ def print_notes(command: StartCommand) -> None:
         output.prefixed_note(text)
 
 
-def become(command: StartCommand) -> None:
+def replace_process(command: StartCommand) -> None:
     """Replace this process by the user's program."""
     sys.stdout.flush()
     sys.stderr.flush()

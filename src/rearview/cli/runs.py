@@ -63,9 +63,13 @@ def runs(
 
     Lines fit the terminal, or 80 columns elsewhere: long commands, names and tags are cut.
     """
-    past = open_history()
+    history = open_history()
     selected = (
-        past.runs(where, order=order) if order else past.runs(where) if where else past.runs()
+        history.runs(where, order=order)
+        if order
+        else history.runs(where)
+        if where
+        else history.runs()
     )
     for run in selected:
         if run.damaged:
@@ -228,8 +232,8 @@ def tag(which: str, tags: tuple[str, ...], remove: bool) -> None:
 
     `rearview runs --where "tag = 'baseline'"` lists the runs that have a tag.
     """
-    past = open_history()
-    run = past.untag(which, *tags) if remove else past.tag(which, *tags)
+    history = open_history()
+    run = history.untag(which, *tags) if remove else history.tag(which, *tags)
     output.out(
         f"{run.id} has the tags {', '.join(run.tags)}" if run.tags else f"{run.id} has no tags"
     )
@@ -245,15 +249,15 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
     Each note is a line after the ones before; `show` and the column `note` of the table `runs` have
     all of them. Without TEXT, print the notes.
     """
-    past = open_history()
+    history = open_history()
     if remove and text:
         raise click.UsageError("Give either a TEXT or --remove, not both.")
     if remove:
-        output.out(f"{past.note(which, None).id} has no note now")
+        output.out(f"{history.note(which, None).id} has no note now")
     elif text:
-        output.out(f"noted about {past.note(which, ' '.join(text)).id}")
+        output.out(f"noted about {history.note(which, ' '.join(text)).id}")
     else:
-        run = past.run(which)
+        run = history.run(which)
         output.out(run.note) if run.note else output.note(f"{run.id} has no note.")
 
 
@@ -278,18 +282,18 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
     is running is refused, and so is one that other runs came from. On a terminal it asks first;
     elsewhere it needs --yes. A removal that was interrupted is completed by saying it again.
     """
-    past = open_history()
+    history = open_history()
     if not dry_run and not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(
                 "There is no terminal to ask on. Say --yes to remove, or look first with --dry-run."
             )
-        for line in _removal_lines(past.remove(*which, dry=True)):
+        for line in _removal_lines(history.remove(*which, dry=True)):
             output.note(line)
         if not click.confirm("Remove this? It cannot be undone", err=True):
             output.note("Nothing was removed.")
             return 1
-    removal = past.remove(*which, dry=dry_run)
+    removal = history.remove(*which, dry=dry_run)
     if as_json:
         output.json_document({"dry_run": dry_run, "nbytes": removal.nbytes, **plain(removal)})
         return None
@@ -349,31 +353,31 @@ def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bo
     if printed:
         _printed(which, as_json=as_json)
         return
-    past = open_history()
-    report = past.show(which)
+    history = open_history()
+    report = history.show(which)
     if as_json:
         output.json_document(
             {**output.plain(report), "replays": list(map(_replay_as_json, report.replays))}
         )
     else:
         _show(report)
-    print_damage(past)
+    print_damage(history)
 
 
 def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
-    past = open_history()
+    history = open_history()
     which, names = "latest", words
-    if words and words[0] not in past.names():
+    if words and words[0] not in history.names():
         which, names = words[0], words[1:]
         try:
-            past.run(which)
+            history.run(which)
         except RearviewError:
             which, names = (
                 "latest",
                 words,
             )  # the first word is an unknown name, and is reported as one
     with waiting("reading values"):
-        saved = past.save_values(which, folder, names)
+        saved = history.save_values(which, folder, names)
     if as_json:
         output.json_document(
             [{**output.plain(saved_value), "path": str(saved_value.path)} for saved_value in saved]
@@ -386,7 +390,7 @@ def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
         nothing_logged = (
             f"nothing as {', '.join(names)}" if names else "no array, tensor, image or histogram"
         )
-        output.note(f"Nothing to save: run {past.run(which).id} logged {nothing_logged}.")
+        output.note(f"Nothing to save: run {history.run(which).id} logged {nothing_logged}.")
 
 
 def _printed(which: str, *, as_json: bool) -> None:
@@ -541,13 +545,13 @@ def files(
     A file is fetched from the project if it is as the run left it, else from the last checkpoint that
     holds it; --at takes an earlier one. A file that is there is never overwritten.
     """
-    past = open_history()
+    history = open_history()
     if get is not None:
         _fetch(which, get, at, destination)
         return
     if at is not None or destination is not None:
         raise click.UsageError("--at and --output go with --get PATH: which file is to be fetched?")
-    files_written = past.files(which)
+    files_written = history.files(which)
     if as_json:
         output.json_document(plain(files_written))
         return

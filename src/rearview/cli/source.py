@@ -91,15 +91,15 @@ def propagate(
     statement, and serves no other name. `--corrections` and `--undo` work with or without NAMES;
     exit code 1: there is nothing to undo.
     """
-    past = open_history()
+    history = open_history()
     if correct is None and (after or renames or statement):
         raise click.UsageError("--after, --rename and --statement belong to --correct.")
-    if past.correction_note:
-        output.note(past.correction_note)
+    if history.correction_note:
+        output.note(history.correction_note)
     if undo is not None:
-        return _undone(past, undo, names, as_json=as_json)
+        return _undone(history, undo, names, as_json=as_json)
     if corrections:
-        stored = past.corrections(names)
+        stored = history.corrections(names)
         if as_json:
             output.json_document(stored)
         elif not stored:
@@ -113,13 +113,13 @@ def propagate(
         run, place = correct
         path, line = _file_and_line(place)
         where = _file_and_line(statement) if statement is not None else None
-        past.correct(
+        history.correct(
             *(without_prefix(run), path, line, names),
             after=after,
             renames=dict(renames),
             statement=where,
         )
-    placements = past.propagate(list(names), to=list(which) or None, sure=sure)
+    placements = history.propagate(list(names), to=list(which) or None, sure=sure)
     if as_json:
         output.json_document(placements)
     else:
@@ -135,8 +135,8 @@ def _file_and_line(text: str) -> tuple[str, int]:
     return path, int(line)
 
 
-def _undone(past: History, run: str, names: tuple[str, ...], *, as_json: bool) -> int:
-    removed = past.undo(run, names)
+def _undone(history: History, run: str, names: tuple[str, ...], *, as_json: bool) -> int:
+    removed = history.undo(run, names)
     if as_json:
         output.json_document(removed)
     elif not removed:

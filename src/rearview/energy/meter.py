@@ -77,7 +77,7 @@ class EnergyReport:
 
 
 class Account:
-    """The append-only file in which a run writes when it ran, one line per interval."""
+    """The file to which a run appends the intervals in which it computed, one line each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

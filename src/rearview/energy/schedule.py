@@ -165,7 +165,7 @@ def _greenest(
 def _best_window(
     slots: list[tuple[float, float, float]], needed_seconds: float
 ) -> list[tuple[float, float]]:
-    """Return the contiguous window of `needed` seconds with the least CO2."""
+    """Return the window of `needed_seconds`, without a break, that has the least CO2."""
     last = max(end for _, end, _ in slots)
     first = slots[0][0]
     edges = [*(begin for begin, _, _ in slots), *(end - needed_seconds for _, end, _ in slots)]

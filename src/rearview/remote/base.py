@@ -166,9 +166,9 @@ def etag(path: Path, piece: int) -> str:
 
 T = TypeVar("T")
 
-HOPELESS = (PermissionError, NotADirectoryError, IsADirectoryError, ImportError, TypeError)
+PERMANENT_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, ImportError, TypeError)
 """Errors after which no further attempt is made."""
-HOPELESS_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.EDQUOT}
+PERMANENT_ERROR_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.EDQUOT}
 """Numbers of operating system errors after which no further attempt is made."""
 
 # a separate generator: the training program must draw the same numbers with and without Rearview
@@ -221,7 +221,7 @@ class Retry:
             except Exception as exc:
                 pause = next(pauses, None)
                 out_of_time = self.clock() - began + (pause or 0.0) > self.patience
-                if pause is None or out_of_time or hopeless(exc):
+                if pause is None or out_of_time or is_permanent(exc):
                     raise RemoteError(
                         f"{doing} did not succeed after {attempts} "
                         f"{'attempt' if attempts == 1 else 'attempts'}: "
@@ -231,11 +231,11 @@ class Retry:
             self.sleep(pause)
 
 
-def hopeless(exc: Exception) -> bool:
+def is_permanent(exc: Exception) -> bool:
     """Return True if another attempt would fail too."""
-    if isinstance(exc, OSError) and exc.errno in HOPELESS_NUMBERS:
+    if isinstance(exc, OSError) and exc.errno in PERMANENT_ERROR_NUMBERS:
         return True
-    return isinstance(exc, HOPELESS)
+    return isinstance(exc, PERMANENT_ERRORS)
 
 
 def remedy(exc: Exception) -> str:

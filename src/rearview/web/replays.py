@@ -27,7 +27,7 @@ from rearview.web.run_index import Index
 MOST_PRICED = 60
 """Most runs for which one request returns prices; a screen shows no more."""
 MOST_JOBS = 4
-"""Backfills of this page that may run at the same time."""
+"""Most backfills of this page that run at the same time."""
 KEPT_JOBS = 20
 KEPT_EVENTS = 4000
 """Most events of a backfill that are kept for the page."""
@@ -106,10 +106,10 @@ class Prices:
                 at=request.at or None,
                 workers=request.workers,
             )
-            return described(report, request)
+            return plan_as_json(report, request)
 
 
-def described(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
+def plan_as_json(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
     """Return a plan as JSON values: segments, estimates, refusals, inserted statements."""
     segments = report.plan.segments
     explanation = report.explained

@@ -213,7 +213,7 @@ def versions(
     return {"versions": out, "logged": [name for name, _ in fillable_names], "by_hand": by_hand}
 
 
-def sides(history: History, a: str, b: str) -> dict[str, Any]:
+def compare_sources(history: History, a: str, b: str) -> dict[str, Any]:
     """Return two versions side by side: for each file rows of old and new lines.
 
     `a` and `b` are runs, or `worktree`.
@@ -272,7 +272,7 @@ def side_by_side(old: str, new: str) -> tuple[list[list[Any]], int, int]:
     return rows, added, removed
 
 
-def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
+def propagated_statements(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return where the statements that log `names` are inserted in each version, and why there."""
     by_hand = {propagated.version for propagated in history.corrections(list(names))}
     return [
@@ -289,7 +289,7 @@ def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def under_way(history: History, index: Index) -> dict[str, Any]:
+def running_work(history: History, index: Index) -> dict[str, Any]:
     """Return the running runs with their progress, and the backfills that run on this store."""
     running = index.matching_runs("status = 'running'")
     out = [
@@ -373,8 +373,8 @@ def _times(rows: Sequence[tuple[str, int, float]], loop: str) -> list[tuple[int,
     return sorted(first.items())
 
 
-def known_run(index: Index, run: str) -> str:
-    """Return the id of a run that the page named; raise for any other text."""
+def check_run(index: Index, run: str) -> str:
+    """Return `run` if it is the id of a run, else raise."""
     if run not in index.entries:
         raise UsageError(f"There is no run {run!r}.", slug="no-run")
     return run

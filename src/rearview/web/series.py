@@ -30,9 +30,9 @@ MOST_KEPT = 24_000_000
 """Most points of lines in memory; the least recently used lines are dropped first."""
 STEP = 16
 """Number of points that one point of the next coarser level summarizes."""
-ENOUGH = 4
+DRAWN_POINTS_PER_PIXEL = 4
 """Most points per pixel of a line that is drawn point by point."""
-FINE = 8
+LEVEL_POINTS_PER_PIXEL = 8
 """Points per pixel that a level needs, so that its bins start close to the pixels."""
 LOADING = 120.0
 """Seconds that reading a curve for the first time may take."""
@@ -133,7 +133,7 @@ class Line:
             (
                 values
                 for values in reversed(self.levels)
-                if np.subtract(*_between(values.x, lo, hi)[::-1]) >= pixels * FINE
+                if np.subtract(*_between(values.x, lo, hi)[::-1]) >= pixels * LEVEL_POINTS_PER_PIXEL
             ),
             None,
         )
@@ -264,7 +264,7 @@ def _drawn(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | Non
     """Return a line per run: all values if these are few, else the mean, lowest and highest per pixel."""
     if span is None:
         return []
-    if max(map(len, lines.values())) <= chart.pixels * ENOUGH:
+    if max(map(len, lines.values())) <= chart.pixels * DRAWN_POINTS_PER_PIXEL:
         return [
             ({"run": run, "raw": True}, list(line.points(*span))) for run, line in lines.items()
         ]

@@ -192,7 +192,7 @@ def _names(request: Request) -> list[str]:
 
 
 def _run(page: Page, request: Request) -> str:
-    return screens.known_run(page.index, request.path_params["run"])
+    return screens.check_run(page.index, request.path_params["run"])
 
 
 def _table(page: Page, request: Request) -> Any:
@@ -246,9 +246,9 @@ def _diff(page: Page, request: Request) -> Any:
     pair = []
     for name in ("a", "b"):
         which = request.query_params.get(name, "worktree")
-        pair.append(which if which == "worktree" else screens.known_run(page.index, which))
+        pair.append(which if which == "worktree" else screens.check_run(page.index, which))
     with page.lock:
-        return screens.sides(page.history, *pair)
+        return screens.compare_sources(page.history, *pair)
 
 
 def _tree(page: Page, request: Request) -> Any:
@@ -258,11 +258,11 @@ def _tree(page: Page, request: Request) -> Any:
 
 def _propagate(page: Page, request: Request) -> Any:
     with page.lock:
-        return screens.propagated(page.history, _names(request))
+        return screens.propagated_statements(page.history, _names(request))
 
 
 def _under_way(page: Page, request: Request) -> Any:  # noqa: ARG001
-    running = screens.under_way(page.history, page.index)
+    running = screens.running_work(page.history, page.index)
     return {**running, "jobs": [job.status() for job in page.jobs.all()]}
 
 
@@ -276,7 +276,7 @@ def _media(page: Page, request: Request) -> Any:
 
 
 def _heat(page: Page, request: Request) -> Any:
-    run = screens.known_run(page.index, request.query_params.get("run", ""))
+    run = screens.check_run(page.index, request.query_params.get("run", ""))
     return page.media.heat(request.query_params.get("name", ""), run)
 
 
@@ -342,7 +342,7 @@ def _fill(page: Page, body: bytes) -> Any:
         "\x00" in text for text in (*request.names, *request.runs, request.where, request.at)
     ):
         raise UsageError("Name at least one column to fill.", slug="page-question")
-    request.runs = [screens.known_run(page.index, run) for run in request.runs]
+    request.runs = [screens.check_run(page.index, run) for run in request.runs]
     page.history.check_trust("A backfill")
     plan = page.prices.plan(request)
     return page.jobs.start(request, plan).status(whole=True)
@@ -355,7 +355,7 @@ def _stop(page: Page, body: bytes) -> Any:
 def _tag(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
-        run_id = screens.known_run(page.index, run)
+        run_id = screens.check_run(page.index, run)
         change = page.history.untag if label.remove else page.history.tag
         change(run_id, label.text or "")
     page.live.look_now(label.runs)
@@ -365,14 +365,14 @@ def _tag(page: Page, body: bytes) -> Any:
 def _note(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
-        page.history.note(screens.known_run(page.index, run), None if label.remove else label.text)
+        page.history.note(screens.check_run(page.index, run), None if label.remove else label.text)
     page.live.look_now(label.runs)
     return {"runs": label.runs}
 
 
 def _name(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
-    run = screens.known_run(page.index, label.runs[0] if label.runs else "")
+    run = screens.check_run(page.index, label.runs[0] if label.runs else "")
     page.history.name(run, None if label.remove else label.text)
     page.live.look_now(label.runs)
     return {"runs": label.runs}
@@ -380,13 +380,13 @@ def _name(page: Page, body: bytes) -> Any:
 
 def _move(page: Page, body: bytes) -> Any:
     move = rows.request(body, Move)
-    run = screens.known_run(page.index, move.run)
+    run = screens.check_run(page.index, move.run)
     with page.lock:
         if move.line:
             page.history.correct(run, move.path, move.line, move.names, after=move.after)
         else:
             page.history.undo(run, move.names)
-        return screens.propagated(page.history, move.names)
+        return screens.propagated_statements(page.history, move.names)
 
 
 def _workers(page: Page, body: bytes) -> Any:
@@ -524,7 +524,7 @@ def static_files() -> dict[str, StaticFile]:
     return out
 
 
-def bound(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """Return a listening socket; with port 0 the system chooses a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -542,7 +542,7 @@ def bound(host: str, port: int) -> socket.socket:
     return sock
 
 
-def needs_libraries() -> None:
+def check_libraries() -> None:
     """Raise if the libraries of the page are not installed."""
     try:
         import numpy as np  # noqa: F401

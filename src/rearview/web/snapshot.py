@@ -154,7 +154,7 @@ def _diffs(history: History, runs: list[str]) -> dict[str, Any]:
     out = {}
     for a, b in pairs[-100:]:
         with contextlib.suppress(RearviewError):
-            out[f"{a}/{b}"] = screens.sides(history, a, b)
+            out[f"{a}/{b}"] = screens.compare_sources(history, a, b)
     return out
 
 
@@ -168,7 +168,7 @@ def _propagated(history: History, names: list[str]) -> dict[str, Any]:
     out = {}
     for name in names:
         with contextlib.suppress(RearviewError):
-            out[name] = screens.propagated(history, [name])
+            out[name] = screens.propagated_statements(history, [name])
     return out
 
 
