@@ -19,7 +19,7 @@ from typing import Any, Self, SupportsIndex
 from rearview.checkpointer import save_folder
 from rearview.checkpointer.mirrored_saves import Archive, BackgroundTasks, CheckpointerWarning
 from rearview.checkpointer.options import Interval, Stopwatch, destination, interval, seconds
-from rearview.checkpointer.save_folder import Keep, Save, SaveFolder
+from rearview.checkpointer.save_folder import KeepRule, Save, SaveFolder
 from rearview.checkpointer.signals import Signals, in_notebook, leave, leave_at_once
 from rearview.errors import RemoteError, StoreError, UsageError
 from rearview.model.run import EXIT_PAUSED
@@ -102,7 +102,7 @@ class Checkpointer:
 
         folder = SaveFolder(Path(local_checkpoint_file))
         self.local_checkpoint_file = folder.file
-        place = destination(
+        transfer = destination(
             folder,
             mode=checkpoint_transfer_mode,
             target=checkpoint_transfer_target,
@@ -111,16 +111,16 @@ class Checkpointer:
             kwargs=checkpoint_transfer_callback_kwargs,
             options={"retry": retry or Retry(), **(remote_options or {})},
         )
-        keep = Keep(keep_last, keep_best, best)
-        self._archive = Archive(folder, place.mirror, keep, place.foreign_key)
-        self._condor = place.condor is not None
+        keep_rule = KeepRule(keep_last, keep_best, best)
+        self._archive = Archive(folder, transfer.mirror, keep_rule, transfer.foreign_key)
+        self._condor = transfer.condor is not None
         self.checkpoint_exit_code = checkpoint_exit_code
         self._exit_every = None if exit_every is None else seconds(exit_every)
         deadline = None if grace is None else seconds(grace)
-        if place.condor is not None:
+        if transfer.condor is not None:
             # HTCondor acts on the job description, so its values replace the parameters
-            self.checkpoint_exit_code = place.condor.exit_code
-            deadline = place.condor.grace or deadline
+            self.checkpoint_exit_code = transfer.condor.exit_code
+            deadline = transfer.condor.grace or deadline
             if self._exit_every is None:
                 self._exit_every = 3600.0
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from rearview.checkpointer.save_folder import (
     ID,
     MANIFEST,
-    Keep,
+    KeepRule,
     Save,
     SaveFolder,
     counter_of,
@@ -148,7 +148,7 @@ class Mirror:
         self.pushed.add(save_id)
         return save
 
-    def prune(self, keep: Keep) -> None:
+    def prune(self, keep: KeepRule) -> None:
         """Remove from the remote the saves that `keep` does not choose, and older incomplete saves."""
         with self._transfer_lock:
             files_by_save = self._files_by_save()
@@ -196,7 +196,7 @@ class Archive:
     """All saves of one job: the local folder, its mirror if there is one, and the rule which saves to keep."""
 
     def __init__(
-        self, folder: SaveFolder, mirror: Mirror | None, keep: Keep, foreign_key: str | None
+        self, folder: SaveFolder, mirror: Mirror | None, keep: KeepRule, foreign_key: str | None
     ) -> None:
         self.folder, self.mirror, self.keep = folder, mirror, keep
         self._foreign_key = foreign_key

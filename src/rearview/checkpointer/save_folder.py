@@ -1,6 +1,6 @@
 """A folder of saves on disk; a process that dies while it saves never leaves an incomplete save behind.
 
-A save is a folder with a manifest, which is written last. `Keep` chooses which saves to keep: the newest and the
+A save is a folder with a manifest, which is written last. `KeepRule` chooses which saves to keep: the newest and the
 best. `write` and `read` save and restore the value if the user gives no functions.
 """
 
@@ -271,7 +271,7 @@ class _Sync(threading.Thread):
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepRule:
     """Rule that keeps the `last` newest saves, and the `best` saves with the best metrics."""
 
     last: int = 2
@@ -292,7 +292,7 @@ class Keep:
         """Return the ids of the saves to keep.
 
         >>> saves = [Save(str(n), n, 0.0, n, m, ()) for n, m in enumerate([0.1, 0.5, 0.3, 0.4])]
-        >>> sorted(Keep(last=1, best=1).choose(saves))
+        >>> sorted(KeepRule(last=1, best=1).choose(saves))
         ['0', '3']
         """
         newest = sorted(saves, key=lambda save: save.order, reverse=True)

@@ -134,7 +134,7 @@ class Signals:
         """
         if not self.numbers:
             return self
-        self.armed = _TRAP.add(self)
+        self.armed = _HANDLER.add(self)
         if not self.armed:
             names = ", ".join(number.name for number in self.numbers)
             warnings.warn(
@@ -156,7 +156,7 @@ class Signals:
         """Stop listening for signals; the last instance to stop restores the earlier handlers."""
         self.settle()
         self._arrived.put(None)
-        _TRAP.remove(self)
+        _HANDLER.remove(self)
         self.armed = False
 
     def rearm(self) -> None:
@@ -165,7 +165,7 @@ class Signals:
         A notebook kernel sets its own SIGINT handler at the start of every cell.
         """
         if self.armed:
-            _TRAP.rearm(self.numbers)
+            _HANDLER.rearm(self.numbers)
 
     def request(self, number: int = signal.SIGTERM) -> None:
         """Ask the program to stop, as if `number` had arrived."""
@@ -185,20 +185,20 @@ class Signals:
         Call this before the last save. A repeated signal (of a batch system, or an impatient user) would
         spoil the save or the exit code.
         """
-        _TRAP.absorb()
+        _HANDLER.absorb()
 
     def stop_absorbing(self) -> None:
         """Stop ignoring signals: the program continues."""
-        _TRAP.absorbing = False
+        _HANDLER.absorbing = False
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
         """Suppress exceptions of earlier handlers in this block, so that no signal interrupts a save."""
-        _TRAP.saves += 1
+        _HANDLER.saves += 1
         try:
             yield
         finally:
-            _TRAP.saves -= 1
+            _HANDLER.saves -= 1
 
     def clear(self) -> None:
         """Forget the request: the program continues (a notebook cell was interrupted)."""
@@ -228,7 +228,7 @@ def _watch(
             call(number)
 
 
-class _Trap:
+class _SignalHandler:
     """The process's signal handler, shared by all instances of `Signals`."""
 
     def __init__(self) -> None:
@@ -371,5 +371,5 @@ class _Trap:
         self.earlier, self.listeners, self.pipe, self.earlier_fd = {}, {}, None, -1
 
 
-_TRAP = _Trap()
-os.register_at_fork(after_in_child=_TRAP.forked)
+_HANDLER = _SignalHandler()
+os.register_at_fork(after_in_child=_HANDLER.forked)
