@@ -1,7 +1,7 @@
 """Green power: `rearview run --green`, and the commands energy now and energy report.
 
-A green run starts, pauses and resumes with the power in the grid. It pauses by saving and exiting with
-code 85; `run_green` waits for green power and starts it again.
+A green run starts, pauses and resumes with the power in the grid. To pause, the program saves and exits with
+code 85; `run_green` waits for green power and starts the program again.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def run_green(
 ) -> int:
     """Run a program while power is green and return its exit code; `start` returns its command.
 
-    The program pauses by saving and exiting, so that a paused run uses no memory and no accelerator; it is
-    then started again as the same run. Only this process queries the grid service.
+    The program pauses by saving and exiting, so that a paused run uses no memory and no accelerator. The next
+    start of the program continues the same run. Only this process queries the grid service.
     """
     from rearview._history import ACCOUNT
     from rearview.energy import Account, Gate, open_source
@@ -218,7 +218,7 @@ def _run_child(
 
 
 def last_time(run_folder: Path) -> float | None:
-    """Return how many hours the run in `run_folder` took, if that was measured."""
+    """Return how many hours the run in `run_folder` took, or None if they were not measured."""
     from rearview._history import ACCOUNT
     from rearview.energy import Account
 
@@ -227,7 +227,7 @@ def last_time(run_folder: Path) -> float | None:
 
 
 def grid_setting() -> str:
-    """Return the grid service to query, as the project's settings or the environment name it."""
+    """Return the grid service to query, from the project's settings or the environment."""
     from rearview._history import Project
     from rearview.config import Settings
 

@@ -1,7 +1,7 @@
 """Commands that check this machine, and check, clean and trust the store: doctor, verify, gc, trust.
 
-`doctor` calls the check functions. Each yields a `Check`; `examine` reports a check that raises as
-a warning.
+`doctor` prints the results of the check functions, which yield `Check` objects. If a check function raises,
+`examine` reports a warning.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def examine(folder: Path) -> list[Check]:
         python,
         packages,
         git,
-        lambda: place(folder),
+        lambda: disk(folder),
         lambda: store(folder),
         threads,
     ]
@@ -149,9 +149,9 @@ def git() -> Iterator[Check]:
     yield Check("ok", "git", version.stdout.strip().removeprefix("git version "))
 
 
-def place(folder: Path) -> Iterator[Check]:
+def disk(folder: Path) -> Iterator[Check]:
     """Check the disk on which the store is or will be."""
-    disk_folder = _home(folder)
+    disk_folder = _store_or_folder(folder)
     free = shutil.disk_usage(disk_folder).free
     level, remedy = "ok", ""
     if free < LITTLE_SPACE:
@@ -169,7 +169,7 @@ def place(folder: Path) -> Iterator[Check]:
     yield direct_io(disk_folder)
 
 
-def _home(folder: Path) -> Path:
+def _store_or_folder(folder: Path) -> Path:
     with contextlib.suppress(RearviewError):
         project = Project.find(folder)
         if project is not None:
@@ -288,7 +288,7 @@ def cpu_quota(text: str) -> float | None:
 
 
 def file_system(folder: Path, mounts: str) -> str:
-    r"""Return the kind of file system that `folder` is on, by the text of /proc/mounts.
+    r"""Return the type of the file system of `folder`, according to the text of /proc/mounts.
 
     >>> file_system(Path("/data/x"), "d / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0")
     'nfs4'
