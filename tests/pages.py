@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rearview._history import history
-from rearview.web.server import Page, bound
+from rearview.web.server import Page, listening_socket
 
 SCRIPT = """\
 import argparse
@@ -69,7 +69,7 @@ def serving(folder: Path, **options):
 
     page = Page(history(folder), **options)
     page.index.refresh()
-    sock = bound("127.0.0.1", 0)
+    sock = listening_socket("127.0.0.1", 0)
     config = uvicorn.Config(
         page.app(), log_level="critical", ws="none", lifespan="on", timeout_graceful_shutdown=1
     )

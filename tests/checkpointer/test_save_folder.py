@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from rearview.checkpointer.save_folder import Keep, Save, SaveFolder
+from rearview.checkpointer.save_folder import KeepRule, Save, SaveFolder
 from rearview.errors import StoreError, UsageError
 
 
@@ -110,22 +110,22 @@ def test_leftovers_of_a_killed_save_are_removed(folder):
 
 
 def test_a_file_of_another_program_is_foreign_until_we_save(folder):
-    assert folder.foreign() is None
+    assert folder.foreign_file() is None
     folder.file.write_text("theirs")
-    assert folder.foreign() == folder.file
+    assert folder.foreign_file() == folder.file
     folder.show(save(folder, "ours", 1))
-    assert folder.foreign() is None
+    assert folder.foreign_file() is None
     assert folder.file.read_text() == "ours"
 
 
 def test_the_newest_is_kept_even_if_it_is_the_worst():
     saves = [Save(str(n), n, 0.0, n, m, ()) for n, m in enumerate([3.0, 1.0, float("nan"), 9.0])]
-    assert Keep(last=1, best=1).choose(saves) == {"1", "3"}
-    assert Keep(last=1, best=1, mode="max").choose(saves) == {"3"}
-    assert Keep(last=2, best=2).choose(saves) == {"0", "1", "2", "3"}
+    assert KeepRule(last=1, best=1).choose(saves) == {"1", "3"}
+    assert KeepRule(last=1, best=1, mode="max").choose(saves) == {"3"}
+    assert KeepRule(last=2, best=2).choose(saves) == {"0", "1", "2", "3"}
 
 
 @pytest.mark.parametrize("wrong", [{"last": 0}, {"best": -1}, {"mode": "least"}])
 def test_keeping_nothing_is_refused(wrong):
     with pytest.raises(UsageError):
-        Keep(**wrong)
+        KeepRule(**wrong)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from fakehistory import an_outcome
 from rearview._history import BackfillReport, Question, Refusal, Unproved
 from rearview.cli import backfill
-from rearview.cli.backfill import refused
+from rearview.cli.backfill import refusal_lines
 from rearview.plan.explain import CheaperQuestion, WorkerEstimate
 
 
@@ -137,24 +137,24 @@ def test_the_user_is_asked_before_a_long_backfill(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     questions = []
     monkeypatch.setattr(backfill.click, "confirm", lambda text, **_: questions.append(text))
-    backfill.confirmed(1.0)
+    backfill.ask_to_run(1.0)
     assert questions == []
-    assert not backfill.confirmed(7200.0)
+    assert not backfill.ask_to_run(7200.0)
     assert questions == ["That takes about 2 h 0 min. Go on?"]
 
 
 def test_without_a_terminal_a_backfill_asks_nothing(monkeypatch):
     monkeypatch.setattr(backfill.click, "confirm", None)
-    assert backfill.confirmed(1e9)
+    assert backfill.ask_to_run(1e9)
 
 
 def test_a_reason_that_many_runs_share_is_printed_once():
     reason = "x: nothing in the work tree logs this beyond what run r{} logged."
     shared = "x: nothing in the work tree logs this beyond what the run logged."
     few = [Refusal(f"r{k}", reason.format(k), shared) for k in range(2)]
-    assert refused(few) == [f"refused: r0, r1: {shared}"]
+    assert refusal_lines(few) == [f"refused: r0, r1: {shared}"]
     many = [Refusal(f"r{k}", reason.format(k), shared) for k in range(40)]
-    assert refused(many) == [f"refused: 40 runs, such as r39: {shared}"]
+    assert refusal_lines(many) == [f"refused: 40 runs, such as r39: {shared}"]
 
 
 def test_values_that_could_not_be_proved_are_reported_and_run_again_only_with_again(command, past):

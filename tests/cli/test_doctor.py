@@ -59,7 +59,7 @@ def test_a_disk_that_refuses_direct_writes_is_a_warning(monkeypatch, here):
         return real(path, flags, *rest, **named)
 
     monkeypatch.setattr(maintenance.os, "open", refuse)
-    assert maintenance.direct(here).level == "warn"
+    assert maintenance.direct_io(here).level == "warn"
 
 
 def test_a_missing_package_fails_with_how_to_install_it(monkeypatch):

@@ -19,7 +19,7 @@ def begun(monkeypatch, tmp_path):
         started.append((target, list(args), options))
 
     monkeypatch.setattr(rearview._history, "start_run", start_run)
-    monkeypatch.setattr(run, "become", lambda command: None)
+    monkeypatch.setattr(run, "replace_process", lambda command: None)
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
     return started
@@ -100,4 +100,4 @@ def test_a_program_whose_folder_is_gone_cannot_be_started(tmp_path):
 
     gone = SimpleNamespace(command=("/bin/true",), environment={}, folder=tmp_path / "gone")
     with pytest.raises(UsageError, match="cannot be started in"):
-        run.become(gone)
+        run.replace_process(gone)

@@ -94,7 +94,7 @@ def test_hours_already_done_by_earlier_executions_count(url, clock, tmp_path):
     for _ in range(60):
         clock.now += 60
         assert not first.closed()
-    assert gate(url, clock, tmp_path, rule)._done == pytest.approx(HOUR)
+    assert gate(url, clock, tmp_path, rule)._computed_seconds == pytest.approx(HOUR)
 
 
 def test_when_the_service_is_down_the_run_is_not_held_back(clock, tmp_path):

@@ -1,11 +1,11 @@
 import pytest
 
 from rearview.errors import UsageError
-from rearview.remote.copy_function import FunctionRemote
 from rearview.remote.folder import FolderRemote
 from rearview.remote.fsspec import FsspecRemote
 from rearview.remote.htcondor_folder import CondorRemote, JobAd
 from rearview.remote.open import open_remote
+from rearview.remote.user_copy_function import FunctionRemote
 from rearview.remote.xrootd import XrootdRemote
 
 

@@ -44,16 +44,16 @@ def test_a_page_hears_which_run_is_new(store, index):
 def test_a_page_hears_of_runs_after_a_refresh_failed(store, index, monkeypatch):
     """A run folder may be removed while it is read; the thread used to end, and the page with it."""
     run = store.run((at(epoch=0), {"loss": 1.0}))
-    monkeypatch.setattr(module, "OFTEN", 0.01)
-    monkeypatch.setattr(module, "SELDOM", 0.01)
+    monkeypatch.setattr(module, "LISTENING_PAUSE", 0.01)
+    monkeypatch.setattr(module, "IDLE_PAUSE", 0.01)
     refresh, problems = index.refresh, []
 
-    def fail_twice(certain):
+    def fail_twice(runs_to_check):
         if len(problems) < 2:
             problems.append(list(index.problems))
             raise FileNotFoundError("records-0.jsonl")
         problems.append(list(index.problems))
-        return refresh(certain)
+        return refresh(runs_to_check)
 
     monkeypatch.setattr(index, "refresh", fail_twice)
     live = Live(index)

@@ -1,7 +1,7 @@
-"""The history of a project: `History` offers all questions about runs, and backfills. Nothing here prints.
+"""The history of a project: the class `History` answers questions about runs and backfills them. Nothing here prints.
 
-`import rearview`, the command line and the web page import the history, and the values that it takes and
-returns, from here. Names are loaded on first use, because starting a run needs few of them.
+`import rearview`, the command line and the web page import `History`, and the classes that it takes and returns,
+from here. Names are loaded on first use, because the command that starts a run needs few of these names.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rearview._history.facade import History, history, repair_format
-    from rearview._history.run_command import Preemption, fetch_run, similar_run, start_run
     from rearview._history.run_reports import Comparison, Removal, Row, RunReport
     from rearview._history.script_inspection import inspect_script, script_of_module
+    from rearview._history.start_or_resume import Preemption, fetch_run, similar_run, start_run
     from rearview.backfill.manual_placement import Correction
     from rearview.backfill.prepare_run import Question
     from rearview.backfill.propagation import Propagated
@@ -87,7 +87,7 @@ _HOMES = {
     "rearview._history.facade": ("History", "history", "repair_format"),
     "rearview._history.script_inspection": ("inspect_script", "script_of_module"),
     "rearview._history.run_reports": ("Comparison", "Removal", "Row", "RunReport"),
-    "rearview._history.run_command": ("Preemption", "fetch_run", "similar_run", "start_run"),
+    "rearview._history.start_or_resume": ("Preemption", "fetch_run", "similar_run", "start_run"),
     "rearview.backfill.manual_placement": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.prepare_run": ("Question",),
@@ -119,9 +119,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a name from its module on first use."""
-    for home, names in _HOMES.items():
+    for module, names in _HOMES.items():
         if name in names:
-            value = getattr(importlib.import_module(home), name)
+            value = getattr(importlib.import_module(module), name)
             globals()[name] = value
             return value
     raise AttributeError(f"module 'rearview._history' has no attribute {name!r}")

@@ -26,7 +26,7 @@ LoopValues = Mapping[str, Any]
 
 
 class PastState(Mapping[str, Any]):
-    """The variables of a run at a checkpoint: `state["main.model"]`, or `state["model"]` if that is unique.
+    """The variables of a run at a checkpoint, by name: `state["main.model"]`, or `state["model"]` if that is unique.
 
     A torch module is returned as a mapping like its `state_dict()`, an optimizer or scheduler as its
     `state_dict()`, and any other object as a mapping of its attributes. A variable is read on first access.
@@ -40,14 +40,14 @@ class PastState(Mapping[str, Any]):
         self.checkpoint = checkpoint
         self.point = str(checkpoint.point)
         self.edge = checkpoint.edge
-        """`start`: before that iteration; `end`: after its loop."""
+        """`start` if the checkpoint was saved before the iteration at `point`, `end` if after its loop."""
         self.exact = exact
-        """Whether this is the requested point; else it is the nearest one with a checkpoint."""
+        """Whether the checkpoint is at the requested point; if not, it is the checkpoint nearest to that point."""
         self._loaded = loaded
 
     @cached_property
     def _variables(self) -> Variables:
-        # it reads the state as data and runs nothing; see docs/decisions/state-as-data.md
+        # reads the state as data and runs no code of it; see docs/decisions/state-as-data.md
         from rearview.state.read_checkpoint_variables import Variables
 
         anchors = msgspec.json.decode(self._loaded["anchors"])
@@ -56,7 +56,7 @@ class PastState(Mapping[str, Any]):
 
     @cached_property
     def missing(self) -> dict[str, str]:
-        """Variables that cannot be read without running the program, and why."""
+        """The variables that cannot be read without running the program, each with the reason."""
         variables = self._variables
         reasons = {name: variables.reason(name) for name in variables.roots}
         return {name: reason for name, reason in reasons.items() if reason}
@@ -85,7 +85,7 @@ class PastState(Mapping[str, Any]):
 
     @property
     def where(self) -> str:
-        """The place in words: `the start of epoch=3`."""
+        """The point of the checkpoint in words: `the start of epoch=3`."""
         if not self.point:
             return "the start of the run" if self.edge == "start" else "the end of the run"
         if self.edge == "start":
@@ -110,14 +110,14 @@ class PastRun(Run):
     _value: Callable[..., Any]
 
     def at(self, point: str = "", /, *, end: bool = False, **loops: Any) -> PastState:
-        """Return its variables at the checkpoint nearest to a point: `at(epoch=3)`.
+        """Return the variables of this run at the checkpoint nearest to a point: `at(epoch=3)`.
 
         See `History.at`.
         """
         return self._at(self.id, point, end=end, **loops)
 
     def value(self, name: str, point: str = "", /, **loops: Any) -> Any:
-        """Return the value that it logged under a name at a point: `value("w", epoch=3)`."""
+        """Return the value that this run logged under a name at a point: `value("w", epoch=3)`."""
         return self._value(self.id, name, point, **loops)
 
     def __eq__(self, other: object) -> bool:
@@ -160,10 +160,10 @@ def parse_point(point: str, loops: Mapping[str, Any]) -> dict[str, Any]:
 def nearest(
     run: str, checkpoints: Iterable[Checkpoint], point: LoopValues, *, end: bool
 ) -> tuple[Checkpoint, bool]:
-    """Return (the checkpoint at a point, True), or else (the nearest one, False).
+    """Return (checkpoint, True) for the checkpoint at a point, or (checkpoint, False) for the nearest checkpoint.
 
-    The nearest is the last one before the point, or the first one if all are after it. `end` means the end
-    of that iteration, not its start. Without a point, the last checkpoint is returned.
+    The nearest is the last checkpoint before the point, or the first if all are after the point. `end` asks for
+    the end of the iteration at the point, not for its start. Without a point, the last checkpoint is returned.
     """
     all_checkpoints = list(checkpoints)
     if not all_checkpoints:
@@ -182,7 +182,7 @@ def nearest(
             if checkpoint.point.loops[:1] == (CELL,)
             and columns_of(checkpoint.point.loops)[1:2] == [first]
         }
-        if len(cells) == 1:  # a notebook in which only one cell has that loop
+        if len(cells) == 1:  # a notebook in which only one cell has the loop `first`
             point = {CELL: cells.pop(), **point}
     names = list(point)
     inside = [
@@ -223,14 +223,14 @@ def nearest(
 
 
 def _is_at(checkpoint: Checkpoint, goal: list[int]) -> bool:
-    """Return True if a checkpoint is at the start of iteration `goal` or of the first loop inside it."""
+    """Return True if a checkpoint is at the start of the iteration `goal`, or of the first iterations inside it."""
     indices = list(checkpoint.point.indices)
     same_iteration = indices[: len(goal)] == goal and not any(indices[len(goal) :])
     return same_iteration and checkpoint.edge == "start"
 
 
 def _index(run: str, checkpoints: Iterable[Checkpoint], depth: int, value: Any) -> int:
-    """Return the index of the iteration in which a loop had that value."""
+    """Return the index of the iteration in which the loop at `depth` had `value`."""
     steps = [
         checkpoint.point.steps[depth]
         for checkpoint in checkpoints

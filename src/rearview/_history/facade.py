@@ -1,6 +1,6 @@
-"""`History`, the facade of one project: its runs, values, states and backfills.
+"""`History`, the facade of one project: its runs, logged values, states and backfills.
 
-Each method parses its arguments, calls the room that does the work, and returns values.
+Each method of `History` parses its arguments, calls the room that does the work, and returns the result.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rearview._history.checkpoint_state import (
 )
 from rearview._history.logged_values import SavedValue, save_values, single_value
 from rearview._history.plots import Plot, plot_of
-from rearview._history.run_command import Preemption
 from rearview._history.run_reports import Comparison, Removal, RunReport, compare, run_report
+from rearview._history.start_or_resume import Preemption
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
 from rearview.execute.backfill_status import (
@@ -82,7 +82,7 @@ def history(start: Path | str | None = None) -> History:
 
 
 def repair_format(start: Path) -> Path:
-    """Rewrite the format file of the store above `start` if it is unreadable; return its path."""
+    """Rewrite the format file of the store above `start` if the file is unreadable; return its path."""
     folders = (start.resolve(), *start.resolve().parents)
     root = next(folder for folder in folders if (folder / FOLDER / "format").exists())
     verify(Project(root), repair=True)
@@ -90,7 +90,7 @@ def repair_format(start: Path) -> Path:
 
 
 class History:
-    """The runs of one project, with their values and states; and backfills, which add values."""
+    """The runs of one project, with their values and states, and the backfills that add values."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -106,25 +106,26 @@ class History:
     def runs(
         self, where: str | None = None, *, order: str | Sequence[str] | None = None
     ) -> list[Run]:
-        """Return all runs, oldest first, or those for which the SQL condition `where` holds.
+        """Return all runs, oldest first, or only the runs for which the SQL condition `where` holds.
 
         The condition may use facts of runs (`status`, `name`, `tag`, `seconds`, …), arguments, and logged
-        names, which mean their last value: "tag = 'baseline' and acc > 0.9". `order` gives the runs
-        in another order, by the same columns: "acc desc, started".
+        names, which mean the last logged value: "tag = 'baseline' and acc > 0.9". `order` sorts the runs by
+        these columns: "acc desc, started".
         """
         runs = self._runs.all()
         if where is not None or order:
             self._tables.refresh()
-            places = {run: k for k, run in enumerate(self._tables.matching(where, order))}
+            positions = {run: k for k, run in enumerate(self._tables.matching(where, order))}
             if where is not None:
-                runs = [run for run in runs if run.id in places]
-            runs.sort(key=lambda run: places.get(run.id, len(places)))
+                runs = [run for run in runs if run.id in positions]
+            runs.sort(key=lambda run: positions.get(run.id, len(positions)))
         return [with_history(run, self.at, self.value) for run in runs]
 
     def run(self, which: str = "latest") -> PastRun:
         """Return one run: by id, by name, by the beginning or end of its id, `latest`, or -1, -2, ….
 
-        `.at(epoch=3)` of the result is its state there, `.value("w", epoch=3)` the value that it logged there.
+        `.at(epoch=3)` of the result returns the state of the run at this point, `.value("w", epoch=3)` the value
+        that the run logged there.
         """
         return with_history(self._runs.find(which), self.at, self.value)
 
@@ -133,9 +134,9 @@ class History:
     ) -> PastState:
         """Return the variables of a run at the checkpoint nearest to a point: `at(run, epoch=3)`.
 
-        This is the state at the start of the iteration; with `end`, at its end. Without a point, it is the
-        last checkpoint. The program does not run, and nothing of it is unpickled. If there is no checkpoint
-        at that point, the nearest one is returned with a warning, and `exact` is False.
+        The state is that at the start of the iteration, or with `end`, at its end. Without a point, it is that
+        of the last checkpoint. The program does not run, and nothing is unpickled. If there is no checkpoint at
+        the point, the state of the nearest checkpoint is returned with a warning, and its `exact` is False.
         """
         run = self._runs.find(which)
         point_values = parse_point(point, loops)
@@ -166,7 +167,7 @@ class History:
         return save_values(self.table(*names, runs=[run.id]), folder, every=bool(names))
 
     def name(self, which: str, name: str | None) -> Run:
-        """Give a run a name, by which it can then be found; None removes its name."""
+        """Give a run a name, by which the user can then refer to the run; None removes its name."""
         run = self._runs.find_id(which)
         checked_name = check_name(name) if name is not None else ""
         holders = [holder for holder in self._runs.ids_by_name(checked_name) if holder != run]
@@ -185,20 +186,20 @@ class History:
         return self._labelled(run, TAG, {"tags": new}) if new else self._runs.get(run)
 
     def untag(self, which: str, *tags: str) -> Run:
-        """Remove tags from a run; raise if it does not have them."""
+        """Remove tags from a run; raise if the run does not have one of the tags."""
         run, checked = self._runs.find_id(which), _some_tags(tags)
         present = self._runs.labels(run).tags
-        missing = [tag for tag in checked if tag not in present]
-        if missing:
+        absent_tags = [tag for tag in checked if tag not in present]
+        if absent_tags:
             raise UsageError(
-                f"Run {run} has no tag {missing[0]!r}. "
+                f"Run {run} has no tag {absent_tags[0]!r}. "
                 + (f"It has {', '.join(present)}." if present else "It has none."),
                 slug="no-tag",
             )
         return self._labelled(run, UNTAG, {"tags": checked})
 
     def note(self, which: str, text: str | None) -> Run:
-        """Add a note to a run, after its other notes; None removes all of them."""
+        """Add a note to a run, after its other notes; None removes all notes of the run."""
         run = self._runs.find_id(which)
         return self._labelled(run, NOTE, {"text": check_note(text) if text is not None else None})
 
@@ -225,7 +226,7 @@ class History:
         return sorted({*self._tables.loops_by_name(), *(name for name, _ in self.virtual())})
 
     def captured(self) -> dict[str, Origin]:
-        """Return the columns whose values come from elsewhere, such as other loggers, with their origin."""
+        """Return the columns with values that the program did not log with Rearview, and the origin of each."""
         return self._tables.captured()
 
     def empty(self, names: Sequence[str]) -> list[str]:
@@ -246,13 +247,13 @@ class History:
         unproved: bool = False,
         interpolate: bool = False,
     ) -> Table:
-        """Return one row per point with `names` as columns; without names, all of them.
+        """Return one row per point with `names` as columns; without names, with a column for every name.
 
-        `order` gives rows in the order of interest: "acc desc, epoch"; without it they come in the
-        order they were logged. Values of replays that were not exact are left out unless `unproved`
-        is True. Values that are merely unproved are included, and the column `unproved` names them in
-        each row. With `interpolate`, numbers that are missing between two known ones of the same run
-        and loop are filled in, and the column `interpolated` names them in each row.
+        `order` sorts the rows: "acc desc, epoch"; without it, rows are in the order in which they were logged.
+        Values of replays that were not exact are left out unless `unproved` is True. Values that are merely
+        unproved are included, and the column `unproved` lists their names in each row. With `interpolate`,
+        missing numbers are filled in between two numbers of the same run and loop, and the column `interpolated`
+        lists their names in each row.
         """
         run_ids = [self.run(which).id for which in runs] if runs else None
         self._tables.refresh()
@@ -274,9 +275,10 @@ class History:
         runs: Sequence[str] | None = None,
         by: str | None = None,
     ) -> Plot:
-        """Return the values of `names` as lines over their loop, one per run; a notebook draws them.
+        """Return a plot of `names` over their loop, with one line per run; a notebook draws the plot.
 
-        `by` is an argument: one line per value of it, the mean of its runs. `.save("loss.svg")` writes it.
+        If `by` is the name of an argument, there is one line per value of this argument, the mean of the runs
+        with this value. `.save("loss.svg")` of the result writes a picture.
         """
         return plot_of(self, names, where=where, runs=runs, by=by)
 
@@ -290,9 +292,9 @@ class History:
         return self._tables.sql(query, unproved=unproved, values=True)
 
     def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the constant names that the work tree logs, each with the loops around it.
+        """Return the constant names that the work tree logs, each with the loops around its log call.
 
-        They are columns of every table, empty where no value was logged or filled.
+        Every table has a column for each of these names, empty at points without a logged or filled value.
         """
         try:
             edited = self._probing([]).edited
@@ -309,28 +311,30 @@ class History:
         return self._versions.diff(self._version(a), self._version(b))
 
     def source(self, which: str = WORKTREE) -> dict[str, bytes]:
-        """Return the files of the source that a run had, or of the work tree, by their paths."""
+        """Return the source files of a run, or of the work tree, by file path."""
         return self._versions.files(self._version(which))
 
     def statement_diff(self, a: str, b: str = WORKTREE) -> list[StatementChange]:
         """Return how each statement changed from run `a` to run `b` or to the work tree.
 
-        Statements are matched in the same way as for propagation. Files are named as in `b`.
+        Statements are matched as for propagation. File paths in the result are those of `b`.
         """
         probing = self._probing(self.runs())
         old, new = probing.text(self._version(a)), probing.text(self._version(b))
         from rearview.source.moved_files import renames
         from rearview.source.propagate.statement_diff import statement_diff
 
-        now = renames(old, new).unique_new_paths(old)
-        return statement_diff({now.get(path, path): text for path, text in old.items()}, new)
+        renamed_paths = renames(old, new).unique_new_paths(old)
+        return statement_diff(
+            {renamed_paths.get(path, path): text for path, text in old.items()}, new
+        )
 
     def files(self, which: str = "latest") -> list[RunFile]:
         """Return the files that a run wrote, and where their contents are."""
         return written_files(self.run(which), self.project.root, self._runs, self._checkpoints)
 
     def fetch_file(self, which: str, path: str, *, at: str | None = None) -> tuple[bytes, str]:
-        """Return the content of a file that a run wrote, and in words where it was found.
+        """Return the content of a file that a run wrote, and where the content was found, in words.
 
         With `at` ("epoch=3"), return its content at the checkpoint of that point.
         """
@@ -387,10 +391,10 @@ class History:
         to: Sequence[str] | None = None,
         sure: float | None = None,
     ) -> list[Propagated]:
-        """Return where the statements that log `names` belong in each version that lacks them.
+        """Return where the statements that log `names` belong in each version without these statements.
 
-        The statements are those of the work tree or, if it does not log the names, of the newest version
-        that does. Places less certain than `sure` are refused; None takes the setting `propagation`.
+        The statements are those of the work tree or, if the work tree does not log the names, of the newest
+        version that does. Places less certain than `sure` are refused; None takes the setting `propagation`.
         """
         statements = self._backfiller.statements(self.runs(), sure)
         past = statements.past(names)
@@ -422,11 +426,11 @@ class History:
         renames: Mapping[str, str] | None = None,
         statement: tuple[str, int] | None = None,
     ) -> list[Correction]:
-        """Store by hand where the statements that log `names` belong in the version of a run.
+        """Store the user's choice where the statements that log `names` belong in the version of a run.
 
-        They go before `line` of `path`, or after the statement on that line. `renames` gives the names that
-        variables of the statement have there; Rearview finds the others. `statement` (file and line of the
-        work tree) picks one if several statements log a name.
+        The statements go before `line` of `path`, or after the statement on that line. `renames` maps variables of
+        the statement to their names in that version; Rearview finds the names that are not given. `statement`
+        (file and line of the work tree) picks a statement if several log a name.
         """
         from rearview.source.propagate.versions import HandPlace
 
@@ -439,7 +443,7 @@ class History:
         return statements.probing.carrying(names).correct(run, place, names, statement)
 
     def corrections(self, names: Sequence[str] = ()) -> list[Correction]:
-        """Return the places that were given by hand, for all statements or for those that log `names`."""
+        """Return the places that `correct` stored, for all statements or only for statements that log `names`."""
         stored = self._backfiller.corrections.all
         return [correction for correction in stored if not names or correction.concerns(names)]
 
@@ -449,7 +453,7 @@ class History:
         return self._backfiller.corrections.note
 
     def undo(self, which: str, names: Sequence[str] = ()) -> list[Correction]:
-        """Delete the places that were given by hand in the version of a run, and return them."""
+        """Delete the places that `correct` stored for the version of a run, and return the deleted places."""
         version = self.run(which).version
         removed = [
             correction for correction in self.corrections(names) if correction.version == version
@@ -459,7 +463,7 @@ class History:
         return removed
 
     def plan(self, names: Sequence[str] | Question, **choices: Unpack[Choices]) -> PlanReport:
-        """Return the segments that must run again to fill `names`, and their cost; nothing runs.
+        """Return the segments that must run again to fill `names`, and their cost, without running any.
 
         The keyword arguments are those of `Question`: `runs`, `where`, `at`, `workers`, `budget`,
         `again`, `on` and `gpus`.
@@ -479,8 +483,8 @@ class History:
     ) -> BackfillReport:
         """Fill the columns `names` of past runs from the probes in the work tree.
 
-        The keyword arguments are those of `plan`. `progress` is called with events while segments run. `plan`
-        is the result of `plan` for the same question, if you have it.
+        The keyword arguments are those of `plan`. `progress` is called with events while segments run. If `plan`
+        is given, it is the result of the method `plan` for the same question, and is not computed again.
         """
         self.check_trust("A backfill")
         question = _question(names, choices)
@@ -495,7 +499,7 @@ class History:
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> BackfillReport:
-        """Replay a run with its recorded source, plus any probes of the work tree, and prove it."""
+        """Replay a run with its recorded source and any probes of the work tree, and prove the replay."""
         self.check_trust("A replay")
         from rearview.backfill.prepare_run import Question
 
@@ -503,11 +507,11 @@ class History:
         return self._backfiller.replay(self.run(which), question, progress)
 
     def check_trust(self, doing: str) -> None:
-        """Raise if the store was made elsewhere and the user does not trust it."""
+        """Raise if the store was not made here and the user does not trust it; `doing` names the refused action."""
         trust.check_trust(self.project.store, self.settings.trust, doing)
 
     def trust(self) -> Path:
-        """Trust the store at its present path; return the file in which that is remembered."""
+        """Trust the store at its present path; return the file that stores this decision."""
         return trust.remember(self.project.store)
 
     @property
@@ -524,9 +528,9 @@ class History:
         return running_backfills(self.project)
 
     def set_workers(self, workers: int, *, of: str | None = None) -> BackfillStatus:
-        """Set the number of workers of a running backfill; return that backfill.
+        """Set the number of workers of a running backfill; return this backfill.
 
-        `of` is a part of its id, needed if several are running.
+        `of` is a part of the id of the backfill, needed if several backfills are running.
         """
         running = [
             backfill for backfill in self.running_backfills() if of is None or of in backfill.id
@@ -544,7 +548,7 @@ class History:
         return running[0]
 
     def machine(self, *, measure: bool = False) -> Machine:
-        """Return the measured speed of this machine; with `measure`, measure it again if that was long ago."""
+        """Return the measured speed of this machine; with `measure`, measure again if the last time was long ago."""
         machines = self._backfiller.machines
         return machines.measure() if measure and machines.due() else machines.this_machine()
 
@@ -554,13 +558,13 @@ class History:
     def resume(
         self, which: str = "latest", preemption: Preemption | None = None, *, source: str = "run"
     ) -> LaunchCommand:
-        """Return the command that continues a stopped run in the folder where it ran.
+        """Return the command that continues a stopped run in the run's own folder.
 
         With `preemption`, the run can be stopped again, and is copied to `preemption.remote`.
         `source` is "run" for the source that the run had, or "worktree" for the work tree, which may
         differ only in code that runs after the last checkpoint.
         """
-        from rearview._history.run_command import RunResumer
+        from rearview._history.start_or_resume import RunResumer
 
         resumer = RunResumer(
             self.project, self.settings, self._runs, self._versions, self._checkpoints
@@ -574,11 +578,10 @@ class History:
         return self._versions.files(run.source)[name]
 
     def remove(self, *which: str, dry: bool = False) -> Removal:
-        """Remove runs: their records, checkpoints, replays and versions, and the objects only they need.
+        """Remove runs: their records, checkpoints, replays and versions, and the objects that no other run needs.
 
-        A run is refused if it is running, if other runs were started from it, or if a backfill may be replaying
-        it; then nothing is removed. With `dry`, nothing is ever removed. An interrupted removal is completed by
-        the next one.
+        Nothing is removed if one of the runs is running, if another run was started from it, or if a backfill may
+        be replaying it. With `dry`, return what would be removed. The next removal completes an interrupted one.
         """
         pending = unfinished(self.project)
         if not dry:
@@ -598,7 +601,9 @@ class History:
             )
         removals = [removal_of(self.project, run, together=run_ids) for run in run_ids]
         if not dry:
-            for run in sorted(run_ids, reverse=True):  # runs that were started from others go first
+            for run in sorted(
+                run_ids, reverse=True
+            ):  # a run before the run from which it was started
                 remove(self.project, self._versions, run)
         freed = sweep(
             self.project,
@@ -640,10 +645,10 @@ def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
 
 
 def _of_runs(
-    versions: list[Propagated], past: History, which: Sequence[str] | None
+    versions: list[Propagated], history: History, which: Sequence[str] | None
 ) -> list[Propagated]:
-    """Return the versions of the runs `which`; all versions if it is None."""
-    runs = {past.run(run).id for run in which} if which else None
+    """Return the versions of the runs `which`, or all versions if `which` is None."""
+    runs = {history.run(run).id for run in which} if which else None
     return [version for version in versions if runs is None or runs & set(version.runs)]
 
 

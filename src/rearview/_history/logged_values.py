@@ -1,6 +1,6 @@
-"""Logged values of a run: one value at a point, or all written to files.
+"""Read one logged value of a run at a point, or write logged values to files.
 
-Arrays are written as `.npy`, images as `.png`, all else as text or JSON.
+Arrays are written as `.npy`, images as `.png`, and all other values as text or JSON.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def save_values(table: Table, folder: Path, *, every: bool) -> list[SavedValue]:
 
 
 def safe_name(*parts: str) -> str:
-    """Return a file name made of all parts that cannot lead out of its folder.
+    """Return a file name made of all parts, in which no character can lead to another folder.
 
-    Characters that are unsafe in file names become `_`; a short hash then keeps different names apart.
+    Characters that are unsafe in file names become `_`, and then a short hash keeps different names different.
 
     >>> safe_name("run1", "epoch=3", "loss")
     'run1_epoch=3_loss'
@@ -99,7 +99,7 @@ def safe_name(*parts: str) -> str:
 
 
 def _columns(table: Table) -> tuple[list[str], list[str]]:
-    """Return the columns of loops and those of logged values."""
+    """Return the columns of loops, and the columns of logged values."""
     names = [column for column in table.columns if table.kinds.get(column)]
     not_loops = {"run", table.mark, *names}
     return [column for column in table.columns if column not in not_loops], names

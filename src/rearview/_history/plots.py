@@ -1,4 +1,7 @@
-"""Logged values as lines over a loop, drawn as text (braille dots) or SVG: `rearview plot` and `History.plot`."""
+"""Plots of logged values as lines over a loop, drawn as text (braille dots) or SVG.
+
+`rearview plot` and `History.plot` use this.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of a braille character, by column and row."""
 _WIDE, _HIGH, _LEFT, _TOP, _BELOW = 800, 400, 80, 30, 50
-"""Sizes of an SVG in pixels: the area of the lines, and the room around it."""
+"""Sizes of an SVG in pixels: width and height of the area of the lines, and its margins."""
 
 
 class ChartLine(NamedTuple):
-    """One line to draw: its label and its points by rising x."""
+    """One line to draw: its label, and its points in the order of x."""
 
     label: str
     points: list[tuple[float, float]]
@@ -40,7 +43,7 @@ class Frame(NamedTuple):
 
 
 def frame_of(lines: Sequence[ChartLine]) -> Frame | None:
-    """Return the frame around all finite points; None if there are none."""
+    """Return the frame around all finite points, or None if no point is finite."""
     finite = [point for line in lines for point in line.points if all(map(math.isfinite, point))]
     if not finite:
         return None
@@ -49,7 +52,7 @@ def frame_of(lines: Sequence[ChartLine]) -> Frame | None:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """Return (low, high), widened around the value if both are equal."""
+    """Return (low, high), or a wider interval around the value if both are equal."""
     if high > low:
         return low, high
     reach = abs(low) / 2 or 1.0
@@ -66,7 +69,7 @@ def _fraction(value: float, low: float, high: float) -> float:
 
 
 def braille(lines: Sequence[ChartLine], width: int, height: int) -> list[list[tuple[str, int]]]:
-    """Return rows of cells, each a braille character and the number of its line (-1: none).
+    """Return rows of cells; each cell is a braille character and the number of its line, or -1 without a line.
 
     >>> rows = braille([ChartLine("a", [(0, 0), (1, 1)])], 2, 1)
     >>> "".join(char for char, _ in rows[0])
@@ -83,7 +86,7 @@ def braille(lines: Sequence[ChartLine], width: int, height: int) -> list[list[tu
 
 
 def _dots(line: ChartLine, frame: Frame, right: int, bottom: int) -> set[tuple[int, int]]:
-    """Return the dots of a line; it is broken where a value is not finite."""
+    """Return the dots of a line, which is interrupted at values that are not finite."""
     out: set[tuple[int, int]] = set()
     previous_dot: tuple[int, int] | None = None
     for x, y in line.points:
@@ -240,15 +243,15 @@ class Plot:
 
 
 def plot_of(
-    past: PlottableHistory,
+    history: PlottableHistory,
     names: Sequence[str],
     *,
     where: str | None = None,
     runs: Sequence[str] | None = None,
     by: str | None = None,
 ) -> Plot:
-    """Return the lines of `names`: one per run, or one per value of the argument `by`, a mean of runs."""
-    all_runs = past.runs()
+    """Return a plot of `names`, with a line per run, or with the mean of runs per value of the argument `by`."""
+    all_runs = history.runs()
     label_of_run = {run.id: run.name or run.id for run in all_runs}
     if by is not None:
         if not any(by in run.args for run in all_runs):
@@ -261,7 +264,7 @@ def plot_of(
     out: list[ChartLine] = []
     labels: dict[str, None] = {}
     for name in names:
-        table = past.table(name, where=where, runs=runs)
+        table = history.table(name, where=where, runs=runs)
         column = next(c for c in reversed(table.columns) if c != table.mark)
         loops = table.columns[1 : table.columns.index(column)]
         across = loops[0] if len(loops) == 1 else ""
@@ -291,12 +294,12 @@ def plot_of(
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the mean of the values at each place.
+    """Return the mean of the values at each x.
 
     >>> _means([(0.0, 1.0), (1.0, 5.0), (0.0, 3.0)])
     [(0.0, 2.0), (1.0, 5.0)]
     """
-    at: dict[float, list[float]] = {}
+    values_by_x: dict[float, list[float]] = {}
     for x, y in points:
-        at.setdefault(x, []).append(y)
-    return [(x, sum(values) / len(values)) for x, values in at.items()]
+        values_by_x.setdefault(x, []).append(y)
+    return [(x, sum(values) / len(values)) for x, values in values_by_x.items()]

@@ -36,15 +36,15 @@ class RunReport:
     costs: dict[str, Any]
     replays: list[Replay]
     exact: str
-    """How far its replays can be trusted, in words."""
+    """How far the replays of the run can be trusted, in words."""
     verdict: Verdict | None = None
-    """The worst verdict of its replays; None if the run was not replayed."""
+    """The worst verdict of the run's replays, or None if the run was not replayed."""
     environment: Environment | None = None
-    """The environment variables that it read; None if they were not recorded."""
+    """The environment variables that the run read, or None if they were not recorded."""
     environment_differences: list[str] = field(default_factory=list)
     """A phrase for each variable that differs now and that a replay does not restore."""
     captured: dict[str, str] = field(default_factory=dict)
-    """Names that it did not log with Rearview, and the origin of their values."""
+    """Names that the run did not log with Rearview, and the origin of their values."""
 
 
 def run_report(
@@ -116,7 +116,7 @@ class Removal:
     """The runs, files and bytes that a removal freed, or would free."""
 
     runs: tuple[str, ...]
-    """The runs, including those whose removal was interrupted earlier."""
+    """The removed runs, including runs whose removal was interrupted earlier."""
     removed: list[RunRemoval]
     freed: Freed
     """Objects and packs that no other run needs."""
@@ -128,7 +128,7 @@ class Removal:
 
 
 class Row(NamedTuple):
-    """One fact in which two runs may differ; None where a run does not have it."""
+    """One fact of two runs; the value is None for a run without this fact."""
 
     name: str
     a: Any

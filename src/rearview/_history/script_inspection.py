@@ -1,4 +1,4 @@
-"""Read a script or notebook and the project files that it imports, and inspect their loops and logged names."""
+"""Inspect a script or notebook on disk: read its text and the project files that it imports, and find loops and logged names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rearview.source.text import decode, try_parse
 from rearview.store.project import root_of
 
 MAX_FILES = 500
-"""At most this many files are read."""
+"""Most files that are read."""
 
 
 def inspect_script(script: Path, root: Path | None = None) -> Inspection:
-    """Inspect a script or notebook, and the files of its project that it imports; see `source.inspection`.
+    """Return what `source.inspection` finds in a script or notebook and the project files that it imports.
 
-    The project is the one that `rearview run` would use, unless `root` names its folder.
+    The project is that of `rearview run`, unless `root` gives another folder.
     """
     _check_is_file(script)
     root = (root or root_of(script)).resolve()
@@ -79,7 +79,7 @@ def _inspect_notebook(script: Path, name: str, root: Path, folders: tuple[Path, 
 
 
 def _read(script: Path, root: Path, folders: tuple[Path, ...], files: dict[str, str]) -> None:
-    """Add a file of the project, and the files that it imports, to `files`."""
+    """Add a file of the project, and the project files that it imports, to `files`."""
     remaining = [script]
     while remaining and len(files) < MAX_FILES:
         file = remaining.pop()

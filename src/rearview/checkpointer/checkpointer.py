@@ -19,7 +19,7 @@ from typing import Any, Self, SupportsIndex
 from rearview.checkpointer import save_folder
 from rearview.checkpointer.mirrored_saves import Archive, BackgroundTasks, CheckpointerWarning
 from rearview.checkpointer.options import Interval, Stopwatch, destination, interval, seconds
-from rearview.checkpointer.save_folder import Keep, Save, SaveFolder
+from rearview.checkpointer.save_folder import KeepRule, Save, SaveFolder
 from rearview.checkpointer.signals import Signals, in_notebook, leave, leave_at_once
 from rearview.errors import RemoteError, StoreError, UsageError
 from rearview.model.run import EXIT_PAUSED
@@ -31,8 +31,10 @@ FAILURES = 3
 """Number of failed saves in a row at which a failure becomes an error instead of a warning."""
 
 TRAPPED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""Signals that a Checkpointer handles by default."""
 
 _STEPPING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+"""Open checkpointers of this process whose `step` was called."""
 
 
 class Checkpointer:
@@ -100,7 +102,7 @@ class Checkpointer:
 
         folder = SaveFolder(Path(local_checkpoint_file))
         self.local_checkpoint_file = folder.file
-        place = destination(
+        transfer = destination(
             folder,
             mode=checkpoint_transfer_mode,
             target=checkpoint_transfer_target,
@@ -109,16 +111,16 @@ class Checkpointer:
             kwargs=checkpoint_transfer_callback_kwargs,
             options={"retry": retry or Retry(), **(remote_options or {})},
         )
-        keep = Keep(keep_last, keep_best, best)
-        self._archive = Archive(folder, place.mirror, keep, place.foreign_key)
-        self._condor = place.condor is not None
+        keep_rule = KeepRule(keep_last, keep_best, best)
+        self._archive = Archive(folder, transfer.mirror, keep_rule, transfer.foreign_key)
+        self._condor = transfer.condor is not None
         self.checkpoint_exit_code = checkpoint_exit_code
         self._exit_every = None if exit_every is None else seconds(exit_every)
         deadline = None if grace is None else seconds(grace)
-        if place.condor is not None:
-            # the job's own description wins, because HTCondor acts on it
-            self.checkpoint_exit_code = place.condor.exit_code
-            deadline = place.condor.grace or deadline
+        if transfer.condor is not None:
+            # HTCondor acts on the job description, so its values replace the parameters
+            self.checkpoint_exit_code = transfer.condor.exit_code
+            deadline = transfer.condor.grace or deadline
             if self._exit_every is None:
                 self._exit_every = 3600.0
 
@@ -126,29 +128,32 @@ class Checkpointer:
         self._asynchronous, self._snapshot = asynchronous, snapshot_function
         self._pause_when, self._agree = pause_when, agree
         self._clock = clock
-        self._watch = Stopwatch(clock)
+        self._stopwatch = Stopwatch(clock)
         self._failures = 0
         self._index: int | None = None
-        """Number of the step, if the program passes it."""
+        """Number of the current step if the program passes one, else None."""
         self._rearm_at = clock()
         self._writer = BackgroundTasks(f"save {self.local_checkpoint_file.name}")
         self._sender = BackgroundTasks(f"transfer {self.local_checkpoint_file.name}")
-        """Transfers saves, apart from `_writer`, so that a slow transfer delays no save."""
-        self.departed = False
-        """Whether the save that a signal asked for is done."""
+        """Transfers saves in a second thread, so that a slow transfer does not delay the next save."""
+        self.final_save_made = False
+        """Whether the save before the exit, which a signal asked for, is done."""
         self.thread = threading.current_thread()
-        """Where `step` was called last."""
+        """The thread that called `step` last."""
         if signals is None:
-            # a worker that multiprocessing started is stopped by SIGTERM; trapped, it would hang
+            # multiprocessing stops its workers by SIGTERM; a worker that handled SIGTERM would hang
             signals = TRAPPED if multiprocessing.parent_process() is None else ()
-        self.signals = Signals(signals, grace=deadline, on_deadline=self._give_up, clock=clock)
+        self.signals = Signals(
+            signals, grace=deadline, on_deadline=self._exit_at_deadline, clock=clock
+        )
         self.signals.start()
 
     def step(self, value: Any, metric: Any = None) -> None:
-        """Call this when `value` is complete: it saves if a save is due or a signal asked to stop.
+        """Save `value` if a save is due; save and exit if a signal asked the program to stop.
 
-        `metric` ranks the save for `keep_best`. The published call `step(i, model)`, with a number first
-        and a value that is not a number second, saves `model` as that of step `i`.
+        Call this when `value` is complete. `metric` ranks the save for `keep_best`. If the first argument is
+        a number and the second is not, the call is `step(i, model)` of the published package: it saves `model`
+        under step number `i`.
         """
         value, metric, self._index = _published_order(value, metric)
         self.checkpoint_value = value
@@ -160,18 +165,18 @@ class Checkpointer:
             self._rearm_at = now + 0.05
         if self._pause_when is not None and self._pause_when():
             self.signals.request(signal.SIGTERM)
-        leaving = self.signals.requested is not None
+        exit_requested = self.signals.requested is not None
         if self._agree is not None:
             # processes that train together exit together, at the same step
-            leaving = self._agree(leaving)
-            if leaving:
+            exit_requested = self._agree(exit_requested)
+            if exit_requested:
                 self.signals.request(signal.SIGTERM)
-        if leaving:
-            self._depart(metric)
+        if exit_requested:
+            self._save_and_exit(metric)
             return
         self._check_tasks()
-        if self._interval.due(self._watch.pace(self.step_counter)) and not self._writer.busy:
-            with self._watch.saving(), self.signals.saving():
+        if self._interval.due(self._stopwatch.pace(self.step_counter)) and not self._writer.busy:
+            with self._stopwatch.saving(), self.signals.saving():
                 self._save(value, metric, background=self._asynchronous)
             if self._exit_due():
                 self.signals.absorb()
@@ -181,9 +186,9 @@ class Checkpointer:
         self.step_counter += 1
 
     def checkpoint(self, value: Any = None, metric: Any = None) -> None:
-        """Save `value` (or the last one given) and transfer it, now and in the foreground.
+        """Save `value` and transfer the save before returning; without a value, save the last value of `step`.
 
-        `checkpoint(i, model)` has the same meaning as in `step(i, model)`.
+        `checkpoint(i, model)` saves `model` under step number `i`, like `step(i, model)`.
         """
         value, metric, self._index = _published_order(value, metric)
         if value is None:
@@ -198,9 +203,9 @@ class Checkpointer:
         self._finish_tasks()
         if self.signals.requested is not None:
             _STEPPING.add(self)
-            self._depart(metric)
+            self._save_and_exit(metric)
             return
-        with self._watch.saving(), self.signals.saving():
+        with self._stopwatch.saving(), self.signals.saving():
             self._save(value, metric, background=False)
 
     def restore(self, default: Any = None) -> Any:
@@ -214,12 +219,15 @@ class Checkpointer:
         return default if path is None else self.restore_function(path)
 
     def get_checkpoint(self) -> Path | None:
-        """Copy the newest intact save to `local_checkpoint_file`; None if there is none."""
+        """Return a path to the newest intact save, or None if there is no save.
+
+        The save is fetched from the remote if needed. `local_checkpoint_file` becomes a link to the save.
+        """
         self._finish_tasks()
         return self._archive.newest()
 
     def transfer_checkpoint(self) -> None:
-        """Send the newest save to the remote, unless it has it; raise if that fails."""
+        """Send the newest save to the remote if it is not there yet; raise if the transfer fails."""
         self._finish_tasks()
         self._archive.push_newest()
 
@@ -233,11 +241,11 @@ class Checkpointer:
         return self._archive.exists
 
     def clean_up_local_checkpoint_files(self) -> None:
-        """Remove the local saves, if the remote is known to hold the newest of them."""
+        """Remove all local saves, but only if the remote is known to hold the newest local save."""
         self._archive.clean_up()
 
     def wait(self) -> None:
-        """Wait until everything saved so far is durable and transferred; raise if that fails."""
+        """Wait until all saves so far are written and transferred; a failure warns or raises as in `step`."""
         self._finish_tasks()
         self._check_tasks()
 
@@ -258,7 +266,7 @@ class Checkpointer:
         try:
             counter = self._archive.next_counter()
         except RemoteError as exc:
-            self._transfer_failed(exc)
+            self._handle_failed_transfer(exc)
             counter = self._archive.counter
         if background is True:
             value = self._snapshot(value)
@@ -288,9 +296,9 @@ class Checkpointer:
                 self._failures = 0
                 self._archive.deliver(save)
         except Exception as exc:
-            self._failed(exc)
+            self._handle_failure(exc)
 
-    def _transfer_failed(self, exc: RemoteError) -> None:
+    def _handle_failed_transfer(self, exc: RemoteError) -> None:
         """Warn and continue if an earlier transfer succeeded; raise if no transfer ever did.
 
         A run must not train for days if its saves can never reach their target.
@@ -304,13 +312,13 @@ class Checkpointer:
             stacklevel=4,
         )
 
-    def _failed(self, exc: Exception) -> None:
+    def _handle_failure(self, exc: Exception) -> None:
         """Warn and continue if there is an earlier save and this is not the third failure in a row.
 
         A disk that is full for an hour should not end a training of days.
         """
         if isinstance(exc, RemoteError):
-            self._transfer_failed(exc)
+            self._handle_failed_transfer(exc)
             return
         self._failures += 1
         if not self._archive.folder.saves() or self._failures >= FAILURES:
@@ -323,7 +331,7 @@ class Checkpointer:
         )
 
     def _wait_for_tasks(self) -> None:
-        self._writer.wait()  # first the writer, because the sender transfers what it writes
+        self._writer.wait()  # before the sender, which gets its tasks from the writer
         self._sender.wait()
 
     def _finish_tasks(self) -> None:
@@ -335,40 +343,40 @@ class Checkpointer:
             try:
                 tasks.check()
             except Exception as exc:
-                self._failed(exc)
+                self._handle_failure(exc)
 
     def _exit_due(self) -> bool:
-        return self._exit_every is not None and self._watch.age >= self._exit_every
+        return self._exit_every is not None and self._stopwatch.age >= self._exit_every
 
-    def _depart(self, metric: float | None) -> None:
+    def _save_and_exit(self, metric: float | None) -> None:
         number = self.signals.requested or signal.SIGTERM
-        if not self.departed:
+        if not self.final_save_made:
             self.signals.settle()
             self.signals.absorb()
-            self.departed = True
-            self._last_save_before_leaving(metric)
-            others = [
+            self.final_save_made = True
+            self._make_final_save(metric)
+            other_checkpointers = [
                 checkpointer
                 for checkpointer in _STEPPING
                 if checkpointer is not self
-                and not checkpointer.departed
+                and not checkpointer.final_save_made
                 and checkpointer.thread.is_alive()
             ]
-            if others:  # the other processes save at their next step, when their state is complete
-                for checkpointer in others:
+            if other_checkpointers:  # each saves at its next step, when its value is complete
+                for checkpointer in other_checkpointers:
                     checkpointer.signals.request(number)
                 return
         checkpointers = list(_STEPPING)
         continues = in_notebook() and number == signal.SIGINT
         for checkpointer in checkpointers:
             if continues:
-                checkpointer.departed = False
+                checkpointer.final_save_made = False
                 checkpointer.signals.clear()
             else:
                 checkpointer.close()
         leave(self._code(number), number)
 
-    def _last_save_before_leaving(self, metric: float | None) -> None:
+    def _make_final_save(self, metric: float | None) -> None:
         if self.on_SIGTERM_prehook is not None:
             try:
                 self.on_SIGTERM_prehook(**self.on_SIGTERM_prehook_kwargs)
@@ -384,13 +392,13 @@ class Checkpointer:
             self.clean_up_local_checkpoint_files()
 
     def _code(self, number: int) -> int:
-        # HTCondor puts a job on hold that exits with the code and has no checkpoint
+        # HTCondor puts a job on hold if the job exits with the checkpoint code but has no checkpoint
         if self._condor and not self._archive.folder.saves():
             return 128 + number
         return self.checkpoint_exit_code
 
-    def _give_up(self, number: signal.Signals) -> None:
-        """Exit at the deadline with the last complete save; called in a thread."""
+    def _exit_at_deadline(self, number: signal.Signals) -> None:
+        """Send the newest save and exit the process; the thread of `signals` calls this at the deadline."""
         if in_notebook():
             return
         try:
@@ -403,7 +411,7 @@ class Checkpointer:
 
 
 def _published_order(value: Any, metric: Any) -> tuple[Any, float | None, int | None]:
-    """Return value, metric and step number of `step(value, metric)` or of `step(i, value)`.
+    """Return (value, metric, step number) for the arguments of `step(value, metric)` or `step(i, value)`.
 
     >>> _published_order({"w": 1}, 0.5), _published_order(7, {"w": 1}), _published_order(7, None)
     (({'w': 1}, 0.5, None), ({'w': 1}, None, 7), (7, None, None))

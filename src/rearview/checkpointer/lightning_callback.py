@@ -1,4 +1,4 @@
-"""The published callback for Lightning, under both of its names.
+"""The callback for Lightning of the published `checkpointer` package, under both of its names.
 
 ::
 
@@ -34,12 +34,12 @@ class LightningCheckpointCallback(RearviewCallback):
         super().__init__(local_checkpoint_file, **checkpointer, checkpoint_every=self._epochs)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Count the epoch."""
+        """Remember that the next step is the first of an epoch."""
         if isinstance(self._epochs, Epochs):
             self._epochs.begin(trainer.current_epoch)
 
     def restore(self) -> None:
-        """Return None, for `ckpt_path`: the callback itself restores, to the exact batch."""
+        """Return None as `ckpt_path` for Lightning, because the callback itself restores, to the exact batch."""
 
 
 LightningCheckpointerCallback = LightningCheckpointCallback

@@ -1,7 +1,8 @@
 """All saves of one job, in the local folder and mirrored to a remote.
 
-`Archive` numbers the saves and finds the newest intact one. `Mirror` sends saves to a remote and fetches them; a
-manifest at the remote means that the save is complete. `BackgroundTasks` runs saves and transfers in a thread.
+`Archive` numbers the saves and finds the newest intact save. `Mirror` sends saves to a remote and fetches saves
+from it; a manifest at the remote means that a save is complete. `BackgroundTasks` runs saves and transfers in a
+thread.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from rearview.checkpointer.save_folder import (
     ID,
     MANIFEST,
-    Keep,
+    KeepRule,
     Save,
     SaveFolder,
     counter_of,
@@ -45,11 +46,11 @@ class BackgroundTasks:
         return self._thread is not None
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run `task` after the current one; it replaces a task that is queued."""
+        """Run `task` after the running task; it replaces a task that is still queued."""
         with self._lock:
             self._next = task
             if self._thread is None:
-                # not a daemon: a program that ends waits for the save it has started
+                # not a daemon thread: at its end, the program waits until a running save is complete
                 self._thread = threading.Thread(target=self._run, name=self.name)
                 self._thread.start()
 
@@ -61,7 +62,7 @@ class BackgroundTasks:
         return not self.busy
 
     def check(self) -> None:
-        """Raise the error of a task since the last check, if any."""
+        """Raise the error of a task that failed since the last check, if one did."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -85,7 +86,7 @@ class Mirror:
     def __init__(self, remote: Remote, prefix: str) -> None:
         self.remote, self.prefix = remote, prefix.strip("/")
         self.pushed: set[str] = set()
-        """Saves that this process knows to be complete at the remote."""
+        """Ids of the saves that this process knows to be complete at the remote."""
         self._manifests: dict[str, Save] = {}
         self._transfer_lock = threading.RLock()
 
@@ -100,13 +101,13 @@ class Mirror:
             self._manifests[save.id] = save
 
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of the complete saves at the remote, the highest count first."""
+        """Return the ids of the complete saves at the remote, the highest counter first."""
         return tuple(
             save_id for save_id, names in self._files_by_save().items() if MANIFEST in names
         )
 
     def last_counter(self) -> int:
-        """Return the highest count at the remote, also of incomplete saves."""
+        """Return the highest counter of all saves at the remote, complete or not."""
         return max((counter_of(save_id) for save_id in self._files_by_save()), default=0)
 
     def manifest(self, save_id: str) -> Save:
@@ -128,41 +129,43 @@ class Mirror:
     def fetch(self, save_id: str, folder: SaveFolder) -> Save:
         """Fetch a save into `folder` and return it; continue an interrupted fetch."""
         save = self.manifest(save_id)
-        staged = folder.folder / f"{HIDDEN}fetch-{save_id}"
-        staged.mkdir(parents=True, exist_ok=True)
+        staging = folder.folder / f"{HIDDEN}fetch-{save_id}"
+        staging.mkdir(parents=True, exist_ok=True)
         for file in save.files:
-            path = staged / file.name
+            path = staging / file.name
             if file_intact(path, file):
                 continue
             self.remote.get(self._key(save_id, file.name), path)
             if not file_intact(path, file):
-                shutil.rmtree(staged, ignore_errors=True)
+                shutil.rmtree(staging, ignore_errors=True)
                 raise DamagedError(
                     f"{file.name} of save {save_id} at {self.remote} is damaged (it should have the "
                     f"checksum {file.checksum}). An older save is used if there is one.",
                     slug="save-damaged",
                 )
-        publish(staged / MANIFEST, save.to_json())
-        folder.publish(staged, save)
+        publish(staging / MANIFEST, save.to_json())
+        folder.publish(staging, save)
         self.pushed.add(save_id)
         return save
 
-    def prune(self, keep: Keep) -> None:
-        """Remove saves that need not be kept at the remote; the newest complete save always stays."""
+    def prune(self, keep: KeepRule) -> None:
+        """Remove from the remote the saves that `keep` does not choose, and older incomplete saves."""
         with self._transfer_lock:
             files_by_save = self._files_by_save()
-            whole = [save_id for save_id, names in files_by_save.items() if MANIFEST in names]
-            if not whole:
+            complete_ids = [
+                save_id for save_id, names in files_by_save.items() if MANIFEST in names
+            ]
+            if not complete_ids:
                 return
             saves = []
-            for save_id in whole:
+            for save_id in complete_ids:
                 with contextlib.suppress(DamagedError):
                     saves.append(self.manifest(save_id))
-            kept = keep.choose(saves)
-            newest = max(counter_of(save_id) for save_id in whole)
+            kept_ids = keep.choose(saves)
+            newest = max(counter_of(save_id) for save_id in complete_ids)
             for save_id, names in files_by_save.items():
-                # a save without manifest that is not older than the newest may be in transfer
-                if save_id in kept or (MANIFEST not in names and counter_of(save_id) >= newest):
+                # a save without manifest may be in transfer, unless it is older than the newest complete save
+                if save_id in kept_ids or (MANIFEST not in names and counter_of(save_id) >= newest):
                     continue
                 for name in sorted(names, key=lambda name: name != MANIFEST):
                     self.remote.delete(self._key(save_id, name))
@@ -190,23 +193,23 @@ class CheckpointerWarning(UserWarning):
 
 
 class Archive:
-    """The save folder, its mirror if there is one, and the rule which saves to keep."""
+    """All saves of one job: the local folder, its mirror if there is one, and the rule which saves to keep."""
 
     def __init__(
-        self, folder: SaveFolder, mirror: Mirror | None, keep: Keep, foreign_key: str | None
+        self, folder: SaveFolder, mirror: Mirror | None, keep: KeepRule, foreign_key: str | None
     ) -> None:
         self.folder, self.mirror, self.keep = folder, mirror, keep
         self._foreign_key = foreign_key
         self._counter: int | None = None
-        self._counted_far = mirror is None
+        self._mirror_counted = mirror is None
         self._lock = threading.Lock()
-        self._in_transfer: str | None = None
-        """Save in transfer, which must stay until it is at the remote."""
+        self._sending_id: str | None = None
+        """Id of the save in transfer, which is not removed before it is at the remote."""
 
     def write(
         self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
     ) -> Save:
-        """Make a save with `write`, show it at the checkpoint's own path, and return it."""
+        """Make a save with the function `write`, link the checkpoint file to the save, and return the save."""
         save = self.folder.write(write, counter=counter, step=step, metric=metric)
         self.folder.show(save)
         return save
@@ -219,47 +222,47 @@ class Archive:
         self.prune()
 
     def deliver_kept(self) -> None:
-        """Send the kept saves that the mirror does not have, the newest first.
+        """Send the newest save, and the best saves, to the mirror if they are not there yet.
 
-        Saves may be written and pruned while this sends, so it chooses each save just before sending it.
+        Other threads may write and prune saves during a transfer, so each save is chosen just before it is sent.
         """
         if self.mirror is None:
             return
         while True:
             with self._lock:
                 saves = self.folder.saves()
-                kept = self.keep.choose(saves)
-                waiting = [save for save in saves if save.id in kept]
-                waiting = [save for save in waiting if save.id not in self.mirror.pushed]
-                # a save that is neither the newest nor among the best is not sent any more
+                kept_ids = self.keep.choose(saves)
+                unsent_saves = [save for save in saves if save.id in kept_ids]
+                unsent_saves = [save for save in unsent_saves if save.id not in self.mirror.pushed]
+                # by now, other kept saves are too old to be worth sending
                 best = self.keep.choose_best(saves)
                 save = next(
                     (
                         candidate
-                        for candidate in waiting
+                        for candidate in unsent_saves
                         if candidate is saves[0] or candidate.id in best
                     ),
                     None,
                 )
-                self._in_transfer = None if save is None else save.id
+                self._sending_id = None if save is None else save.id
             if save is None:
                 return
             try:
                 self.mirror.push(self.folder, save)
                 self.mirror.prune(self.keep)
             finally:
-                self._in_transfer = None
+                self._sending_id = None
 
     def prune(self) -> None:
-        """Remove the local saves that need not be kept, except one in transfer."""
+        """Remove the local saves that need not be kept, except a save in transfer."""
         with self._lock:
             saves = self.folder.saves()
-            kept = {*self.keep.choose(saves), self._in_transfer}
-            self.folder.remove(save.id for save in saves if save.id not in kept)
+            kept_ids = {*self.keep.choose(saves), self._sending_id}
+            self.folder.remove(save.id for save in saves if save.id not in kept_ids)
             self.folder.sweep()
 
     def push_newest(self) -> None:
-        """Send the newest save, unless the mirror has it."""
+        """Send the newest save to the mirror if it is not there yet."""
         saves = self.folder.saves()
         if self.mirror is not None and saves:
             self.mirror.push(self.folder, saves[0])
@@ -270,24 +273,27 @@ class Archive:
         return self.mirror is not None and bool(self.mirror.pushed)
 
     def next_counter(self) -> int:
-        """Return a count above all others, so that the save is the newest here and at the remote.
+        """Return the counter of a new save, higher than those of all saves, local and at the mirror.
 
-        Raises `RemoteError` if the mirror cannot be reached; the count then continues from the local
-        saves, and the next call asks again.
+        Raise `RemoteError` if the mirror cannot be reached. `counter` is then higher than those of the local
+        saves, and the next call tries to reach the mirror again.
         """
         self._counter = (self.folder.last_counter() if self._counter is None else self._counter) + 1
-        if not self._counted_far and self.mirror is not None:
+        if not self._mirror_counted and self.mirror is not None:
             self._counter = max(self._counter, self.mirror.last_counter() + 1)
-            self._counted_far = True
+            self._mirror_counted = True
         return self._counter
 
     @property
     def counter(self) -> int:
-        """The last count."""
+        """The counter that `next_counter` chose last."""
         return self._counter or 0
 
     def newest(self) -> Path | None:
-        """Return the path of the newest intact save, fetched from the mirror if needed."""
+        """Return a path to the newest intact save, fetched from the mirror if needed.
+
+        Return None if there is no save. Raise if there are saves, and all are damaged.
+        """
         local = {save.id: save for save in self.folder.saves()}
         remote_ids = self.mirror.ids() if self.mirror is not None else ()
         damaged = []
@@ -311,41 +317,41 @@ class Archive:
                 f"{self.folder.folder} (and the copies at the target) to start from the beginning.",
                 slug="save-damaged",
             )
-        return self._foreign()
+        return self._foreign_file()
 
     @property
     def exists(self) -> bool:
-        """Whether there is a save for `newest`."""
-        if self.folder.saves() or self.folder.foreign() is not None:
+        """Whether there is a save, local or at the mirror."""
+        if self.folder.saves() or self.folder.foreign_file() is not None:
             return True
         if self.mirror is None:
             return False
-        return bool(self.mirror.ids()) or self._foreign_there()
+        return bool(self.mirror.ids()) or self._mirror_has_foreign_file()
 
     def clean_up(self) -> None:
-        """Remove the local saves, if the mirror is known to hold the newest of them."""
+        """Remove all local saves, but only if the mirror is known to hold the newest local save."""
         saves = self.folder.saves()
         if self.mirror is not None and saves and saves[0].id in self.mirror.pushed:
             self.folder.clear()
 
-    def _order(self, save_id: str, here: dict[str, Save]) -> tuple[int, float]:
-        if save_id in here:
-            return here[save_id].order
+    def _order(self, save_id: str, local_saves: dict[str, Save]) -> tuple[int, float]:
+        if save_id in local_saves:
+            return local_saves[save_id].order
         try:
             assert self.mirror is not None
             return self.mirror.manifest(save_id).order
         except DamagedError:
             return (counter_of(save_id), 0.0)
 
-    def _foreign_there(self) -> bool:
+    def _mirror_has_foreign_file(self) -> bool:
         if self.mirror is None or self._foreign_key is None:
             return False
         return self.mirror.remote.stat(self._foreign_key) is not None
 
-    def _foreign(self) -> Path | None:
+    def _foreign_file(self) -> Path | None:
         """Return a checkpoint without manifest that another program wrote, local or at the remote."""
-        path = self.folder.foreign()
-        if path is None and self.mirror is not None and self._foreign_there():
+        path = self.folder.foreign_file()
+        if path is None and self.mirror is not None and self._mirror_has_foreign_file():
             assert self._foreign_key is not None
             self.mirror.remote.get(self._foreign_key, self.folder.file)
             return self.folder.file

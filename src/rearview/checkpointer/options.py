@@ -1,7 +1,7 @@
 """Parse the options of a Checkpointer: where saves go, and how often to save.
 
-`destination` turns the published parameters into a mirror. `interval` parses how often to save: by steps, by
-seconds, or by the share of computing time that saving may take.
+`destination` returns the mirror for the parameters of the published package. `interval` parses how often to save:
+by a number of steps or seconds, or by the share of the computing time that saving may take.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ MODES = (None, "None", "shared", "xrootd", "htcondor", "manual")
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The mirror of a Checkpointer, if any, and its HTCondor job."""
+    """Where the saves of a Checkpointer go in addition to the local folder.
+
+    They go to `mirror`, or HTCondor transfers them for the job `condor`; if both are None, they stay local.
+    """
 
     mirror: Mirror | None = None
     foreign_key: str | None = None
-    """Key under which the published class would have stored its one file."""
+    """Key under which the published package stores its only file."""
     condor: JobAd | None = None
 
 
@@ -46,10 +49,10 @@ def destination(
     kwargs: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> Destination:
-    """Return where saves go.
+    """Return where the saves of a Checkpointer with these parameters go.
 
-    Below a target `t` they are at `t.saves/…`; a target that is a folder (it exists as one, or
-    ends in a slash) holds them under the checkpoint file's own name.
+    For a target `t`, saves go to `t.saves/…`. If the target is a folder (an existing folder, or a text that
+    ends in a slash), they go into it, to `FILE.saves/…` with the name of the checkpoint file.
     """
     if mode not in MODES:
         raise UsageError(
@@ -91,7 +94,7 @@ def _split(text: str, file: str) -> tuple[str, str]:
     if text.endswith("/") or (plain and Path(text).is_dir()):
         return text.rstrip("/") or "/", file
     if plain:
-        text = os.path.abspath(text)  # noqa: PTH100  a link must stay the link
+        text = os.path.abspath(text)  # noqa: PTH100  resolve() would follow a link
     base, _, name = text.rpartition("/")
     if base.endswith(":/") or (not plain and base.count("/") < 3 and base.endswith("/")):
         return text, file  # s3://bucket
@@ -130,10 +133,10 @@ def _job(folder: SaveFolder) -> JobAd:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Times of this process so far, from which an interval decides."""
+    """Steps and seconds of this process so far; an `Interval` decides from these whether a save is due."""
 
     steps: int
-    """Steps before this one."""
+    """Number of steps before the current step."""
     since: float
     """Seconds since the last save, or since the first step if there was none."""
     computing: float
@@ -149,30 +152,30 @@ class Stopwatch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._born = self._last = clock()
+        self._started = self._last_saved = clock()
         self._saving = self._cost = 0.0
 
     @property
     def age(self) -> float:
         """Seconds since the start."""
-        return self._clock() - self._born
+        return self._clock() - self._started
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Count the time inside as saving."""
+        """Count the time inside this block as saving."""
         begun = self._clock()
         try:
             yield
         finally:
-            self._last = self._clock()
-            self._cost = self._last - begun
+            self._last_saved = self._clock()
+            self._cost = self._last_saved - begun
             self._saving += self._cost
 
     def pace(self, steps: int) -> Pace:
-        """Return the times up to now."""
+        """Return the seconds up to now, and `steps`."""
         now = self._clock()
-        computing = now - self._born - self._saving
-        return Pace(steps, now - self._last, computing, self._saving, self._cost)
+        computing = now - self._started - self._saving
+        return Pace(steps, now - self._last_saved, computing, self._saving, self._cost)
 
 
 class Interval(Protocol):
@@ -184,7 +187,7 @@ class Interval(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Every `every`-th step, the first one included.
+    """Interval of `every` steps, of which the first step saves; if `every` is 0, no step saves.
 
     >>> [Steps(3).due(Pace(steps, 0.0, 0.0)) for steps in range(5)]
     [True, False, False, True, False]
@@ -199,7 +202,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Once `every` seconds have passed since the last save."""
+    """Interval of `every` seconds since the last save."""
 
     every: float
 
@@ -210,7 +213,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """As often as a share of the computing time allows; the bound holds after every save.
+    """Interval that keeps the time of all saves, the next save included, below a share of the computing time.
 
     >>> Share(0.05).due(Pace(9, 50.0, computing=100.0, saving=4.0, cost=4.0))
     False
@@ -224,7 +227,7 @@ class Share:
 
 
 def interval(every: int | str | timedelta | Interval | None) -> Interval:
-    """Return the interval that `every` means: 10 steps, "10min", "2%", None for never.
+    """Return the interval for `every`: a number of steps, a text such as "10min" or "2%", or None for never.
 
     >>> interval("10min"), interval("2%"), interval(7)
     (Seconds(every=600.0), Share(share=0.02), Steps(every=7))
@@ -265,7 +268,7 @@ def _unknown(every: object) -> UsageError:
 
 
 class Epochs:
-    """Due at the first step of every `every`-th epoch.
+    """Interval of `every` epochs, each of which saves at its first step.
 
     >>> epochs = Epochs(2)
     >>> for epoch in range(3):
@@ -278,18 +281,18 @@ class Epochs:
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self._waiting = False
+        self._due = False
 
     @classmethod
     def of(cls, every: Any) -> Any:
-        """Return the interval for `every`; a number counts epochs."""
+        """Return `Epochs(every)` if `every` is a positive number, else `every` unchanged."""
         return cls(every) if type(every) is int and every > 0 else every
 
     def begin(self, epoch: int) -> None:
-        """Note that an epoch begins."""
-        self._waiting = epoch % self.every == 0
+        """Remember that epoch number `epoch` begins."""
+        self._due = epoch % self.every == 0
 
     def due(self, pace: Any) -> bool:
-        """Return True if a save is due now."""
-        due, self._waiting = self._waiting, False
+        """Return True at the first step of an epoch that gets a save."""
+        due, self._due = self._due, False
         return due

@@ -1,7 +1,7 @@
-"""Saves of one checkpoint file on disk: complete or absent whenever the process dies, kept by policy.
+"""A folder of saves on disk; a process that dies while it saves never leaves an incomplete save behind.
 
-`write` and `read` are used if the user gives no functions. A save is a folder with a manifest, which is written
-last. `Keep` chooses which saves to keep: the newest and the best.
+A save is a folder with a manifest, which is written last. `KeepRule` chooses which saves to keep: the newest and the
+best. `write` and `read` save and restore the value if the user gives no functions.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class Save:
 
     @property
     def order(self) -> tuple[int, float]:
-        """Sort key: a newer save has a greater one. The count decides before any clock."""
+        """Sort key, greater for newer saves. The counter comes first, because clocks of machines differ."""
         return (self.counter, self.time)
 
     def to_json(self) -> bytes:
-        """Return the manifest's text."""
+        """Return the manifest of this save."""
         return json.dumps(asdict(self), indent=1).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Save | None:
-        """Return the save that a manifest describes; None if the manifest is incomplete."""
+        """Return the save that a manifest describes, or None if the manifest is incomplete."""
         try:
             values: dict[str, Any] = json.loads(text)
             if values["format"] > FORMAT:
@@ -90,7 +90,7 @@ class Save:
 
 
 def counter_of(save_id: str) -> int:
-    """Return the count in the name of a save; 0 for another name.
+    """Return the counter in the id of a save, or 0 if `save_id` is not an id.
 
     >>> counter_of("00000012-3fa9c1")
     12
@@ -118,34 +118,34 @@ class SaveFolder:
     def write(
         self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
     ) -> Save:
-        """Call `write(path)` and publish the written file as a durable save; return the save."""
+        """Call `write(path)`, make the written file a durable save, and return the save."""
         save_id = f"{counter:08d}-{self.token}"
-        staged = self.folder / f"{HIDDEN}{save_id}"
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
+        staging = self.folder / f"{HIDDEN}{save_id}"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
         try:
-            write(staged / self.file.name)
-            self._check_written(staged)
-            files = tuple(seal(staged))
+            write(staging / self.file.name)
+            self._check_written(staging)
+            files = tuple(seal(staging))
             save = Save(save_id, counter, time.time(), step, metric, files)
-            publish(staged / MANIFEST, save.to_json())
-            self.publish(staged, save)
+            publish(staging / MANIFEST, save.to_json())
+            self.publish(staging, save)
         except BaseException:
-            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
             raise
         return save
 
-    def publish(self, staged: Path, save: Save) -> None:
-        """Rename a staged folder, complete with manifest, to the name of the save."""
-        sync_folder(staged)
+    def publish(self, staging: Path, save: Save) -> None:
+        """Rename the folder `staging`, which has all files and the manifest, to the id of the save."""
+        sync_folder(staging)
         target = self.folder / save.id
         if target.exists():  # a damaged copy of the same save
             shutil.rmtree(target)
-        staged.rename(target)
+        staging.rename(target)
         sync_folder(self.folder)
 
     def saves(self) -> tuple[Save, ...]:
-        """Return the saves with a manifest, newest first; their bytes are not checked."""
+        """Return the saves that have a manifest, newest first, without checking their bytes."""
         saves = []
         for path in self._ids():
             with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ class SaveFolder:
         return tuple(sorted(saves, key=lambda save: save.order, reverse=True))
 
     def last_counter(self) -> int:
-        """Return the highest count of all saves, also of incomplete ones."""
+        """Return the highest counter of all saves, complete or not."""
         return max((counter_of(path.name) for path in self._ids()), default=0)
 
     def intact(self, save: Save) -> bool:
@@ -163,40 +163,43 @@ class SaveFolder:
         return all(file_intact(self.folder / save.id / file.name, file) for file in save.files)
 
     def show(self, save: Save) -> Path:
-        """Link the checkpoint's own path to `save`; return the path."""
-        held = self.folder / save.id / self.file.name
+        """Make the checkpoint file a link to `save` and return its path.
+
+        If the link cannot be made, return the path of the file inside the save.
+        """
+        saved_file = self.folder / save.id / self.file.name
         link = self.file.with_name(f"{HIDDEN}{self.token}-{self.file.name}")
         try:
             with contextlib.suppress(FileNotFoundError):
                 link.unlink()
-            if held.is_dir():
-                link.symlink_to(os.path.relpath(held, link.parent))
+            if saved_file.is_dir():
+                link.symlink_to(os.path.relpath(saved_file, link.parent))
             else:
                 try:
-                    os.link(held, link)
+                    os.link(saved_file, link)
                 except OSError:  # a file system without links
-                    shutil.copyfile(held, link)
+                    shutil.copyfile(saved_file, link)
             link.replace(self.file)
         except OSError:  # a folder of another program has the name
             with contextlib.suppress(OSError):
                 link.unlink()
-            return held
+            return saved_file
         return self.file
 
-    def foreign(self) -> Path | None:
+    def foreign_file(self) -> Path | None:
         """Return the checkpoint file if another program wrote it, else None."""
         if self.saves() or not self.file.exists():
             return None
         return self.file
 
     def remove(self, save_ids: Iterable[str]) -> None:
-        """Remove saves, manifest first, so that a half-removed save is never taken for a complete one."""
+        """Remove saves, each manifest first, so that a half-removed save never counts as complete."""
         for save_id in save_ids:
             (self.folder / save_id / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.folder / save_id, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove the leftovers of killed saves. Only the job that owns the folder may call it."""
+        """Remove what interrupted saves left behind. Only the job that owns the folder may call this."""
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 if path.name.startswith(HIDDEN) and self.token not in path.name:
@@ -210,9 +213,9 @@ class SaveFolder:
         else:
             self.file.unlink(missing_ok=True)
 
-    def _check_written(self, staged: Path) -> None:
-        if not (staged / self.file.name).exists():
-            written = ", ".join(p.name for p in staged.iterdir()) or "nothing"
+    def _check_written(self, staging: Path) -> None:
+        if not (staging / self.file.name).exists():
+            written = ", ".join(p.name for p in staging.iterdir()) or "nothing"
             raise StoreError(
                 f"checkpoint_function should have written {self.file.name} and wrote {written}. It must "
                 "write to exactly the path that it is given.",
@@ -234,7 +237,7 @@ def file_intact(path: Path, file: SavedFile) -> bool:
 
 
 def seal(folder: Path) -> Iterable[SavedFile]:
-    """Yield the files below `folder` once they are on disk, with their checksums."""
+    """Force all files below `folder` to disk; yield the name, size and checksum of each."""
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         # the disk writes while the checksum is computed
         syncing = _Sync(path)
@@ -268,8 +271,8 @@ class _Sync(threading.Thread):
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Keep the `last` newest saves and the `best` ones by metric; the newest always stays."""
+class KeepRule:
+    """Rule that keeps the `last` newest saves, and the `best` saves with the best metrics."""
 
     last: int = 2
     best: int = 0
@@ -286,17 +289,17 @@ class Keep:
             )
 
     def choose(self, saves: Iterable[Save]) -> frozenset[str]:
-        """Return the ids to keep.
+        """Return the ids of the saves to keep.
 
         >>> saves = [Save(str(n), n, 0.0, n, m, ()) for n, m in enumerate([0.1, 0.5, 0.3, 0.4])]
-        >>> sorted(Keep(last=1, best=1).choose(saves))
+        >>> sorted(KeepRule(last=1, best=1).choose(saves))
         ['0', '3']
         """
         newest = sorted(saves, key=lambda save: save.order, reverse=True)
         return self.choose_best(newest) | {save.id for save in newest[: self.last]}
 
     def choose_best(self, saves: Iterable[Save]) -> frozenset[str]:
-        """Return the ids of the best saves by metric."""
+        """Return the ids of the saves that are kept for their metric."""
         newest = sorted(saves, key=lambda save: save.order, reverse=True)
         sign = 1 if self.mode == "min" else -1
         ranked = sorted(

@@ -1,7 +1,7 @@
-"""Notice stop signals without acting on them, so that the program can save at its next step; and exit.
+"""Stop signals: remember a signal until the program has saved at its next step, then end the process.
 
 `Signals` remembers that a signal came. `leave` ends the process with an exit code that tells the batch system to
-start it again.
+start the job again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any, NoReturn, Self
 
 
 def in_notebook() -> bool:
-    """Return True in the kernel of a notebook, which must outlive a cell."""
+    """Return True if this process is the kernel of a notebook, which should not exit when a cell stops."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def leave(code: int, number: int = signal.SIGTERM) -> None:
-    """End the program with `code`; in a notebook, only interrupt the cell, as the signal would.
+    """End the program with `code`; in a notebook, do what signal `number` does by default.
 
-    In any thread except the main thread, an exception would only end that thread, so this flushes the
-    buffers and ends the process at once.
+    In a notebook, SIGINT interrupts the cell and any other signal ends the kernel. `SystemExit` in a thread
+    other than the main thread would only end that thread, so there the process ends at once.
     """
     if threading.current_thread() is not threading.main_thread():
         leave_at_once(code)
@@ -47,7 +47,7 @@ def leave(code: int, number: int = signal.SIGTERM) -> None:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End the process with `code` without unwinding: its main thread may be blocked for ever."""
+    """Flush the output and end the process with `code`, even if its main thread is blocked for ever."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -61,42 +61,42 @@ def leave_at_once(code: int) -> NoReturn:
 def end_children() -> None:
     """End the multiprocessing workers of this process, as Python does when it exits normally.
 
-    Workers of a fork server, the default from Python 3.14 on, are not its children: they would not notice
-    its end, and would keep its output open for ever.
+    Workers of a fork server, the default from Python 3.14 on, are children of that server: they would not
+    notice that this process ended, and would keep its output open for ever.
     """
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return
     for child in multiprocessing.active_children():
-        if child._parent_pid == os.getpid():  # not a worker that the parent started before a fork
+        if child._parent_pid == os.getpid():  # a forked process also lists its parent's workers
             child.terminate()
 
 
 DEFAULT = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals by which batch systems ask a job to stop."""
 ABSORBED = tuple(
     getattr(signal, name)
     for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
     if hasattr(signal, name)
 )
-"""Signals that are ignored while the process saves and exits. SIGQUIT (Ctrl-\\) is not among them: it ends
-a save that hangs."""
+"""Signals that are ignored while the process saves and exits. SIGQUIT (Ctrl-\\) still ends a save that hangs."""
 
 
 class SignalsWarning(UserWarning):
-    """Signals cannot be noticed in this process."""
+    """Signals cannot be handled in this process."""
 
 
 class Signals:
-    """Remembers the first of `numbers` that arrives; handlers that were set before still run.
+    """Remembers the first signal of `numbers` that arrives; handlers that were set before still run.
 
-    Use it as a context manager or with `start` and `stop`. Any number may be in use at once, in any
-    order of stopping. An earlier handler is called when the signal comes; an exception that it raises
-    (to exit, for example) is suppressed, because the owner of this object exits after it has saved.
-    A second SIGINT raises at once: the user insists. During a save (`saving`) it is only remembered,
-    and after `absorb` signals have no effect.
+    Use it as a context manager or with `start` and `stop`. A process may have several instances, and stop
+    them in any order. When a signal comes, the earlier handler is called; an exception of that handler (to
+    exit, for example) is suppressed, because the owner of this instance exits after saving. The exception of
+    a second SIGINT is not suppressed, because the user insists, except during a save (`saving`). After
+    `absorb`, signals have no effect.
 
-    `grace` is a hard deadline in seconds: if `settle` has not been called by then, a separate thread
-    calls `on_deadline`, even while the main thread is inside native code.
+    `grace` is a hard deadline: if `settle` has not been called `grace` seconds after the signal, a separate
+    thread calls `on_deadline`, even while the main thread is inside native code.
     """
 
     def __init__(
@@ -124,14 +124,17 @@ class Signals:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the deadline; None if no signal came or there is no deadline."""
+        """Seconds until the deadline, or None if no signal came or no deadline is set."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def start(self) -> Self:
-        """Start to notice signals. Outside the main thread, only signals that are already handled; else warn."""
+        """Start to listen for signals.
+
+        Outside the main thread, this works only if other instances handle all these signals; else it warns.
+        """
         if not self.numbers:
             return self
-        self.armed = _TRAP.add(self)
+        self.armed = _HANDLER.add(self)
         if not self.armed:
             names = ", ".join(number.name for number in self.numbers)
             warnings.warn(
@@ -142,27 +145,27 @@ class Signals:
                 stacklevel=3,
             )
         elif self.grace is not None and self._on_deadline is not None:
-            facts = (self._arrived, self._settled, self.grace, weakref.WeakMethod(self._expire))
+            arguments = (self._arrived, self._settled, self.grace, weakref.WeakMethod(self._expire))
             threading.Thread(
-                target=_watch, args=facts, name="rearview-signals", daemon=True
+                target=_watch, args=arguments, name="rearview-signals", daemon=True
             ).start()
             weakref.finalize(self, self._arrived.put, None)
         return self
 
     def stop(self) -> None:
-        """Stop noticing signals; the last one to stop restores the earlier handlers."""
+        """Stop listening for signals; the last instance to stop restores the earlier handlers."""
         self.settle()
         self._arrived.put(None)
-        _TRAP.remove(self)
+        _HANDLER.remove(self)
         self.armed = False
 
     def rearm(self) -> None:
-        """Install the handlers again if the program has replaced them; they then call the program's handler.
+        """Set Rearview's handlers again if the program replaced them; the program's handlers still run.
 
         A notebook kernel sets its own SIGINT handler at the start of every cell.
         """
         if self.armed:
-            _TRAP.rearm(self.numbers)
+            _HANDLER.rearm(self.numbers)
 
     def request(self, number: int = signal.SIGTERM) -> None:
         """Ask the program to stop, as if `number` had arrived."""
@@ -173,29 +176,29 @@ class Signals:
                 self._arrived.put(self._requested)
 
     def settle(self) -> None:
-        """Cancel the deadline: the program acts on the request."""
+        """Cancel the deadline, because the program is acting on the request."""
         self._settled.set()
 
     def absorb(self) -> None:
         """Ignore every further signal until the process has ended, or until `clear`.
 
-        The program saves and exits. A repeated signal (of a batch system, or an impatient user) would only
+        Call this before the last save. A repeated signal (of a batch system, or an impatient user) would
         spoil the save or the exit code.
         """
-        _TRAP.absorb()
+        _HANDLER.absorb()
 
     def stop_absorbing(self) -> None:
         """Stop ignoring signals: the program continues."""
-        _TRAP.absorbing = False
+        _HANDLER.absorbing = False
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Hold back exceptions of earlier handlers, so that no signal interrupts a save."""
-        _TRAP.saves += 1
+        """Suppress exceptions of earlier handlers in this block, so that no signal interrupts a save."""
+        _HANDLER.saves += 1
         try:
             yield
         finally:
-            _TRAP.saves -= 1
+            _HANDLER.saves -= 1
 
     def clear(self) -> None:
         """Forget the request: the program continues (a notebook cell was interrupted)."""
@@ -225,14 +228,14 @@ def _watch(
             call(number)
 
 
-class _Trap:
-    """The one handler per signal of this process, for any number of `Signals`."""
+class _SignalHandler:
+    """The process's signal handler, shared by all instances of `Signals`."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.earlier: dict[int, Any] = {}
         self.listeners: dict[int, weakref.WeakSet[Signals]] = {}
-        self.inside = False
+        self.calling_earlier = False
         self.pipe: tuple[int, int] | None = None
         self.earlier_fd = -1
         self.handler = self._arrived
@@ -250,7 +253,7 @@ class _Trap:
                 if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
                     self.earlier[number] = signal.getsignal(number)
                     signal.signal(number, self.handler)
-            # Python removes its own handlers before the process has ended, but not this one
+            # at exit Python resets its own handlers some time before the process has ended, but not SIG_IGN
             atexit.register(self._ignore)
 
     def _ignore(self) -> None:
@@ -260,7 +263,7 @@ class _Trap:
                     signal.signal(number, signal.SIG_IGN)
 
     def add(self, listener: Signals) -> bool:
-        self.absorbing = False  # the program has not exited after all
+        self.absorbing = False  # the program continues after all
         main = threading.current_thread() is threading.main_thread()
         if not main and not all(number in self.earlier for number in listener.numbers):
             return False
@@ -269,7 +272,7 @@ class _Trap:
         if main:
             self.rearm(listener.numbers)
             if listener.grace is not None:
-                self._listen_at_once()
+                self._listen_in_thread()
         return True
 
     def remove(self, listener: Signals) -> None:
@@ -277,10 +280,10 @@ class _Trap:
             self.listeners.get(number, weakref.WeakSet()).discard(listener)
         if self.absorbing or threading.current_thread() is not threading.main_thread():
             return
-        for free in [number for number in self.earlier if not self.listeners.get(number)]:
-            earlier = self.earlier.pop(free)
-            if signal.getsignal(free) is self.handler and earlier is not None:
-                signal.signal(free, earlier)
+        for unused_number in [number for number in self.earlier if not self.listeners.get(number)]:
+            earlier = self.earlier.pop(unused_number)
+            if signal.getsignal(unused_number) is self.handler and earlier is not None:
+                signal.signal(unused_number, earlier)
 
     def rearm(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -300,11 +303,11 @@ class _Trap:
             signal.signal(number, self.handler)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self.pid:  # a forked child that the hook below did not reach
+        if os.getpid() != self.pid:  # a forked child in which `forked` did not run
             signal.signal(number, self.earlier.get(number) or signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if self.absorbing or self.inside:  # inside: an earlier handler calls this one again
+        if self.absorbing or self.calling_earlier:  # an earlier handler may call this handler
             return
         listeners = list(self.listeners.get(number, ()))
         insists = (
@@ -316,20 +319,22 @@ class _Trap:
             listener.request(number)
         earlier = self.earlier.get(number)
         if not callable(earlier):
-            if earlier == signal.SIG_DFL and not listeners:  # all were dropped without `stop`
+            if (
+                earlier == signal.SIG_DFL and not listeners
+            ):  # every instance was deleted without `stop`
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
-        self.inside = True
+        self.calling_earlier = True
         try:
             earlier(number, frame)
         except BaseException:
             if insists or not listeners:
                 raise
         finally:
-            self.inside = False
+            self.calling_earlier = False
 
-    def _listen_at_once(self) -> None:
+    def _listen_in_thread(self) -> None:
         """Watch for signals in a thread, so that a deadline works while the main thread is blocked."""
         if self.pipe is not None:
             return
@@ -344,7 +349,7 @@ class _Trap:
     def _listen(self, read: int) -> None:
         while data := os.read(read, 64):
             for number in data:
-                # SIGINT goes through the handler, which counts the second one
+                # only the handler may request SIGINT: it must tell a second SIGINT from the first
                 if number != signal.SIGINT:
                     for listener in list(self.listeners.get(number, ())):
                         listener.request(number)
@@ -366,5 +371,5 @@ class _Trap:
         self.earlier, self.listeners, self.pipe, self.earlier_fd = {}, {}, None, -1
 
 
-_TRAP = _Trap()
-os.register_at_fork(after_in_child=_TRAP.forked)
+_HANDLER = _SignalHandler()
+os.register_at_fork(after_in_child=_HANDLER.forked)

@@ -1,4 +1,7 @@
-"""Submit files for HTCondor and batch scripts for Slurm, for jobs that save and are started again (pure)."""
+"""Write submit files for HTCondor and batch scripts for Slurm, for jobs that save and are started again.
+
+The functions are pure: they look at their arguments only, not at the machine.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ class BatchJob:
     command: tuple[str, ...]
     """Interpreter and all its arguments, word by word."""
     folder: str
-    """Folder in which it is started, absolute."""
+    """Absolute path of the folder in which the program starts."""
     retries: int = 1000
-    """How often it may be started again."""
+    """How often the job may be started again."""
     inputs: tuple[str, ...] = ()
-    """Files and folders that it needs, absolute, if no disk is shared."""
+    """Absolute paths of the files and folders that the program needs, if the machines share no disk."""
     results: tuple[str, ...] = ()
     """Files to transfer back; if empty, all new files."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Lines of the batch file that the user gave; they replace the default ones."""
+    """Lines of the batch file that the user gave; each replaces the default line for its option."""
 
 
 STORE = ".rearview"
@@ -102,13 +105,13 @@ def _files(paths: Iterable[str]) -> str:
 
 
 WARNING = 60
-"""Seconds before its time limit at which a job gets the signal, so that it can save."""
+"""Seconds before the time limit of a Slurm job at which the program gets a signal, so that it can save."""
 
 
 def batch_script(job: BatchJob) -> str:
     """Return the Slurm batch script, for `sbatch`.
 
-    The program runs under `srun`, because Slurm sends the signal to the step, without a shell in between.
+    The program runs under `srun`, so that Slurm sends the signal to the program and not to the shell.
     """
     options = {
         "job-name": job.name,

@@ -1,11 +1,11 @@
 """Supervise a child process: forward signals to it, return its exit code.
 
-`forward` is the command `python -m rearview.checkpointer.supervisor -- COMMAND…`. A shell between the
-batch system and the program spoils both: the shell dies of the SIGTERM that is meant for the program, and
-exit code 143 replaces the program's 85. With this command in front of the shell, everything below it gets
-the signal, and the program's exit code is the exit code.
+`forward` is the command `python -m rearview.checkpointer.supervisor -- COMMAND…`, for batch jobs that start
+the program from a shell script. Without it, the shell dies of the SIGTERM that is meant for the program, and
+the shell's exit code 143 hides the program's 85. With it, all processes of the script get the signal, and the
+job exits with the program's exit code.
 
-`Supervisor` runs a program that another process may ask to pause, again and again.
+`Supervisor` runs a program again and again, and asks the program to pause when its caller says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORWARDED = ("HUP", "INT", "TERM", "USR1", "USR2", "XCPU", "CONT")
 """Names of the signals that `forward` passes on."""
 
 _GRACE = 0.1
-"""Seconds that a shell gets to die of a signal before the processes below it get the signal."""
+"""Seconds that a shell gets to die of a signal before its child processes get the signal."""
 _POLL = 0.2
 """Seconds between checks of a child, if the kernel has no pidfd."""
 _NEVER = 3600.0
@@ -43,24 +43,24 @@ _PR_SET_CHILD_SUBREAPER = 36
 def forward(
     command: Sequence[str], *, code: int = EXIT_PAUSED, names: Sequence[str] = FORWARDED
 ) -> int:
-    """Run `command`, pass signals on to everything below it, and return the code to exit with.
+    """Run `command`, forward signals to all its processes, and return the code to exit with.
 
-    That is the command's own code, or 128 + n if signal n killed it. But if a signal that was passed on killed
-    the command, while a program below it exited with `code` because of the same signal, it is `code`.
+    The result is the exit code of the command, or 128 + n if signal n killed the command. If the command was
+    killed after a signal was forwarded, and one of its child processes exited with `code`, the result is `code`.
     """
     libc = _libc()
     if libc is not None:
         # orphans of a killed shell become children of this process, which then gets their exit codes
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     group = 0
-    early: list[int] = []
+    early_signals: list[int] = []
     passed_on = False
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal passed_on
         del frame
         if not group:
-            early.append(number)
+            early_signals.append(number)
             return
         passed_on = passed_on or number != signal.SIGCONT
         _signal(group, number)
@@ -73,14 +73,14 @@ def forward(
         preexec_fn=lambda: _signal_when_orphaned(libc, signal.SIGKILL),  # noqa: PLW1509  there are no threads here
     )
     group = child.pid
-    for number in early:
+    for number in early_signals:
         pass_on(number, None)
-    own, other_codes = _wait(child.pid), set[int]()
+    own_code, other_codes = _wait(child.pid), set[int]()
     if passed_on:
-        other_codes = _wait_for_others()
-    if own >= 0:
-        return own
-    return code if code in other_codes else 128 - own
+        other_codes = _wait_for_orphans()
+    if own_code >= 0:
+        return own_code
+    return code if code in other_codes else 128 - own_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +93,19 @@ class Child:
 
 
 class Supervisor:
-    """Runs a child, forwards signals to it, and asks it to pause when it should.
+    """Runs a child process, forwards signals to it, and sends it a signal when it should pause.
 
-    The signal handler only notes which signal came. Python runs it between any two instructions, where an
-    exception may be lost, and does not run it while a wait has just begun. So every wait here also waits
-    for the descriptor that the interpreter writes to when a signal comes, and acts after it.
+    The signal handler only stores the number of the signal: Python runs the handler between any two
+    instructions, where an exception may be lost, and a signal just before a wait would not end the wait. So
+    every wait also watches the descriptor to which the interpreter writes when a signal comes; the methods
+    here act on stored signals after each wait.
     """
 
     def __init__(self, signals: tuple[int, ...]) -> None:
         self.signals = signals
-        """Signals that ask the child to pause; the first is the one that `run` sends itself."""
+        """Signals that ask the child to pause. `run` sends the first of these signals."""
         self.pause_requested = False
-        """Whether another process asked the child to pause."""
+        """Whether this process got a signal that asks the child to pause."""
         self._received: list[int] = []
         self._running = False
 
@@ -127,26 +128,25 @@ class Supervisor:
         os.close(self._wake_write)
 
     def sleep(self, seconds: float) -> None:
-        """Wait; exit the process if a signal asks for it, before or during the wait."""
+        """Wait some seconds; exit the process if a signal came before or comes during the wait."""
         if not self._received:
             select.select([self._wake_read], [], [], seconds)
         self._drain()
         self.exit_if_requested()
 
     def exit_if_requested(self) -> None:
-        """Exit the process if a signal asked for it while no child runs."""
+        """Exit the process if a signal came; for times when no child runs."""
         if self.pause_requested:
             raise SystemExit(EXIT_PAUSED)
         if self._received:
             raise KeyboardInterrupt
 
     def run(self, child: Child, *, pause: Callable[[], bool], interval: Callable[[], float]) -> int:
-        """Run `child` until it ends; return the exit code, 128 + n if a signal n killed it.
+        """Run `child` until it ends; return its exit code, or 128 + n if signal n killed it.
 
-        Every `interval()` seconds `pause()` decides whether to ask the child to pause; once asked, it is
-        not asked again.
+        `pause()` is called every `interval()` seconds. When it returns True, the child gets one signal to pause.
         """
-        # a signal that comes while the child starts waits until the child handles it
+        # the child inherits the block: a signal during its start arrives when the child can handle it
         self._running = True
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
         try:
@@ -165,7 +165,7 @@ class Supervisor:
             child.command,
             env=child.environment,
             cwd=child.folder,
-            # a child whose supervisor was killed saves and exits
+            # if this supervisor is killed, the child gets the signal to save and exit
             preexec_fn=lambda: _signal_when_orphaned(libc, self.signals[0]),  # noqa: PLW1509  there are no threads here
         )
 
@@ -202,14 +202,14 @@ class Supervisor:
         repeated = bool(self._received) and not self._running
         self._received.append(number)
         self.pause_requested |= number in self.signals
-        if repeated:  # the current wait may take long
+        if repeated:  # no child runs, and the current wait may take long
             self.exit_if_requested()
 
     def _forward(self, process: subprocess.Popen[bytes]) -> None:
-        """Send the child the signals that came and that it handles."""
+        """Send the child the stored signals that ask it to pause."""
         while self._received:
             number = self._received.pop(0)
-            # the terminal sends Ctrl-C to the child as well; a second SIGINT would stop it at once
+            # the terminal sends Ctrl-C to the child too; a second SIGINT would stop the child at once
             if number in self.signals and (number != signal.SIGINT or not sys.stdin.isatty()):
                 process.send_signal(number)
 
@@ -221,10 +221,10 @@ class Supervisor:
 
 
 def _signal(group: int, number: int) -> None:
-    """Send a signal to a command and then to the processes below it.
+    """Send a signal to a command, and then to the other processes of its group.
 
-    The command comes first: a shell that dies of the signal must not see its program end, or the shell's
-    exit code would hide that of the program.
+    The command comes first: a shell must die of the signal before it sees its program end, because a shell
+    that sees the end exits with a code of its own, which would hide the program's.
     """
     if not Path("/proc/self/stat").exists():
         with contextlib.suppress(ProcessLookupError):
@@ -233,7 +233,7 @@ def _signal(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(group, number)
     until = monotonic() + _GRACE
-    while _state(group)[:1] not in ([], ["Z"]) and monotonic() < until:
+    while _stat_fields(group)[:1] not in ([], ["Z"]) and monotonic() < until:
         if _members(group) == [group]:
             return
         sleep(0.002)
@@ -244,13 +244,13 @@ def _signal(group: int, number: int) -> None:
 
 
 def _members(group: int) -> list[int]:
-    """Return the processes of a group."""
-    names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - half the time
-    return [int(name) for name in names if _state(int(name))[2:3] == [str(group)]]
+    """Return the ids of the processes of a group."""
+    pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]  # noqa: PTH208 - half the time
+    return [int(pid) for pid in pids if _stat_fields(int(pid))[2:3] == [str(group)]]
 
 
-def _state(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; empty if there is no such process."""
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the status on, or an empty list if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
@@ -261,7 +261,7 @@ def _wait(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _wait_for_others() -> set[int]:
+def _wait_for_orphans() -> set[int]:
     codes = set()
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -274,7 +274,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def _signal_when_orphaned(libc: ctypes.CDLL | None, number: int) -> None:
-    """Have the kernel send this process a signal when its parent dies; for `preexec_fn`."""
+    """Ask the kernel to send this process a signal when its parent dies; for `preexec_fn`."""
     if libc is not None:
         libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 

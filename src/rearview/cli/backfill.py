@@ -14,13 +14,13 @@ from rearview.cli.options import (
     at_option,
     complete_run,
     json_option,
+    names_argument,
     open_history,
     quiet_option,
-    some_names,
-    some_runs,
+    runs_option,
     span,
     sure_option,
-    without_mark,
+    without_prefix,
 )
 from rearview.cli.studies import replay_programs, study_options
 from rearview.cli.terminal import output
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 ASK_ABOVE = 60.0
 """Predicted seconds above which the user is asked before a plan runs."""
 FEW_RUNS = 3
-"""Up to this many runs are named; more are counted."""
+"""Most runs that are named in a line; if there are more, the line says how many."""
 MAX_SEGMENTS = 60
-"""Segments that are listed; more are counted."""
+"""Most segments that are listed; the others are counted."""
 _INTERRUPTED = "Interrupted. All filled values are kept: the same command fills the rest, and runs nothing twice."
 _REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replays the run again."
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=False)
+@names_argument(required=False)
 @click.option("--where", metavar="SQL", help="Only runs or rows for which this holds: 'acc < 0.9'.")
-@some_runs
+@runs_option
 @at_option
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes at once.")
 @click.option(
@@ -106,9 +106,9 @@ def backfill(
     """
     from rearview._history import BackfillReport, Question
 
-    past = open_history()
+    history = open_history()
     if not names:
-        raise _names_needed(past.empty(past.names()))
+        raise _names_needed(history.empty(history.names()))
     question = Question(
         names,
         runs=which or None,
@@ -122,7 +122,7 @@ def backfill(
         sure=sure,
     )
     with waiting("planning", quiet=quiet):
-        plan = past.plan(question)
+        plan = history.plan(question)
     if explain:
         if as_json:
             output.json_document({**summary(plan), "plan": by_name(plan.plan)})
@@ -137,19 +137,19 @@ def backfill(
         if as_json:
             output.json_line({"event": "done", **_verdict(BackfillReport(refusals=plan.refusals))})
         return 1 if plan.refusals or plan.unproved else 0
-    if not yes and not confirmed(plan.plan.seconds):
+    if not yes and not ask_to_run(plan.plan.seconds):
         output.note("Nothing was run.")
         return 1
     try:
         with Lines() if as_json else Bar(quiet=quiet) as watching:
-            report = past.backfill(question, progress=watching, plan=plan)
+            report = history.backfill(question, progress=watching, plan=plan)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_INTERRUPTED) from None
     if as_json:
         output.json_line({"event": "done", **_verdict(report)})
         return _code(report) or int(bool(plan.unproved))
     shown = () if quiet else plan.refusals
-    return finish(report, as_json=False, shown=shown) or int(bool(plan.unproved))
+    return print_outcome(report, as_json=False, shown=shown) or int(bool(plan.unproved))
 
 
 def _names_needed(unfilled: list[str]) -> UsageError:
@@ -166,7 +166,7 @@ def _names_needed(unfilled: list[str]) -> UsageError:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUN or FILES]...", nargs=-1, type=without_mark, shell_complete=complete_run
+    "words", metavar="[RUN or FILES]...", nargs=-1, type=without_prefix, shell_complete=complete_run
 )
 @at_option
 @study_options
@@ -199,11 +199,11 @@ def replay(
     if not as_json and not quiet:
         for text in environment_lines(report.environment_differences):
             output.note(text)
-    return finish(report, as_json=as_json)
+    return print_outcome(report, as_json=as_json)
 
 
-def confirmed(seconds: float) -> bool:
-    """Return True if a plan may run; a person at a terminal is asked if it takes long."""
+def ask_to_run(seconds: float) -> bool:
+    """Return True if a plan may run; if it takes long, ask the user at the terminal."""
     if seconds < ASK_ABOVE or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     return click.confirm(f"That takes about {duration(seconds)}. Go on?", default=True, err=True)
@@ -240,14 +240,14 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
     }
 
 
-def finish(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = ()) -> int:
-    """Print the outcome of a backfill and return the exit code; refusals that were `shown` are not repeated."""
+def print_outcome(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = ()) -> int:
+    """Print the outcome of a backfill, without the refusals that were `shown` before, and return the exit code."""
     code = _code(report)
     if as_json:
         segments = [_outcome_as_json(outcome) for outcome in report.outcomes]
         output.json_document({**_verdict(report), "segments": segments})
         return code
-    for text in refused([refusal for refusal in report.refusals if refusal not in shown]):
+    for text in refusal_lines([refusal for refusal in report.refusals if refusal not in shown]):
         output.out(text)
     for text in _doubts(report.outcomes, report.redone):
         output.out(text)
@@ -287,7 +287,7 @@ def finish(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = 
 
 
 def _doubts(outcomes: Sequence[ReplayOutcome], redone: Sequence[ReplayOutcome]) -> list[str]:
-    """Return a line for each reason why segments were not proved, or ran again; runs share a line."""
+    """Return a line for each reason why segments were not proved, or ran again, with all runs that have the reason."""
     lines: dict[tuple[str, str, str], list[ReplayOutcome]] = {}
     for outcome in outcomes:
         if not outcome.proved:
@@ -413,7 +413,7 @@ def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
         say(text)
     for remark in plan.notes:
         say(f"note: {remark}")
-    for text in refused(plan.refusals):
+    for text in refusal_lines(plan.refusals):
         say(text)
     for text in _unproved(plan.unproved):
         say(text)
@@ -423,7 +423,7 @@ def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
 
 
 def environment_lines(differences: Sequence[str]) -> list[str]:
-    """Return one line on environment variables that differ and are not restored, or none."""
+    """Return one line about environment variables that differ and are not restored, or no line if there are none."""
     if not differences:
         return []
     return [f"environment, not restored: {'; '.join(differences)} (docs/environment.md)"]
@@ -445,8 +445,8 @@ def _runs_in_words(runs: Sequence[str]) -> str:
     return ", ".join(runs) if len(runs) <= FEW_RUNS else f"{len(runs)} runs, such as {runs[-1]}"
 
 
-def refused(refusals: Sequence[Refusal]) -> list[str]:
-    """Return a line for each reason; runs with the same reason share a line."""
+def refusal_lines(refusals: Sequence[Refusal]) -> list[str]:
+    """Return a line for each reason of refusals, with all runs that have the reason."""
     runs: dict[str, list[str]] = {}
     for refusal in refusals:
         reason = refusal.general_reason or refusal.reason
@@ -517,14 +517,16 @@ def workers(count: int | None, which: str | None, as_json: bool) -> int:
     New workers start at once. A worker that is taken away ends its segment if that is nearly done;
     otherwise another worker runs the segment. Exit code 1: no backfill is under way.
     """
-    past = open_history()
+    history = open_history()
     if count is not None:
-        changed = past.set_workers(count, of=which)
+        changed = history.set_workers(count, of=which)
         if not as_json:
             names = ", ".join(changed.names)
             output.out(f"{changed.id} ({names}): {plural(count, 'worker')} from now on")
             return 0
-    running = [status for status in past.running_backfills() if which is None or which in status.id]
+    running = [
+        status for status in history.running_backfills() if which is None or which in status.id
+    ]
     if as_json:
         output.json_document([_status_as_json(status) for status in running])
     elif running:

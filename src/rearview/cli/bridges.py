@@ -11,9 +11,9 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
+    names_argument,
     open_history,
-    some_names,
-    some_runs,
+    runs_option,
 )
 from rearview.cli.query import print_damage
 from rearview.cli.terminal import output
@@ -81,21 +81,23 @@ def export_runs(
     which: Sequence[str],
     unproved: bool,
 ) -> None:
-    """Write runs to another tracker; the first of `words` is the destination, the others are names."""
+    """Write runs to another tracker; the first of `words` is the destination, the rest are names to write."""
     from rearview.bridges.import_export import exported_runs
 
     if not words:
         raise click.UsageError(f"Say where to: `rearview export {tracker} PLACE`.")
     place, *names = words
-    past = open_history()
-    unknown = [name for name in names if name not in past.names()]
+    history = open_history()
+    unknown = [name for name in names if name not in history.names()]
     if unknown:
         raise UsageError(
             f"No run has values of {unknown[0]!r}. `rearview table` lists the names.",
             slug="no-name",
         )
-    runs = exported_runs(past, names, where=where, runs=list(which) or None, unproved=unproved)
-    exported = [_write_run(tracker, run, place, past.project.root.resolve().name) for run in runs]
+    runs = exported_runs(history, names, where=where, runs=list(which) or None, unproved=unproved)
+    exported = [
+        _write_run(tracker, run, place, history.project.root.resolve().name) for run in runs
+    ]
     for run in exported:
         outcome = plural(run.values, "value") if run.values else "up to date"
         left_out = f", {run.left_out} that {tracker} does not take" if run.left_out else ""
@@ -153,9 +155,9 @@ TEXTS: dict[str, Lines] = {
 
 @click.command(cls=TakesRuns)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@some_names(required=False)
+@names_argument(required=False)
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
-@some_runs
+@runs_option
 @click.option("--unproved", is_flag=True, help="Also values of replays that were not exact.")
 def export(
     file: Path, names: tuple[str, ...], where: str | None, which: tuple[str, ...], unproved: bool
@@ -183,9 +185,9 @@ def export(
             f"{str(file)!r} has no known ending. End it with one of {endings}.",
             param_hint="FILE",
         )
-    past = open_history()
+    history = open_history()
     with waiting("writing the table"):
-        table = past.table(*names, where=where, runs=list(which) or None, unproved=unproved)
+        table = history.table(*names, where=where, runs=list(which) or None, unproved=unproved)
         aside = file.with_name(f".{file.name}.{os.getpid()}")
         try:
             if suffix == ".parquet":
@@ -202,7 +204,7 @@ def export(
         finally:
             aside.unlink(missing_ok=True)
     output.out(f"wrote {plural(table.count(), 'row')} to {file}")
-    print_damage(past)
+    print_damage(history)
 
 
 def _write_table(table: Table, file: Path, lines: Lines, end: str) -> None:

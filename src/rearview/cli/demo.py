@@ -31,11 +31,13 @@ def demo(folder: Path | None, epochs: int) -> int:
     A small PyTorch network is trained on digits that ship with scikit-learn, in FOLDER (which must
     be new or empty) or in a temporary one, which is left there to look at.
     """
-    missing = [package for module, package in NEEDS.items() if not importlib.util.find_spec(module)]
-    if missing:
+    missing_packages = [
+        package for module, package in NEEDS.items() if not importlib.util.find_spec(module)
+    ]
+    if missing_packages:
         raise UsageError(
-            f"The demo trains a network and needs {' and '.join(missing)}, which this Python does "
-            f"not have. Install it: `pip install {' '.join(missing)}`.",
+            f"The demo trains a network and needs {' and '.join(missing_packages)}, which this Python does "
+            f"not have. Install it: `pip install {' '.join(missing_packages)}`.",
             slug="demo-needs",
         )
     place = _demo_folder(folder)
@@ -60,9 +62,9 @@ def demo(folder: Path | None, epochs: int) -> int:
     code = _show_command(place, "backfill", "weight_norm", "--quiet")
 
     middle = epochs // 2
-    at = f"epoch={middle}:{middle + 1}"
+    iterations = f"epoch={middle}:{middle + 1}"
     _step(4, "And inside one epoch, for each batch: only that epoch runs again.")
-    code = code or _show_command(place, "backfill", "grad_norm", "--at", at, "--quiet")
+    code = code or _show_command(place, "backfill", "grad_norm", "--at", iterations, "--quiet")
     if code:
         return code
 
@@ -100,7 +102,7 @@ def _step(number: int, text: str) -> None:
 
 
 def _show_command(place: Path, *words: str) -> int:
-    """Run one of our own commands in `place`, as a user would, and print it."""
+    """Print a command of Rearview and run it in the folder `place`, as a user would; return its exit code."""
     line = " ".join(f'"{word}"' if " " in word else word for word in words)
     output.out(output.paint(f"$ rearview {line}", output.CYAN))
     sys.stdout.flush()
@@ -183,7 +185,7 @@ INNER_PROBE = (
 
 
 def edited() -> str:
-    """Return the program with two log statements added that were not there when it ran.
+    """Return the program's text with two log statements that were added after the run.
 
     >>> from difflib import ndiff
     >>> lines = ndiff(SCRIPT.splitlines(), edited().splitlines())

@@ -1,7 +1,7 @@
 """Green power: `rearview run --green`, and the commands energy now and energy report.
 
-A green run starts, pauses and resumes with the power in the grid. It pauses by saving and exiting with
-code 85; `run_green` waits for green power and starts it again.
+A green run starts, pauses and resumes with the power in the grid. To pause, the program saves and exits with
+code 85; `run_green` waits for green power and starts the program again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rearview.cli.options import (
     TakesRuns,
     json_option,
     not_started,
-    one_run,
     open_history,
     project_folder,
+    run_argument,
     span,
 )
 from rearview.cli.terminal import output
@@ -45,14 +45,14 @@ class Green:
     hours: float | None = None
     share: float | None = None
     grams: float | None = None
-    leaves: bool = False
-    """Exit with code 85 instead of waiting."""
+    exits_when_paused: bool = False
+    """Whether a run that must pause exits with code 85 instead of waiting for green power."""
 
     def rule(self, requested: float) -> Rule:
         """Return the rule for a run that the user started at the time `requested`."""
         from rearview.energy import Rule
 
-        deadline = None if self.by is None else moment(self.by, requested)
+        deadline = None if self.by is None else parse_time(self.by, requested)
         return Rule(share=self.share, grams=self.grams, hours=self.hours, deadline=deadline)
 
 
@@ -100,17 +100,17 @@ def green_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def moment(text: str, now: float) -> float:
-    """Return the time that `text` means at the time `now`, in seconds since 1970.
+def parse_time(text: str, now: float) -> float:
+    """Return the time of a text such as "18:00" or "12h", read at the time `now`, in seconds since 1970.
 
-    >>> moment("12h", 1000.0)
+    >>> parse_time("12h", 1000.0)
     44200.0
-    >>> moment("2026-05-01T08:00+00:00", 0.0)
+    >>> parse_time("2026-05-01T08:00+00:00", 0.0)
     1777622400.0
     """
     text = text.strip()
     try:
-        clock = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - the time of day here
+        clock = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - the local time of day
     except ValueError:
         pass
     else:
@@ -132,7 +132,7 @@ def moment(text: str, now: float) -> float:
 
 
 def clock(time_: float) -> str:
-    """Return a time for people: with the day, if that is not today."""
+    """Return a time as text, with the day if it is not today."""
     then, now = datetime.fromtimestamp(time_).astimezone(), datetime.now().astimezone()
     return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%a %d %b %H:%M}"
 
@@ -142,14 +142,14 @@ def run_green(
 ) -> int:
     """Run a program while power is green and return its exit code; `start` returns its command.
 
-    The program pauses by saving and exiting, so that a paused run uses no memory and no accelerator; it is
-    then started again as the same run. Only this process queries the grid service.
+    The program pauses by saving and exiting, so that a paused run uses no memory and no accelerator. The next
+    start of the program continues the same run. Only this process queries the grid service.
     """
     from rearview._history import ACCOUNT
     from rearview.energy import Account, Gate, open_source
 
     source = open_source(green.source)
-    say = _ignore if quiet else output.said
+    say = _ignore if quiet else output.prefixed_note
     word = "recording"
     from rearview.checkpointer.supervisor import Supervisor
 
@@ -167,7 +167,7 @@ def run_green(
             say(f"{word}: {gate.decision.reason}")
             word = "continuing"
             code = _run_child(supervisor, command, gate, say)
-            if code != EXIT_PAUSED or supervisor.pause_requested or green.leaves:
+            if code != EXIT_PAUSED or supervisor.pause_requested or green.exits_when_paused:
                 return code
 
 
@@ -176,7 +176,7 @@ def _ignore(_text: str) -> None:
 
 
 def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
-    if not green.leaves:
+    if not green.exits_when_paused:
         gate.wait(lambda decision: say(f"waiting: {waiting_text(decision)}"))
         return True
     if gate.account is not None:
@@ -218,7 +218,7 @@ def _run_child(
 
 
 def last_time(run_folder: Path) -> float | None:
-    """Return how many hours the run in `run_folder` took, if that was measured."""
+    """Return how many hours the run in `run_folder` took, or None if they were not measured."""
     from rearview._history import ACCOUNT
     from rearview.energy import Account
 
@@ -227,7 +227,7 @@ def last_time(run_folder: Path) -> float | None:
 
 
 def grid_setting() -> str:
-    """Return the grid service to query, as the project's settings or the environment name it."""
+    """Return the grid service to query, from the project's settings or the environment."""
     from rearview._history import Project
     from rearview.config import Settings
 
@@ -316,7 +316,7 @@ def _print_outlook(outlook: Forecast, decision: GridDecision) -> None:
 
 
 @energy.command(cls=TakesRuns)
-@one_run
+@run_argument
 @grid_option
 @click.option("--offline", is_flag=True, help="Use only the grid data that the run stored.")
 @json_option
@@ -329,9 +329,9 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
     from rearview._history import ACCOUNT
     from rearview.energy import Account
 
-    past = open_history()
-    run = past.run(which)
-    account = Account(past.project.runs / run.id / ACCOUNT)
+    history = open_history()
+    run = history.run(which)
+    account = Account(history.project.runs / run.id / ACCOUNT)
     noted = account.report()
     if not noted.intervals:
         raise UsageError(

@@ -35,13 +35,13 @@ def completion(shell: str) -> None:
 
 OK = 0
 NO = 1
-"""The answer is no: not exact, damage found, sources differ, nothing could be filled."""
+"""Exit code of a negative answer: not exact, damage found, sources differ, nothing could be filled."""
 USAGE = 2
 BUG = 70
 INTERRUPTED = 130
 PIPE = 141
 
-# name -> (module, what it does); the module is loaded when the command is used
+# command -> (module in this folder, help text); the module is imported when the command is used
 COMMANDS = {
     "inspect": (
         "source",
@@ -55,7 +55,7 @@ COMMANDS = {
     "sql": ("query", "Ask the records and runs in SQL."),
     "diff": ("source", "Show how the source of two runs differs."),
     "plot": ("query", "Plot logged values, all runs in one picture."),
-    "ui": ("ui", "Show the project in a browser."),
+    "ui": ("web_page", "Show the project in a browser."),
     "compare": ("runs", "Compare two runs: arguments, results, source, environment."),
     "files": ("runs", "List the files that a run wrote, and fetch them."),
     "export": ("bridges", "Write a table to FILE, or runs to another tracker."),
@@ -93,11 +93,11 @@ class LazyGroup(click.Group):
     """A group whose commands are imported only when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names in the order a newcomer meets them."""
+        """Return the names of the commands in the order in which a newcomer uses them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return the command of that name, importing its module."""
+        """Import the module of a command and return the command, or None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"rearview.cli.{COMMANDS[cmd_name][0]}")
@@ -123,7 +123,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the commands' one-liners without importing any of them."""
+        """Write the help text of each command without importing its module."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
@@ -152,7 +152,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     for name in ("stdout", "stderr"):
         if (
             getattr(sys, name) is None
-        ):  # the caller closed it; the user's program sees it closed as well
+        ):  # the caller closed this stream; the user's program finds it closed too
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - until the end
     sys.exit(_run(words))
 
@@ -165,11 +165,11 @@ def _run(words: list[str]) -> int:
         output.usage(exc)
         return USAGE
     except (KeyboardInterrupt, click.Abort) as exc:
-        # click turns an interrupt into an Abort, after it has ended the line with ^C
+        # click turns an interrupt into an Abort, after ending the line of the ^C
         output.note(str(exc.__cause__ or "") or "Interrupted.")
         return INTERRUPTED
     except (BrokenPipeError, output.ReaderGone):
-        # the reader of our output is gone: print nothing, and do not let Python flush into the pipe
+        # the reader of our output has ended: print nothing, and do not let Python flush into the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return PIPE
     except RearviewError as exc:

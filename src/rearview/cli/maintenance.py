@@ -1,7 +1,7 @@
 """Commands that check this machine, and check, clean and trust the store: doctor, verify, gc, trust.
 
-`doctor` calls the check functions. Each yields a `Check`; `examine` reports a check that raises as
-a warning.
+`doctor` prints the results of the check functions, which yield `Check` objects. If a check function raises,
+`examine` reports a warning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rearview.cli.options import (
     nbytes,
     open_history,
     project_folder,
-    without_mark,
+    without_prefix,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plain, plural, size
@@ -94,7 +94,7 @@ def examine(folder: Path) -> list[Check]:
         python,
         packages,
         git,
-        lambda: place(folder),
+        lambda: disk(folder),
         lambda: store(folder),
         threads,
     ]
@@ -149,15 +149,15 @@ def git() -> Iterator[Check]:
     yield Check("ok", "git", version.stdout.strip().removeprefix("git version "))
 
 
-def place(folder: Path) -> Iterator[Check]:
+def disk(folder: Path) -> Iterator[Check]:
     """Check the disk on which the store is or will be."""
-    home = _home(folder)
-    free = shutil.disk_usage(home).free
+    disk_folder = _store_or_folder(folder)
+    free = shutil.disk_usage(disk_folder).free
     level, remedy = "ok", ""
     if free < LITTLE_SPACE:
         level, remedy = "warn", "Free some: `rearview gc --budget 1GB`, or set a budget."
-    yield Check(level, "disk", f"{size(free)} free at {home}", remedy)
-    kind = file_system(home, _read(Path("/proc/mounts")))
+    yield Check(level, "disk", f"{size(free)} free at {disk_folder}", remedy)
+    kind = file_system(disk_folder, _read(Path("/proc/mounts")))
     if kind in NETWORK:
         yield Check(
             "warn",
@@ -165,11 +165,11 @@ def place(folder: Path) -> Iterator[Check]:
             f"{kind}, over the network: checkpoints cost more and heartbeats may lag",
             "Make .rearview a link to a folder on a local disk.",
         )
-    yield writable(home)
-    yield direct(home)
+    yield writable(disk_folder)
+    yield direct_io(disk_folder)
 
 
-def _home(folder: Path) -> Path:
+def _store_or_folder(folder: Path) -> Path:
     with contextlib.suppress(RearviewError):
         project = Project.find(folder)
         if project is not None:
@@ -177,24 +177,24 @@ def _home(folder: Path) -> Path:
     return folder
 
 
-def writable(home: Path) -> Check:
-    """Check that files can be created in `home`."""
+def writable(disk_folder: Path) -> Check:
+    """Check that files can be created in `disk_folder`."""
     try:
-        with tempfile.NamedTemporaryFile(dir=home, prefix=".rearview-doctor-"):
-            return Check("ok", "writable", str(home))
+        with tempfile.NamedTemporaryFile(dir=disk_folder, prefix=".rearview-doctor-"):
+            return Check("ok", "writable", str(disk_folder))
     except OSError as exc:
         return Check(
             "fail",
             "writable",
-            f"{home}: {exc.strerror or exc}",
+            f"{disk_folder}: {exc.strerror or exc}",
             "Make the folder writable, or copy the project to one that is.",
         )
 
 
-def direct(home: Path) -> Check:
+def direct_io(disk_folder: Path) -> Check:
     """Check whether big objects can bypass the page cache when they are written."""
     flag = getattr(os, "O_DIRECT", 0)
-    file = home / f".rearview-doctor-{os.getpid()}"
+    file = disk_folder / f".rearview-doctor-{os.getpid()}"
     page = mmap.mmap(-1, 4096)
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flag, 0o600)
@@ -231,13 +231,13 @@ def store(folder: Path) -> Iterator[Check]:
     if project is None:
         yield Check("ok", "store", f"no {FOLDER} here yet; `rearview run` makes it")
         return
-    past = history(folder)
-    runs = past.runs()
+    project_history = history(folder)
+    runs = project_history.runs()
     dead = [run.id for run in runs if run.status.value == "dead"]
     yield Check(
         "ok", "store", f"{project.store}, format {project.check()}, {plural(len(runs), 'run')}"
     )
-    yield speed(past.machine(measure=True))
+    yield speed(project_history.machine(measure=True))
     if dead:
         last_dead = ", ".join(dead[-3:])
         yield Check(
@@ -249,7 +249,7 @@ def store(folder: Path) -> Iterator[Check]:
 
 
 def speed(machine: Machine) -> Check:
-    """Report how fast this machine is; predictions for runs of other machines depend on it."""
+    """Report the speed of this machine, on which predictions for runs of other machines depend."""
     if not machine.kernels:
         measured = "could not be measured: predictions for runs of other machines are doubtful"
         return Check("warn", "speed", measured, "Make the store writable.")
@@ -259,7 +259,7 @@ def speed(machine: Machine) -> Check:
 
 
 def threads() -> Iterator[Check]:
-    """Check the settings of the number of threads: results may depend on it."""
+    """Check the settings of the number of threads, because results may depend on this number."""
     count = cores()
     fixed = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
     text = ", ".join(fixed) or "thread counts follow the number of cores"
@@ -276,7 +276,7 @@ def threads() -> Iterator[Check]:
 
 
 def cpu_quota(text: str) -> float | None:
-    """Return the number of cores that a control group allows, None without a bound.
+    """Return the number of cores that a control group allows, or None if it has no limit.
 
     >>> cpu_quota("200000 100000"), cpu_quota("max 100000"), cpu_quota("")
     (2.0, None, None)
@@ -288,7 +288,7 @@ def cpu_quota(text: str) -> float | None:
 
 
 def file_system(folder: Path, mounts: str) -> str:
-    r"""Return the kind of file system that `folder` is on, by the text of /proc/mounts.
+    r"""Return the type of the file system of `folder`, according to the text of /proc/mounts.
 
     >>> file_system(Path("/data/x"), "d / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0")
     'nfs4'
@@ -323,9 +323,9 @@ def verify(repair: bool, as_json: bool) -> int:
     Reads every byte and compares it with its checksum. Nothing is ever deleted: with --repair,
     damaged files move to `.rearview/damaged/`. Exit code 0: all is well (again); 1: damage.
     """
-    past = _open_or_repair(repair=repair)
+    history = _open_or_repair(repair=repair)
     with waiting("checking the store", quiet=as_json):
-        report = past.verify(repair=repair)
+        report = history.verify(repair=repair)
     if as_json:
         output.json_document({"ok": report.ok, **plain(report)})
         return 0 if report.ok else 1
@@ -357,7 +357,7 @@ def verify(repair: bool, as_json: bool) -> int:
 
 
 def _open_or_repair(*, repair: bool) -> History:
-    """Return the history; with `repair`, rewrite an unreadable format file first."""
+    """Return the history of the project; with `repair`, rewrite an unreadable format file first."""
     try:
         return open_history()
     except StoreError as exc:
@@ -373,8 +373,8 @@ def _problem(problem: Problem) -> None:
         if problem.done
         else output.paint("damaged", output.RED)
     )
-    done = f"; {problem.done}" if problem.done else ""
-    output.out(f"{verdict}: {problem.path}: {problem.what}{done}")
+    repair = f"; {problem.done}" if problem.done else ""
+    output.out(f"{verdict}: {problem.path}: {problem.what}{repair}")
     if problem.lost:
         output.out(f"  cannot be loaded: {', '.join(problem.lost)}")
 
@@ -387,13 +387,13 @@ def trust() -> None:
     refuse a store that was copied, unpacked, or made by another user or on another machine. Use this
     command once, if you know where the store comes from. Stores that you record yourself are trusted.
     """
-    past = open_history(trusting=True)
-    before = past.trusted
-    file = past.trust()
-    hosts = sorted({run.host for run in past.runs() if run.host})
-    by = f" ({plural(len(past.runs()), 'run')}{', of ' + ', '.join(hosts) if hosts else ''})"
+    history = open_history(trusting=True)
+    before = history.trusted
+    file = history.trust()
+    hosts = sorted({run.host for run in history.runs() if run.host})
+    by = f" ({plural(len(history.runs()), 'run')}{', of ' + ', '.join(hosts) if hosts else ''})"
     status = "was trusted before" if before else "is trusted from now on"
-    output.out(f"{past.project.store} {status}{by}")
+    output.out(f"{history.project.store} {status}{by}")
     output.note(f"Remembered in {file}; remove that file to take it back.")
 
 
@@ -408,7 +408,7 @@ def trust() -> None:
     "--keep-run",
     "kept",
     metavar="RUN",
-    type=without_mark,
+    type=without_prefix,
     multiple=True,
     shell_complete=complete_run,
     help="This run stays whole, too; may be repeated.",
@@ -424,13 +424,13 @@ def gc(
     checkpoints are thinned evenly over each run, so that every run can still be replayed. Records
     and sources always stay, and so do the checkpoints of running runs.
     """
-    past = open_history()
-    whole = [past.run(which).id for which in kept]
+    history = open_history()
+    whole = [history.run(which).id for which in kept]
     if keep:
-        whole += [run.id for run in past.runs()[-keep:]]
-    whole += [run.id for run in past.runs() if run.status.value == "running"]
+        whole += [run.id for run in history.runs()[-keep:]]
+    whole += [run.id for run in history.runs() if run.status.value == "running"]
     with waiting("looking for unneeded objects", quiet=as_json):
-        freed = past.gc(budget=budget, keep=sorted(set(whole)), dry=dry_run)
+        freed = history.gc(budget=budget, keep=sorted(set(whole)), dry=dry_run)
     if as_json:
         output.json_document({"dry_run": dry_run, **plain(freed)})
         return

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share: how they are parsed, and how they complete."""
+"""Options and arguments that several commands share: their parsing, and their shell completion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     for power, unit in enumerate((f"{letter}{suffix}" for letter in "kmgt"), start=1)
 }
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_NOT_AN_OPTION = "\0"
+_RUN_PREFIX = "\0"
+"""Put before -1, -2, … on a command line, so that click's parser does not take these runs for options."""
 
 
 def span(text: str) -> float:
@@ -57,7 +58,7 @@ _ITERATIONS = r"""[^=/]+=("[^"]*"|'[^']*'|[^=/"'])+"""
 
 
 def iterations(text: str) -> str:
-    """Return `text` if it has the form of iterations of loops; the planner checks the rest.
+    """Return `text` if it has the form of iterations of loops; the planner checks whether the loops exist.
 
     >>> iterations("epoch=3:5"), iterations("epoch=3/step=7"), iterations("file='a/b'")
     ('epoch=3:5', 'epoch=3/step=7', "file='a/b'")
@@ -82,23 +83,23 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def without_mark(text: str) -> str:
-    """Return an argument that names a run, without the mark that `TakesRuns` put before it."""
-    return text.removeprefix(_NOT_AN_OPTION)
+def without_prefix(text: str) -> str:
+    """Return an argument that names a run, without the prefix that `TakesRuns` added."""
+    return text.removeprefix(_RUN_PREFIX)
 
 
 class TakesRuns(click.Command):
     """A command for which -1, -2, … are runs counted from the end, not options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words; mark -1, -2, … first, so that the parser does not take them for options."""
-        words = [_NOT_AN_OPTION + word if re.fullmatch(r"-\d+", word) else word for word in args]
+        """Parse the words; first add a prefix to -1, -2, …, so that the parser does not take these for options."""
+        words = [_RUN_PREFIX + word if re.fullmatch(r"-\d+", word) else word for word in args]
         try:
             return super().parse_args(ctx, words)
         except click.MissingParameter:
             raise
         except click.BadParameter as exc:
-            plain = exc.message.replace(repr(_NOT_AN_OPTION)[1:-1], "")
+            plain = exc.message.replace(repr(_RUN_PREFIX)[1:-1], "")
             raise click.BadParameter(plain, exc.ctx, exc.param, exc.param_hint) from exc
 
 
@@ -129,14 +130,14 @@ def complete_name(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionIte
 
 
 def project_folder() -> Path:
-    """Return the folder in which to look for the project: `REARVIEW_ROOT`, or the current one."""
+    """Return the folder in which to look for the project: `REARVIEW_ROOT`, or the current folder."""
     return Path(os.environ.get("REARVIEW_ROOT") or Path.cwd())
 
 
 def open_history(*, trusting: bool = False) -> History:
     """Return the history of the project of the current folder.
 
-    With `trusting`, the store is opened even if links in it lead elsewhere: `rearview trust` needs that.
+    With `trusting`, the store is opened even if links in it lead out of the store, because `rearview trust` needs this.
     """
     from rearview._history import History, Project, history
 
@@ -161,21 +162,21 @@ def quiet_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def one_run(command: Callable[..., Any]) -> Callable[..., Any]:
+def run_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the argument [RUN], the newest run by default."""
     return click.argument(
-        "which", metavar="[RUN]", default="latest", type=without_mark, shell_complete=complete_run
+        "which", metavar="[RUN]", default="latest", type=without_prefix, shell_complete=complete_run
     )(command)
 
 
-def some_runs(command: Callable[..., Any]) -> Callable[..., Any]:
+def runs_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the option --runs."""
     return click.option(
         "--runs",
         "which",
         metavar="RUN",
         multiple=True,
-        type=without_mark,
+        type=without_prefix,
         shell_complete=complete_run,
         help="Only this run; may be repeated.",
     )(command)
@@ -201,7 +202,7 @@ def at_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def some_names(*, required: bool) -> Decorator:
+def names_argument(*, required: bool) -> Decorator:
     """Give a command the argument NAMES."""
     return click.argument("names", nargs=-1, required=required, shell_complete=complete_name)
 

@@ -13,10 +13,10 @@ import click
 from rearview._history.plots import ChartLine, braille, frame_of, plot_of
 from rearview.cli.options import (
     TakesRuns,
+    names_argument,
     open_history,
     order_option,
-    some_names,
-    some_runs,
+    runs_option,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, plural
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from rearview._history import History, Table
 
 SCREEN = 200
-"""Rows of a table for people; more are counted, not shown."""
+"""Most rows of a table that are shown to people; further rows are counted."""
 CAPTURED = 8
-"""Captured columns of one origin that are named below a table."""
+"""Most captured columns of one origin that are named below a table."""
 SIGN = "*"
-"""Follows a value that could not be proved."""
+"""Sign after a value that could not be proved."""
 FILLED_SIGN = "~"
-"""Follows a value that was interpolated."""
+"""Sign after a value that was interpolated."""
 LEGENDS = {
     SIGN: f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end",
     FILLED_SIGN: f"{FILLED_SIGN} interpolated: never logged, computed from the values before and after it",
@@ -60,9 +60,9 @@ def _format_option(command: Any) -> Any:
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=False)
+@names_argument(required=False)
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
-@some_runs
+@runs_option
 @order_option
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many rows.")
 @click.option(
@@ -101,29 +101,29 @@ def table(
     straight line by iterations; nothing is filled before the first or after the last. They carry a `~`;
     in csv and json the column `interpolated` names them. --where and --order-by see them.
     """
-    past = open_history()
-    chosen = list(which) or None
+    history = open_history()
+    run_ids = list(which) or None
     with waiting("reading records"):
-        answer = past.table(
+        answer = history.table(
             *names,
             where=where,
-            runs=chosen,
+            runs=run_ids,
             limit=limit,
             order=order or None,
             unproved=unproved,
             interpolate=interpolate,
         )
-    emit(answer, form)
-    print_damage(past)
+    print_table(answer, form)
+    print_damage(history)
     if form == "table":
-        _print_captured(past, answer.columns, every=not names)
-        for name in past.empty(names):
-            _print_missing(past, name, where, chosen)
+        _print_captured(history, answer.columns, every=not names)
+        for name in history.empty(names):
+            _print_missing(history, name, where, run_ids)
 
 
-def _print_captured(past: History, columns: list[str], *, every: bool) -> None:
-    """Print which columns come from elsewhere than Rearview, and which of them are not shown."""
-    captured = past.captured()
+def _print_captured(history: History, columns: list[str], *, every: bool) -> None:
+    """Print which columns have values that were not logged with Rearview, and which such columns are not shown."""
+    captured = history.captured()
     by_origin: dict[str, list[str]] = {}
     for name in columns:
         if name in captured:
@@ -139,11 +139,11 @@ def _print_captured(past: History, columns: list[str], *, every: bool) -> None:
         )
 
 
-def _print_missing(past: History, name: str, where: str | None, which: list[str] | None) -> None:
+def _print_missing(history: History, name: str, where: str | None, which: list[str] | None) -> None:
     """Print how many cells of an empty column a backfill can fill, and the cost."""
     try:
         with waiting("counting what is missing"):
-            plan = past.plan([name], where=where, runs=which)
+            plan = history.plan([name], where=where, runs=which)
     except RearviewError as exc:
         output.note(f"{name}: no values yet, and none can be filled: {exc}")
         return
@@ -168,43 +168,43 @@ def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
     max(acc) from full_pivot group by run"`. EXPLAIN, DESCRIBE, SHOW and SUMMARIZE work too;
     nothing can be written.
     """
-    past = open_history()
-    query = " ".join(words)  # a question without quotes is still one question
+    history = open_history()
+    query = " ".join(words)  # the query need not be in quotes
     with waiting("asking"):
-        answer = past.sql(query, unproved=unproved)
-    emit(answer, form)
-    print_damage(past)
+        answer = history.sql(query, unproved=unproved)
+    print_table(answer, form)
+    print_damage(history)
 
 
-def print_damage(past: History) -> None:
-    """Print on stderr which damaged files are left out of an answer."""
-    for text in past.problems():
+def print_damage(history: History) -> None:
+    """Print on stderr which damaged files the answer leaves out."""
+    for text in history.problems():
         output.note(f"damaged: {text}")
 
 
 class Marks:
-    """Marks unproved and interpolated values, row by row, and collects the names that have any."""
+    """Adds signs to unproved and interpolated values, row by row, and collects the names with such values."""
 
     def __init__(self, table: Table) -> None:
-        marked = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
-        self.columns = {sign: column for sign, column in marked.items() if column}
-        """The column of marks for each sign that may occur."""
+        sign_columns = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
+        self.columns = {sign: column for sign, column in sign_columns.items() if column}
+        """For each sign, the column that lists the names whose values get the sign in a row."""
         self.names: dict[str, set[str]] = {sign: set() for sign in self.columns}
-        """By sign, the names that have such values in the rows seen so far."""
+        """For each sign, the names that got it in the rows so far."""
 
     @property
     def legends(self) -> list[str]:
-        """The meaning of each sign that a row has."""
+        """The meaning of each sign that a row so far has."""
         return [LEGENDS[sign] for sign, names in self.names.items() if names]
 
     def collect(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row unchanged, and remember which names it marks."""
+        """Return the row unchanged, and remember for which names its values get signs."""
         for sign, column in self.columns.items():
             self.names[sign].update(filter(None, (row[column] or "").split(", ")))
         return row
 
     def with_signs(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row for people: a sign at each marked value, and no columns of marks."""
+        """Return the row for people: with signs after values, and without the columns that list names."""
         self.collect(row)
         out = {name: row[name] for name in row if name not in self.columns.values()}
         for sign, column in self.columns.items():
@@ -224,7 +224,7 @@ def _print_unproved(table: Table, marks: Marks) -> None:
         )
 
 
-def emit(table: Table, form: str) -> None:
+def print_table(table: Table, form: str) -> None:
     """Print a table in one of `output.FORMATS`."""
     columns = list(table.columns)
     marks = Marks(table)
@@ -274,12 +274,12 @@ def emit(table: Table, form: str) -> None:
 INK = (output.CYAN, output.RED, output.GREEN, output.YELLOW)
 """Colours of the lines on a terminal, in order."""
 LEGEND = 12
-"""Lines that the legend in a terminal names; more are counted."""
+"""Most lines that the legend in a terminal names; the others are counted."""
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=True)
-@some_runs
+@names_argument(required=True)
+@runs_option
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'epoch > 10'.")
 @click.option(
     "--by", metavar="ARG", help="One line per value of this argument: the mean of its runs."

@@ -1,8 +1,8 @@
 """Commands that start the user's program: run, resume.
 
-People put `rearview run` before a command they know: an interpreter, a shell script, or a launcher such
-as torchrun. `program_of` finds the script or module in such a command. If it cannot be recorded that
-way, the error names the command to type instead.
+People put `rearview run` before a command that they know: an interpreter, a shell script, or a launcher such
+as torchrun. `program_of` finds the script or module in this command. If `rearview run` cannot record the command,
+the error says which command to type.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
+from rearview.cli.green import Green, green_options, grid_setting, last_time, parse_time, run_green
 from rearview.cli.options import (
     TakesRuns,
     not_started,
-    one_run,
     open_history,
     pair,
     quiet_option,
+    run_argument,
     span,
 )
 from rearview.cli.terminal import output
@@ -54,7 +54,7 @@ _FLAGS = {
     "-v": {"PYTHONVERBOSE": "1"},
     "-s": {"PYTHONNOUSERSITE": "1"},
 }
-"""Options of Python that an environment variable sets as well."""
+"""Options of Python, and the environment variables that have the same effect."""
 _LAUNCHERS = {
     "torchrun": "torchrun {options} --no-python rearview run {program}",
     "accelerate": "accelerate launch {options} --no_python rearview run {program}",
@@ -64,9 +64,9 @@ _LAUNCHERS = {
     "srun": "srun {options} rearview run {program}",
     "horovodrun": "horovodrun {options} rearview run {program}",
 }
-"""Programs that start several processes, and the place of `rearview run` on their command line."""
+"""Programs that start several processes, and their command line with `rearview run` in the right place."""
 _WRAPPERS = {"uv", "poetry", "pdm", "hatch", "pipenv", "conda", "nohup", "time", "env", "nice"}
-"""Programs that start one other program; `rearview run` goes after them."""
+"""Programs that start one program; `rearview run` goes between the two."""
 _SHELL = re.compile(rb"#!.*\b(ba|da|z|k|fi)?sh\b")
 
 
@@ -78,38 +78,40 @@ class ProgramCall:
     args: tuple[str, ...]
     module: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables to set for it."""
+    """Environment variables to set for the program."""
 
 
 def program_of(words: Sequence[str]) -> ProgramCall:
-    """Return the script or module that `words` start; if there is none, raise with the command to type.
+    """Return the script or module that the command `words` starts; if there is none, raise and say what to type.
 
     >>> program_of([sys.executable, "-u", "train.py", "--lr", "1"])
     ProgramCall(target='train.py', args=('--lr', '1'), module=False, environment={'PYTHONUNBUFFERED': '1'})
     >>> program_of([sys.executable, "-m", "pkg.train"]).module
     True
     """
-    first, *rest = words
-    name = Path(first).name
-    if not Path(first).is_file() or _PYTHON.match(name):
+    program, *remaining_words = words
+    name = Path(program).name
+    if not Path(program).is_file() or _PYTHON.match(name):
         if _PYTHON.match(name):
-            return _python(first, rest)
+            return _python(program, remaining_words)
         if name in _LAUNCHERS:
-            raise UsageError(_launcher(name, rest), slug="launcher")
+            raise UsageError(_launcher(name, remaining_words), slug="launcher")
         if name in _WRAPPERS:
             raise UsageError(_wrapper(words), slug="launcher")
-        if program_file := shutil.which(first):
-            raise UsageError(_command(first, Path(program_file), rest), slug="launcher")
-        return ProgramCall(first, tuple(rest))
-    if not name.endswith(".py") and _is_shell(Path(first)):
-        raise UsageError(_shell_script(Path(first)), slug="launcher")
-    return ProgramCall(first, tuple(rest))
+        if program_file := shutil.which(program):
+            raise UsageError(
+                _command(program, Path(program_file), remaining_words), slug="launcher"
+            )
+        return ProgramCall(program, tuple(remaining_words))
+    if not name.endswith(".py") and _is_shell(Path(program)):
+        raise UsageError(_shell_script(Path(program)), slug="launcher")
+    return ProgramCall(program, tuple(remaining_words))
 
 
-def _python(first: str, rest: list[str]) -> ProgramCall:
-    _check_interpreter(first)
+def _python(program: str, remaining_words: list[str]) -> ProgramCall:
+    _check_interpreter(program)
     environment: dict[str, str] = {}
-    words = list(rest)
+    words = list(remaining_words)
     while words and words[0].startswith("-"):
         word = words.pop(0)
         if word == "-m" or (word.startswith("-m") and len(word) > 2):
@@ -135,9 +137,9 @@ def _python(first: str, rest: list[str]) -> ProgramCall:
     return ProgramCall(words[0], tuple(words[1:]), environment=environment)
 
 
-def _check_interpreter(first: str) -> None:
-    """Raise if `first` is a Python of another environment, which has other packages than this one."""
-    interpreter = shutil.which(first)
+def _check_interpreter(program: str) -> None:
+    """Raise if the interpreter `program` belongs to another environment, which has other packages."""
+    interpreter = shutil.which(program)
     if interpreter is None or Path(interpreter).parent == Path(sys.executable).parent:
         return
     if (
@@ -146,7 +148,7 @@ def _check_interpreter(first: str) -> None:
     ):
         return
     raise UsageError(
-        f"{first} is {interpreter}, but this `rearview` belongs to {sys.executable}. Record without naming "
+        f"{program} is {interpreter}, but this `rearview` belongs to {sys.executable}. Record without naming "
         f"it (`rearview run train.py`), or install Rearview there: `{interpreter} -m pip install rearview`.",
         slug="launcher",
     )
@@ -154,11 +156,11 @@ def _check_interpreter(first: str) -> None:
 
 def _split(words: Sequence[str]) -> tuple[str, str]:
     """Return a launcher's own options and the program that it starts, both as text."""
-    for at, word in enumerate(words):
+    for position, word in enumerate(words):
         if word.endswith(".py") and not word.startswith("-"):
-            return shlex.join(_without_python(words[:at])), shlex.join(words[at:])
-        if word == "-m" and at + 1 < len(words):
-            return shlex.join(_without_python(words[:at])), shlex.join(words[at:])
+            return shlex.join(_without_python(words[:position])), shlex.join(words[position:])
+        if word == "-m" and position + 1 < len(words):
+            return shlex.join(_without_python(words[:position])), shlex.join(words[position:])
     return shlex.join(words), "train.py"
 
 
@@ -166,8 +168,8 @@ def _without_python(words: Sequence[str]) -> list[str]:
     return [word for word in words if not _PYTHON.match(Path(word).name) and word != "launch"]
 
 
-def _launcher(name: str, rest: list[str]) -> str:
-    options, program = _split(rest)
+def _launcher(name: str, arguments: list[str]) -> str:
+    options, program = _split(arguments)
     line = " ".join(_LAUNCHERS[name].format(options=options, program=program).split())
     return (
         f"{name} starts the processes, so Rearview goes after it: `{line}`. Each process is recorded "
@@ -176,24 +178,28 @@ def _launcher(name: str, rest: list[str]) -> str:
 
 
 def _wrapper(words: Sequence[str]) -> str:
-    first, *rest = words
-    for at, word in enumerate(rest):
+    wrapper, *arguments = words
+    for position, word in enumerate(arguments):
         if _PYTHON.match(Path(word).name) or word.endswith(".py"):
-            program = rest[at + 1 :] if _PYTHON.match(Path(word).name) else rest[at:]
-            line = shlex.join([first, *rest[:at], "rearview", "run", *program])
-            return f"{first} starts the program, so Rearview goes after it: `{line}`."
-    return f"{first} starts the program, so `rearview run` goes after it, before the script."
+            program = (
+                arguments[position + 1 :]
+                if _PYTHON.match(Path(word).name)
+                else arguments[position:]
+            )
+            line = shlex.join([wrapper, *arguments[:position], "rearview", "run", *program])
+            return f"{wrapper} starts the program, so Rearview goes after it: `{line}`."
+    return f"{wrapper} starts the program, so `rearview run` goes after it, before the script."
 
 
-def _command(first: str, program_file: Path, rest: list[str]) -> str:
-    line = shlex.join(["rearview", "run", str(program_file), *rest])
+def _command(first: str, program_file: Path, arguments: list[str]) -> str:
+    line = shlex.join(["rearview", "run", str(program_file), *arguments])
     try:
         with program_file.open("rb") as file:
             head = file.readline(200)
     except OSError:
         head = b""
     if head.startswith(b"#!") and b"python" in head:
-        module = shlex.join(["rearview", "run", "-m", first, *rest])
+        module = shlex.join(["rearview", "run", "-m", first, *arguments])
         return f"{first} is a command, not a script. Record its module: `{module}`; or its file: `{line}`."
     return (
         f"{first} is a program, not a Python script. Put `rearview run` in front of the Python script "
@@ -212,7 +218,7 @@ def _is_shell(file: Path) -> bool:
 
 
 def _shell_script(file: Path) -> str:
-    """Return how to change a shell script: the first line that starts Python, and its new text."""
+    """Return advice how to change a shell script: the first line that starts Python, and the new text of this line."""
     head = f"{file} is a shell script; Rearview records the Python program that it starts."
     try:
         lines = file.read_text("utf-8", errors="replace").splitlines()
@@ -251,7 +257,7 @@ def _notebook_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ProgramCommand(click.Command):
-    """A command whose own options end at the program's name, as with `python`."""
+    """A command whose own options come before the program's name, as with `python`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words before the script, or up to the module's name."""
@@ -266,7 +272,7 @@ class ProgramCommand(click.Command):
             ) from exc
 
     def end_options_after_module(self, args: list[str]) -> list[str]:
-        """Return the words with `--` after `-m MODULE`: the words that follow belong to the module."""
+        """Return the words with `--` after `-m MODULE`, because the words after that belong to the module."""
         takes_value = {
             name
             for param in self.params
@@ -386,7 +392,7 @@ def run(
     program_call = (
         program_of(program) if module is None else ProgramCall(module, program, module=True)
     )
-    target, rest = program_call.target, list(program_call.args)
+    target, arguments = program_call.target, list(program_call.args)
     notebook = not program_call.module and is_notebook(target)
     _check_target(program_call)
     notebook_only = out is not None or timeout is not None
@@ -401,8 +407,8 @@ def run(
     )
     data = b""
     if notebook:
-        out, timeout = notebook_options(target, rest, out, timeout)
-        rest, data = [], Path(target).read_bytes()
+        out, timeout = notebook_options(target, arguments, out, timeout)
+        arguments, data = [], Path(target).read_bytes()
         check_notebook(data, target, quiet=quiet)
     os.environ.update(program_call.environment)
     from rearview._history import start_run
@@ -426,34 +432,37 @@ def run(
         "cells": cells and not notebook,
     }
     if green and preemption is not None:
-        green_settings = Green(grid_setting(), by, hours, share, grams, leaves=exit_when_paused)
+        green_settings = Green(
+            grid_setting(), by, hours, share, grams, exits_when_paused=exit_when_paused
+        )
         if by is not None:
-            moment(by, 0.0)  # a typing error is reported now, not when power is green
+            parse_time(by, 0.0)  # raises for a typing error now, not when power is green
             if hours is None:
                 green_settings = replace(
-                    green_settings, hours=_last_time(target, rest, options["module"], quiet=quiet)
+                    green_settings,
+                    hours=_last_time(target, arguments, options["module"], quiet=quiet),
                 )
 
         def start() -> LaunchCommand:
-            command = start_run(target, rest, **options)
+            command = start_run(target, arguments, **options)
             if not quiet:
                 print_notes(command)
             return command
 
         return run_green(start, green_settings, preemption.signals, quiet=quiet)
     if preemption is not None:
-        # A signal that arrives now is delivered once the program handles it.
+        # block signals: one that arrives now is delivered when the program can handle it
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
-    command = start_run(target, rest, **options)
+    command = start_run(target, arguments, **options)
     if not quiet:
-        output.said(f"recording {'-m ' if program_call.module else ''}{target}")
+        output.prefixed_note(f"recording {'-m ' if program_call.module else ''}{target}")
     if not quiet and preemption is not None:
-        print_notes(command)  # it may resume a stopped run
+        print_notes(command)  # the command may resume a stopped run
     if notebook:
         stopped = resumed_run(command)
         data = data if stopped is None else open_history().notebook(stopped)
         return run_notebook(command, data, target, out, timeout)
-    become(command)
+    replace_process(command)
     return None
 
 
@@ -464,9 +473,11 @@ def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> fl
     similar = similar_run(target, args, module=module)
     hours = last_time(similar[1]) if similar is not None else None
     if not quiet and similar is not None and hours is not None:
-        output.said(f"it takes {hours:.2g} h, as run {similar[0].id} did (--hours says otherwise)")
+        output.prefixed_note(
+            f"it takes {hours:.2g} h, as run {similar[0].id} did (--hours says otherwise)"
+        )
     elif not quiet:
-        output.said(
+        output.prefixed_note(
             "how long it takes is not known, so it starts at --by at the latest; --hours tells it"
         )
     return hours
@@ -515,21 +526,21 @@ def check_script(script: Path) -> None:
 
 
 def _nearest_script(script: Path) -> str:
-    """Return a sentence on the script that was probably meant."""
+    """Return a sentence that suggests an existing script for the mistyped `script`."""
     from difflib import get_close_matches
 
-    here = sorted(path.name for path in Path().glob("*.py"))
-    below = sorted(str(path) for path in Path().glob(f"*/{script.name}"))
-    near = get_close_matches(script.name, here, n=1, cutoff=0.6) or below[:1]
-    if near:
-        return f"Did you mean `rearview run {near[0]}`?"
-    if here:
-        return f"The scripts here are {', '.join(here[:5])}."
+    scripts_here = sorted(path.name for path in Path().glob("*.py"))
+    scripts_below = sorted(str(path) for path in Path().glob(f"*/{script.name}"))
+    suggestions = get_close_matches(script.name, scripts_here, n=1, cutoff=0.6) or scripts_below[:1]
+    if suggestions:
+        return f"Did you mean `rearview run {suggestions[0]}`?"
+    if scripts_here:
+        return f"The scripts here are {', '.join(scripts_here[:5])}."
     return "There is no .py file in this folder: go to the folder of your script first."
 
 
 @click.command(cls=TakesRuns)
-@one_run
+@run_argument
 @click.option(
     "--source",
     type=click.Choice(["run", "worktree"]),
@@ -566,27 +577,27 @@ def resume(
         run, written = fetch_run(remote, which)
         which = run.id
         if written and not quiet:
-            output.said(f"wrote {output.plural(len(written), 'source file')} missing here")
+            output.prefixed_note(f"wrote {output.plural(len(written), 'source file')} missing here")
         preemption = _preemption((), remote, 0)
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
     command = open_history().resume(which, preemption, source=source)
     if not quiet:
-        output.said(f"resuming {which}")
+        output.prefixed_note(f"resuming {which}")
         print_notes(command)
     stopped = open_history().run(which)
     if is_notebook(stopped.script):
         return run_notebook(command, open_history().notebook(which), stopped.script, out, timeout)
-    become(command)
+    replace_process(command)
     return None
 
 
 def print_notes(command: LaunchCommand) -> None:
     """Print the notes of a command before the program starts."""
     for text in command.notes:
-        output.said(text)
+        output.prefixed_note(text)
 
 
-def become(command: LaunchCommand) -> None:
+def replace_process(command: LaunchCommand) -> None:
     """Replace this process by the user's program."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -14,10 +14,10 @@ from rearview.cli.options import (
     TakesRuns,
     complete_run,
     json_option,
-    one_run,
     open_history,
     order_option,
-    without_mark,
+    run_argument,
+    without_prefix,
 )
 from rearview.cli.query import print_damage
 from rearview.cli.terminal import output
@@ -40,7 +40,7 @@ STATUS = {
 }
 
 VARIABLES = 12
-"""Environment variables that are named; more are counted."""
+"""Most environment variables that are named; the others are counted."""
 
 
 @click.command()
@@ -63,9 +63,13 @@ def runs(
 
     Lines fit the terminal, or 80 columns elsewhere: long commands, names and tags are cut.
     """
-    past = open_history()
+    history = open_history()
     selected = (
-        past.runs(where, order=order) if order else past.runs(where) if where else past.runs()
+        history.runs(where, order=order)
+        if order
+        else history.runs(where)
+        if where
+        else history.runs()
     )
     for run in selected:
         if run.damaged:
@@ -116,20 +120,20 @@ def _any(rows: list[list[str]], column: int) -> bool:
 
 
 def _about(run: Run) -> dict[str, Any]:
-    about: dict[str, Any] = output.plain(run)
-    del about["facts"], about["end"]  # it is long, and `show --json` has it
-    return {**about, "seconds": seconds_taken(run)}
+    facts: dict[str, Any] = output.plain(run)
+    del facts["facts"], facts["end"]  # these are long, and `show --json` has them
+    return {**facts, "seconds": seconds_taken(run)}
 
 
 def seconds_taken(run: Run) -> float | None:
-    """Return the seconds from start to end of a run; None if it has not ended."""
+    """Return the seconds from start to end of a run, or None if the run has not ended."""
     return None if run.ended is None else run.ended - run.started
 
 
 @click.command(cls=TakesRuns)
-@click.argument("a", metavar="[A]", default="-2", type=without_mark, shell_complete=complete_run)
+@click.argument("a", metavar="[A]", default="-2", type=without_prefix, shell_complete=complete_run)
 @click.argument(
-    "b", metavar="[B]", default="latest", type=without_mark, shell_complete=complete_run
+    "b", metavar="[B]", default="latest", type=without_prefix, shell_complete=complete_run
 )
 @click.option("--all", "every", is_flag=True, help="Also facts that are the same in both.")
 @json_option
@@ -200,7 +204,7 @@ def _cut(text: str, max_length: int) -> str:
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
-_RUN = click.argument("which", metavar="RUN", type=without_mark, shell_complete=complete_run)
+_RUN = click.argument("which", metavar="RUN", type=without_prefix, shell_complete=complete_run)
 
 
 @click.command(cls=TakesRuns)
@@ -228,8 +232,8 @@ def tag(which: str, tags: tuple[str, ...], remove: bool) -> None:
 
     `rearview runs --where "tag = 'baseline'"` lists the runs that have a tag.
     """
-    past = open_history()
-    run = past.untag(which, *tags) if remove else past.tag(which, *tags)
+    history = open_history()
+    run = history.untag(which, *tags) if remove else history.tag(which, *tags)
     output.out(
         f"{run.id} has the tags {', '.join(run.tags)}" if run.tags else f"{run.id} has no tags"
     )
@@ -245,15 +249,15 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
     Each note is a line after the ones before; `show` and the column `note` of the table `runs` have
     all of them. Without TEXT, print the notes.
     """
-    past = open_history()
+    history = open_history()
     if remove and text:
         raise click.UsageError("Give either a TEXT or --remove, not both.")
     if remove:
-        output.out(f"{past.note(which, None).id} has no note now")
+        output.out(f"{history.note(which, None).id} has no note now")
     elif text:
-        output.out(f"noted about {past.note(which, ' '.join(text)).id}")
+        output.out(f"noted about {history.note(which, ' '.join(text)).id}")
     else:
-        run = past.run(which)
+        run = history.run(which)
         output.out(run.note) if run.note else output.note(f"{run.id} has no note.")
 
 
@@ -263,7 +267,7 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
     metavar="RUN...",
     nargs=-1,
     required=True,
-    type=without_mark,
+    type=without_prefix,
     shell_complete=complete_run,
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -278,18 +282,18 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
     is running is refused, and so is one that other runs came from. On a terminal it asks first;
     elsewhere it needs --yes. A removal that was interrupted is completed by saying it again.
     """
-    past = open_history()
+    history = open_history()
     if not dry_run and not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(
                 "There is no terminal to ask on. Say --yes to remove, or look first with --dry-run."
             )
-        for line in _removal_lines(past.remove(*which, dry=True)):
+        for line in _removal_lines(history.remove(*which, dry=True)):
             output.note(line)
         if not click.confirm("Remove this? It cannot be undone", err=True):
             output.note("Nothing was removed.")
             return 1
-    removal = past.remove(*which, dry=dry_run)
+    removal = history.remove(*which, dry=dry_run)
     if as_json:
         output.json_document({"dry_run": dry_run, "nbytes": removal.nbytes, **plain(removal)})
         return None
@@ -307,7 +311,7 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
 
 
 def _removal_lines(removal: Removal) -> Iterator[str]:
-    """Yield a line for each run: what is removed with it, and how much space that frees."""
+    """Yield a line for each run: what is removed with the run, and how much space this frees."""
     for run in removal.removed:
         yield (
             f"{run.run}: its records, {plural(run.checkpoints, 'checkpoint')}, "
@@ -318,7 +322,7 @@ def _removal_lines(removal: Removal) -> Iterator[str]:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUN] [NAME]...", nargs=-1, type=without_mark, shell_complete=complete_run
+    "words", metavar="[RUN] [NAME]...", nargs=-1, type=without_prefix, shell_complete=complete_run
 )
 @click.option("--printed", is_flag=True, help="The lines that it printed, with their points.")
 @click.option(
@@ -349,28 +353,31 @@ def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bo
     if printed:
         _printed(which, as_json=as_json)
         return
-    past = open_history()
-    report = past.show(which)
+    history = open_history()
+    report = history.show(which)
     if as_json:
         output.json_document(
             {**output.plain(report), "replays": list(map(_replay_as_json, report.replays))}
         )
     else:
         _show(report)
-    print_damage(past)
+    print_damage(history)
 
 
 def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
-    past = open_history()
+    history = open_history()
     which, names = "latest", words
-    if words and words[0] not in past.names():
+    if words and words[0] not in history.names():
         which, names = words[0], words[1:]
         try:
-            past.run(which)
+            history.run(which)
         except RearviewError:
-            which, names = "latest", words  # it is an unknown name: report that
+            which, names = (
+                "latest",
+                words,
+            )  # the first word is an unknown name, and is reported as one
     with waiting("reading values"):
-        saved = past.save_values(which, folder, names)
+        saved = history.save_values(which, folder, names)
     if as_json:
         output.json_document(
             [{**output.plain(saved_value), "path": str(saved_value.path)} for saved_value in saved]
@@ -383,7 +390,7 @@ def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
         nothing_logged = (
             f"nothing as {', '.join(names)}" if names else "no array, tensor, image or histogram"
         )
-        output.note(f"Nothing to save: run {past.run(which).id} logged {nothing_logged}.")
+        output.note(f"Nothing to save: run {history.run(which).id} logged {nothing_logged}.")
 
 
 def _printed(which: str, *, as_json: bool) -> None:
@@ -396,7 +403,7 @@ def _printed(which: str, *, as_json: bool) -> None:
 
 
 def _failure(run: Run) -> str:
-    """Return how and where a run failed; empty if it did not."""
+    """Return how and where a run failed, or '' if it did not fail."""
     if not run.exit_code:
         return ""
     early = run.end.early
@@ -444,7 +451,7 @@ def _continued(run: Run) -> list[str]:
 
 
 def _environment(report: RunReport) -> list[str]:
-    """Return which variables replays restore, and which differ and are not restored."""
+    """Return lines on the environment variables that replays restore, and those that differ and are not restored."""
     then = report.environment
     if then is None:
         return []
@@ -509,20 +516,20 @@ def _replay(replay: Replay) -> str:
     proof = replay.proof
     verdict = str(proof) if proof.verdict is not Verdict.EXACT else str(proof.verdict)
     verdict = f"redone from the start: {proof.why}" if proof.verdict is Verdict.REDONE else verdict
-    again = " (from the start of the run)" if replay.redoes else ""
-    return f"{moment(replay.started)}  {names}: {verdict}{again}"
+    from_start = " (from the start of the run)" if replay.redoes else ""
+    return f"{moment(replay.started)}  {names}: {verdict}{from_start}"
 
 
 def _replay_as_json(replay: Replay) -> dict[str, Any]:
     proof = replay.proof
-    about: dict[str, Any] = output.plain(replay)
-    facts = {**about.pop("start"), "report": about.pop("report")}
-    about |= {"version": facts.pop("version"), "names": facts.pop("names"), "facts": facts}
-    return {**about, "verdict": proof.verdict, "why": proof.why, "redoes": replay.redoes or None}
+    fields: dict[str, Any] = output.plain(replay)
+    facts = {**fields.pop("start"), "report": fields.pop("report")}
+    fields |= {"version": facts.pop("version"), "names": facts.pop("names"), "facts": facts}
+    return {**fields, "verdict": proof.verdict, "why": proof.why, "redoes": replay.redoes or None}
 
 
 @click.command(cls=TakesRuns)
-@one_run
+@run_argument
 @click.option("--get", metavar="PATH", help="Fetch this file.")
 @click.option("--at", metavar="POINT", help="As it was at a checkpoint: epoch=3.")
 @click.option(
@@ -538,13 +545,13 @@ def files(
     A file is fetched from the project if it is as the run left it, else from the last checkpoint that
     holds it; --at takes an earlier one. A file that is there is never overwritten.
     """
-    past = open_history()
+    history = open_history()
     if get is not None:
         _fetch(which, get, at, destination)
         return
     if at is not None or destination is not None:
         raise click.UsageError("--at and --output go with --get PATH: which file is to be fetched?")
-    files_written = past.files(which)
+    files_written = history.files(which)
     if as_json:
         output.json_document(plain(files_written))
         return

@@ -1,4 +1,4 @@
-"""Commands about source: inspect (will it work on a script), propagate (statements in old versions), diff."""
+"""Commands about source: inspect (will Rearview work on a script), propagate (statements in old versions), diff."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rearview.cli.options import (
     TakesRuns,
     complete_run,
     json_option,
+    names_argument,
     open_history,
     pair,
-    some_names,
     sure_option,
-    without_mark,
+    without_prefix,
 )
 from rearview.cli.run import program_of
 from rearview.cli.terminal import output
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=False)
+@names_argument(required=False)
 @click.option(
     "--to",
     "which",
     metavar="RUN",
-    type=without_mark,
+    type=without_prefix,
     multiple=True,
     shell_complete=complete_run,
     help="Only the versions of these runs; may be repeated.",
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @click.option(
     "--undo",
     metavar="RUN",
-    type=without_mark,
+    type=without_prefix,
     shell_complete=complete_run,
     help="Forget the places given by hand in the version of RUN.",
 )
@@ -91,15 +91,15 @@ def propagate(
     statement, and serves no other name. `--corrections` and `--undo` work with or without NAMES;
     exit code 1: there is nothing to undo.
     """
-    past = open_history()
+    history = open_history()
     if correct is None and (after or renames or statement):
         raise click.UsageError("--after, --rename and --statement belong to --correct.")
-    if past.correction_note:
-        output.note(past.correction_note)
+    if history.correction_note:
+        output.note(history.correction_note)
     if undo is not None:
-        return _undone(past, undo, names, as_json=as_json)
+        return _undone(history, undo, names, as_json=as_json)
     if corrections:
-        stored = past.corrections(names)
+        stored = history.corrections(names)
         if as_json:
             output.json_document(stored)
         elif not stored:
@@ -113,13 +113,13 @@ def propagate(
         run, place = correct
         path, line = _file_and_line(place)
         where = _file_and_line(statement) if statement is not None else None
-        past.correct(
-            *(without_mark(run), path, line, names),
+        history.correct(
+            *(without_prefix(run), path, line, names),
             after=after,
             renames=dict(renames),
             statement=where,
         )
-    placements = past.propagate(list(names), to=list(which) or None, sure=sure)
+    placements = history.propagate(list(names), to=list(which) or None, sure=sure)
     if as_json:
         output.json_document(placements)
     else:
@@ -135,8 +135,8 @@ def _file_and_line(text: str) -> tuple[str, int]:
     return path, int(line)
 
 
-def _undone(past: History, run: str, names: tuple[str, ...], *, as_json: bool) -> int:
-    removed = past.undo(run, names)
+def _undone(history: History, run: str, names: tuple[str, ...], *, as_json: bool) -> int:
+    removed = history.undo(run, names)
     if as_json:
         output.json_document(removed)
     elif not removed:
@@ -208,10 +208,10 @@ def inspect(words: tuple[str, ...], module: str | None, everything: bool, as_jso
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "first", metavar="[A]", default="latest", type=without_mark, shell_complete=complete_run
+    "first", metavar="[A]", default="latest", type=without_prefix, shell_complete=complete_run
 )
 @click.argument(
-    "second", metavar="[B]", default="worktree", type=without_mark, shell_complete=complete_run
+    "second", metavar="[B]", default="worktree", type=without_prefix, shell_complete=complete_run
 )
 @click.option(
     "--statements",

@@ -22,7 +22,7 @@ from rearview.cli.options import (
     nbytes,
     open_history,
     span,
-    without_mark,
+    without_prefix,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, plural, size
@@ -41,7 +41,7 @@ PLAIN_EVERY = 10.0
 
 
 def _open(words: Sequence[str]) -> OpenedStudy:
-    """Return the study that the words name: programs, an RO-Crate folder, or runs (all runs by default)."""
+    """Return the study of the given programs, RO-Crate folder or runs (without words, all runs)."""
     from rearview.multiversion.open_study import names_programs, open_programs, open_runs
 
     if names_programs(words):
@@ -53,7 +53,11 @@ def _open(words: Sequence[str]) -> OpenedStudy:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUNS or FILES]...", nargs=-1, type=without_mark, shell_complete=complete_run
+    "words",
+    metavar="[RUNS or FILES]...",
+    nargs=-1,
+    type=without_prefix,
+    shell_complete=complete_run,
 )
 @click.option("--svg", type=click.Path(path_type=Path), metavar="FILE", help="Write a picture.")
 @json_option
@@ -70,7 +74,7 @@ def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
     built = build_tree(opened.study, opened.measurements)
     if svg is not None:
         svg.write_text(tree_svg(built), "utf-8", "replace")
-        output.said(f"{svg} written.")
+        output.prefixed_note(f"{svg} written.")
     if as_json:
         from rearview.cli.terminal.output import json_text
 
@@ -85,20 +89,24 @@ def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
 
 def _said_tree(built: ExecutionTree) -> None:
     shared = built.cells_in_all - len(built.tree)
-    output.said(
+    output.prefixed_note(
         f"{plural(len(built.paths), 'version')}, {plural(built.cells_in_all, 'cell')}, "
         f"{shared} of them shared."
     )
     for name, why in built.unavailable.items():
-        output.said(f"{name} cannot be replayed: {why}.")
+        output.prefixed_note(f"{name} cannot be replayed: {why}.")
     for text in built.unshared:
-        output.said(f"{text}.")
+        output.prefixed_note(f"{text}.")
 
 
 @click.command(cls=TakesRuns)
 @click.argument("package", metavar="PACKAGE", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument(
-    "words", metavar="[RUNS or FILES]...", nargs=-1, type=without_mark, shell_complete=complete_run
+    "words",
+    metavar="[RUNS or FILES]...",
+    nargs=-1,
+    type=without_prefix,
+    shell_complete=complete_run,
 )
 @click.option(
     "--embed",
@@ -148,7 +156,7 @@ def pack(package: Path, words: Sequence[str], embed: int, title: str, as_json: b
         f"{size(packed.size)}."
     )
     for name in packed.referenced:
-        output.said(f"{name} is not in the package, only its hash: send it along.")
+        output.prefixed_note(f"{name} is not in the package, only its hash: send it along.")
     return 0
 
 
@@ -232,7 +240,7 @@ def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choic
         plan = plan_study(study, options, opened.measurements, opened.store)
         if not (as_json or quiet) or choices["dry_run"]:
             for line in plan_lines(plan, cache=options.cache, workers=options.workers):
-                (output.said if as_json else output.out)(line)
+                (output.prefixed_note if as_json else output.out)(line)
         if choices["dry_run"]:
             _show_dry(plan, as_json=as_json)
             return 0
@@ -287,10 +295,10 @@ def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -
     from rearview.multiversion.package_metadata import requirements
 
     manifest = reader.manifest
-    output.said(f"{reader.file.name}: {output.printable(opened.title, line=True)}")
+    output.prefixed_note(f"{reader.file.name}: {output.printable(opened.title, line=True)}")
     for version in opened.study.versions[:40]:
         arguments = " ".join(version.argv)
-        output.said(
+        output.prefixed_note(
             output.printable(
                 f"  {version.name}: {version.program} {arguments} "
                 f"({plural(len(version.cells), 'cell')}, {plural(len(version.files), 'file')})",
@@ -306,12 +314,12 @@ def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -
         }
     )
     if variables:
-        output.said(output.printable(f"  It sets {', '.join(variables)}.", line=True))
+        output.prefixed_note(output.printable(f"  It sets {', '.join(variables)}.", line=True))
     needs = requirements(manifest.environment)
-    output.said(
+    output.prefixed_note(
         f"  It ran with Python {manifest.environment.python} and {', '.join(needs) or 'no packages'}."
     )
-    output.said("  Its code will run as you, with access to your files and network.")
+    output.prefixed_note("  Its code will run as you, with access to your files and network.")
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -324,7 +332,7 @@ def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -
 
 
 def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, quiet: bool) -> str:
-    """Return the interpreter for a study: this one, or that of a fresh environment."""
+    """Return the interpreter for a study: that of this process, or that of a new environment."""
     if reader is None:
         return sys.executable
     import hashlib
@@ -342,7 +350,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
     environment = reader.manifest.environment
     if offline:
         for text in differences(environment):
-            output.said(f"warning: {text}")
+            output.prefixed_note(f"warning: {text}")
         return sys.executable
     tools = [*TOOLS]
     if any(version.notebook for version in study.versions):
@@ -393,7 +401,7 @@ def _run(
         )
     if page is not None:
         page.write_text(report_html(report, opened.title or "Replay"), "utf-8", "replace")
-        output.said(f"{page} written.")
+        output.prefixed_note(f"{page} written.")
     if as_json:
         output.json_document(report_json(report))
     else:
@@ -403,7 +411,7 @@ def _run(
 
 
 class TreeView:
-    """Shows the tree during a replay: which cells have run, which run now, which states are kept."""
+    """Shows the tree during a replay: which cells have run, which cells run now, which states are kept."""
 
     def __init__(self, tree: ExecutionTree, seconds: float) -> None:
         from rearview.multiversion.report import depth_first, tree_lines
@@ -419,7 +427,7 @@ class TreeView:
         self._done = 0.0
 
     def __call__(self, event: ReplayEvent) -> None:
-        """Update the display after an event of the engine."""
+        """Update what is shown after an event of the replay."""
         with self._lock:
             row = self._rows.get(event.node)
             if row is not None:
@@ -437,15 +445,15 @@ class TreeView:
                 self._live.update(self._text())
             elif now - self._last >= PLAIN_EVERY:
                 self._last = now
-                output.said(self._progress())
+                output.prefixed_note(self._progress())
 
     def _progress(self) -> str:
         spent = time.monotonic() - self._start
         ran = sum(mark in "+!" for mark in self._marks)
-        left = ""
+        time_left = ""
         if self._done > 0 and self._seconds > self._done:
-            left = f", about {duration(spent * (self._seconds / self._done - 1))} left"
-        return f"{ran} of {len(self._marks)} cells after {duration(spent)}{left}"
+            time_left = f", about {duration(spent * (self._seconds / self._done - 1))} left"
+        return f"{ran} of {len(self._marks)} cells after {duration(spent)}{time_left}"
 
     def _text(self) -> Any:
         from rich.text import Text

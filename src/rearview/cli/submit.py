@@ -27,10 +27,10 @@ EXIT_EVERY = "1h"
 
 
 class Submit(ProgramCommand):
-    """A command that keeps the words it was given, so that they can be copied into the job."""
+    """A command that stores the words of its command line, so that the job can use them too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words and keep them."""
+        """Store the words, and parse them."""
         ctx.meta["words"] = self.end_options_after_module(list(args))
         return super().parse_args(ctx, args)
 
@@ -136,9 +136,9 @@ def submit(
         settings=dict(lines),
     )
     if site == "condor":
-        home = _results(file)
-        text = submit_file(job, results=str(home.resolve()))
-        home.mkdir(parents=True)
+        results_folder = _results(file)
+        text = submit_file(job, results=str(results_folder.resolve()))
+        results_folder.mkdir(parents=True)
     else:
         text = batch_script(job)
     file.write_text(text, "utf-8")
@@ -146,13 +146,13 @@ def submit(
     if hand_in:
         _hand_in(command)
     elif not quiet:
-        output.said(f"wrote {file}; submit it with `{shlex.join(command)}`")
+        output.prefixed_note(f"wrote {file}; submit it with `{shlex.join(command)}`")
     if site == "condor" and not quiet:
-        output.said(f"its results will be in {home}")
+        output.prefixed_note(f"its results will be in {results_folder}")
 
 
 def _options(ctx: click.Context, *, condor: bool) -> list[str]:
-    """Return the options of `run` as they were written."""
+    """Return the options of `run` as the user wrote them."""
     parsed, _, _ = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["words"]))
     if condor:
         parsed.setdefault("exit_every", EXIT_EVERY)
@@ -192,12 +192,12 @@ def _existing(path: str) -> str:
 
 
 def _results(file: Path) -> Path:
-    """Return a new folder for the job's results; it is never the project's own."""
-    home, number = file.with_suffix(".results"), 1
-    while home.exists():
+    """Return the path of a new folder for the job's results, next to the job file."""
+    folder, number = file.with_suffix(".results"), 1
+    while folder.exists():
         number += 1
-        home = file.with_suffix(f".{number}.results")
-    return home
+        folder = file.with_suffix(f".{number}.results")
+    return folder
 
 
 def _hand_in(command: list[str]) -> None:

@@ -1,4 +1,7 @@
-"""When power is green: ask the grid, decide when to run, measure the energy used. Its failures never end a run."""
+"""When power is green: fetch data about the grid, decide when to run, measure the energy used.
+
+No failure here ends a run.
+"""
 
 from rearview.energy.grid import (
     ElectricityMaps,

@@ -1,6 +1,6 @@
 """Grid carbon data: samples and forecasts from energy-charts, Electricity Maps and WattTime.
 
-Requests to a service are rare, a file caches the answer, and failures never reach the run.
+A source rarely sends requests, caches the answer in a file, and raises no errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GAS = 490.0
 """Grams of CO2 per kWh over the life cycle, medians of IPCC AR5 (WG III, annex III, 2014)."""
 
 STALE = 6 * 3600.0
-"""Seconds after which the last sample is outdated."""
+"""Most seconds for which a sample is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class GridSample:
 
     @property
     def intensity(self) -> float | None:
-        """Grams of CO2 per kWh: as stated, or estimated cautiously from the share.
+        """Grams of CO2 per kWh: as stated, or estimated from the renewable share or the traffic light.
 
         The estimate assumes that all power that is not renewable comes from gas, so it never
         overstates a saving in a grid with coal.
@@ -64,16 +64,16 @@ class GridSample:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Samples of one source, in order of time; empty if none are available."""
+    """The samples of one source, in order of time, or the problem why there are none."""
 
     source: str
     attribution: str
     samples: tuple[GridSample, ...] = ()
     fetched: float = 0.0
     substitute: bool = False
-    """Whether the source itself estimated the values."""
+    """Whether the values are estimates of the source itself."""
     problem: str = ""
-    """Why there are no samples, or no new ones; empty if there are."""
+    """Why there are no new samples; empty if the last request succeeded."""
 
     @classmethod
     def of(
@@ -94,7 +94,7 @@ class Forecast:
         return cls(source, attribution, tuple(useful), fetched, substitute, problem)
 
     def at(self, time: float) -> GridSample | None:
-        """Return the sample for `time`, or None.
+        """Return the sample that is valid at `time`, or None if there is none.
 
         The last sample lasts as long as the sample before it, or an hour if it is the only sample.
         """
@@ -105,11 +105,11 @@ class Forecast:
 
     @property
     def end(self) -> float:
-        """Time at which the last sample ends; 0 if there is none."""
+        """Time at which the last sample ends, or 0 if there are no samples."""
         return self.end_of(len(self.samples) - 1) if self.samples else 0.0
 
     def end_of(self, index: int) -> float:
-        """Return when the sample at `index` ends."""
+        """Return the time at which the sample at `index` ends."""
         samples = self.samples
         step = samples[-1].start - samples[-2].start if len(samples) > 1 else 3600.0
         step = min(step, STALE)
@@ -122,10 +122,10 @@ class Forecast:
 
 
 class Source(ABC):
-    """A service with at most one request every `pause` seconds; it raises no failures.
+    """A web service with data about the grid, which gets at most one request every `pause` seconds.
 
-    `outlook()` always returns: the newest answer, an older one with a `problem`, or an empty one. `cache` is a
-    file for the answer, so that many short programs ask once.
+    `outlook()` never raises: if a request fails, it returns the last forecast, or an empty one, with a `problem`.
+    `cache` is a file for the last forecast, so that many short programs send one request.
     """
 
     name = ""
@@ -146,39 +146,39 @@ class Source(ABC):
         self._opener, self._clock = opener, clock
         self._last = self._empty("not asked yet")
         self._not_before = 0.0
-        self._recall()
+        self._load_cache()
 
     @abstractmethod
-    def _ask(self) -> Forecast:
+    def _fetch(self) -> Forecast:
         """Fetch and return a new forecast; may raise any exception."""
 
     @abstractmethod
-    def _look_back(self, begin: float, end: float) -> Forecast:
+    def _fetch_measured(self, begin: float, end: float) -> Forecast:
         """Fetch and return the measured samples from `begin` to `end`; may raise any exception."""
 
     def outlook(self) -> Forecast:
-        """Return the newest forecast that is known; never raises."""
+        """Return the newest forecast, fetched now if `pause` seconds have passed; never raises."""
         now = self._clock()
         if now < self._not_before:
             return self._last
         self._not_before = now + self.pause
         try:
-            fresh = self._ask()
+            new_forecast = self._fetch()
         except Exception as exc:  # the run continues after any failure of the server
             self._not_before = now + max(self.pause, _retry_after(exc))
-            self._failed(self._problem(exc))
+            self._set_problem(self._problem(exc))
         else:
-            if fresh.samples:
-                self._last = fresh
-                self._remember()
+            if new_forecast.samples:
+                self._last = new_forecast
+                self._save_cache()
             else:
-                self._failed(fresh.problem)
+                self._set_problem(new_forecast.problem)
         return self._last
 
     def measured(self, begin: float, end: float) -> Forecast:
-        """Fetch the measured samples of a past interval; on failure, return none and the problem."""
+        """Return the measured samples of a past interval, or an empty forecast with the problem."""
         try:
-            return self._look_back(begin, end)
+            return self._fetch_measured(begin, end)
         except Exception as exc:
             return self._empty(self._problem(exc))
 
@@ -188,7 +188,7 @@ class Source(ABC):
             return f"{self.name} answered {code}: {_detail(exc)}"
         return f"{self.name} did not answer: {type(exc).__name__}: {exc}"
 
-    def _failed(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         self._last = replace(self._last, problem=problem)
 
     def _empty(self, problem: str) -> Forecast:
@@ -200,29 +200,29 @@ class Source(ABC):
 
         address = f"{self.url}{path}?{urllib.parse.urlencode(query)}"
         request = urllib.request.Request(address, headers={"User-Agent": "rearview", **headers})  # noqa: S310
-        opened = self._opener or urllib.request.urlopen
-        with opened(request, timeout=self.timeout) as answer:
+        opener = self._opener or urllib.request.urlopen
+        with opener(request, timeout=self.timeout) as answer:
             return json.loads(answer.read(16 << 20))
 
-    def _of(self, samples: list[GridSample], *, substitute: bool = False) -> Forecast:
+    def _forecast(self, samples: list[GridSample], *, substitute: bool = False) -> Forecast:
         return Forecast.of(
             self.name, self.attribution, samples, fetched=self._clock(), substitute=substitute
         )
 
-    def _recall(self) -> None:
+    def _load_cache(self) -> None:
         if self.cache is None:
             return
         try:
-            kept = json.loads(self.cache.read_text("utf-8"))
-            if kept["key"] != self._key():
+            cached = json.loads(self.cache.read_text("utf-8"))
+            if cached["key"] != self._key():
                 return
-            samples = [GridSample(*values) for values in kept["samples"]]
-            self._last = replace(self._of(samples), fetched=kept["fetched"])
-            self._not_before = kept["fetched"] + self.pause
+            samples = [GridSample(*values) for values in cached["samples"]]
+            self._last = replace(self._forecast(samples), fetched=cached["fetched"])
+            self._not_before = cached["fetched"] + self.pause
         except (OSError, ValueError, KeyError, TypeError):
             return
 
-    def _remember(self) -> None:
+    def _save_cache(self) -> None:
         if self.cache is None:
             return
         samples = [(s.start, s.share, s.light, s.grams) for s in self._last.samples]
@@ -252,7 +252,7 @@ POUNDS_PER_MWH = 0.45359237
 
 
 class EnergyCharts(Source):
-    """The traffic light and renewable share of Fraunhofer ISE; free, for Europe."""
+    """Traffic light and renewable share of European countries by Fraunhofer ISE; free of charge."""
 
     name = "energy-charts"
     attribution = "Data: Energy-Charts, Fraunhofer ISE (energy-charts.info), CC BY 4.0"
@@ -266,7 +266,7 @@ class EnergyCharts(Source):
     def _key(self) -> str:
         return f"{super()._key()} {self.country}"
 
-    def _ask(self) -> Forecast:
+    def _fetch(self) -> Forecast:
         query = {"country": self.country}
         answer = self._get("/signal", query, {})
         times = answer["unix_seconds"] or []
@@ -281,14 +281,14 @@ class EnergyCharts(Source):
                 GridSample(float(when), _number(_nth(answer.get("ren_share") or [], n)))
                 for n, when in enumerate(answer["unix_seconds"] or [])
             ]
-        return self._of(samples, substitute=bool(answer.get("substitute")))
+        return self._forecast(samples, substitute=bool(answer.get("substitute")))
 
-    def _look_back(self, begin: float, end: float) -> Forecast:
+    def _fetch_measured(self, begin: float, end: float) -> Forecast:
         query = {"country": self.country, "start": str(int(begin)), "end": str(int(end) + 1)}
         answer = self._get("/public_power", query, {})
-        named = {series["name"]: series["data"] for series in answer["production_types"]}
-        shares = named.get("Renewable share of load") or []
-        return self._of(
+        series_by_name = {series["name"]: series["data"] for series in answer["production_types"]}
+        shares = series_by_name.get("Renewable share of load") or []
+        return self._forecast(
             [
                 GridSample(float(when), _number(_nth(shares, n)))
                 for n, when in enumerate(answer["unix_seconds"] or [])
@@ -317,20 +317,20 @@ class ElectricityMaps(Source):
     def _key(self) -> str:
         return f"{super()._key()} {self.zone}"
 
-    def _ask(self) -> Forecast:
+    def _fetch(self) -> Forecast:
         import urllib.error
 
         query, headers = {"zone": self.zone}, {"auth-token": self._token}
         points = [self._get("/v3/carbon-intensity/latest", query, headers)]
         with contextlib.suppress(urllib.error.HTTPError, KeyError):  # not in every subscription
             points += self._get("/v3/carbon-intensity/forecast", query, headers)["forecast"]
-        return self._of(_points(points))
+        return self._forecast(_samples(points))
 
-    def _look_back(self, begin: float, end: float) -> Forecast:
-        query = {"zone": self.zone, "start": _text(begin), "end": _text(end + 3600)}
+    def _fetch_measured(self, begin: float, end: float) -> Forecast:
+        query = {"zone": self.zone, "start": _iso_time(begin), "end": _iso_time(end + 3600)}
         headers = {"auth-token": self._token}
         answer = self._get("/v3/carbon-intensity/past-range", query, headers)
-        return self._of(_points(answer["data"]))
+        return self._forecast(_samples(answer["data"]))
 
 
 class WattTime(Source):
@@ -356,11 +356,13 @@ class WattTime(Source):
     def _key(self) -> str:
         return f"{super()._key()} {self.region}"
 
-    def _ask(self) -> Forecast:
+    def _fetch(self) -> Forecast:
         return self._series("/v3/forecast", {})
 
-    def _look_back(self, begin: float, end: float) -> Forecast:
-        return self._series("/v3/historical", {"start": _text(begin), "end": _text(end + 300)})
+    def _fetch_measured(self, begin: float, end: float) -> Forecast:
+        return self._series(
+            "/v3/historical", {"start": _iso_time(begin), "end": _iso_time(end + 300)}
+        )
 
     def _series(self, path: str, span: Mapping[str, str]) -> Forecast:
         basic = base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
@@ -371,8 +373,8 @@ class WattTime(Source):
         for point in answer["data"]:
             pounds = _number(point.get("value"))
             grams = None if pounds is None else pounds * POUNDS_PER_MWH
-            samples.append(GridSample(_moment(point["point_time"]), grams=grams))
-        return self._of(samples)
+            samples.append(GridSample(_timestamp(point["point_time"]), grams=grams))
+        return self._forecast(samples)
 
 
 SOURCES: dict[str, type[Source]] = {
@@ -383,15 +385,15 @@ SOURCES: dict[str, type[Source]] = {
 
 
 def open_source(text: str = "energy-charts:de", **options: Any) -> Source:
-    """Return the source that `text` names, such as `energy-charts:de` or `electricity-maps:FR`.
+    """Return the source for a text such as `energy-charts:de` or `electricity-maps:FR`.
 
     The address of a proxy or cache of the service may follow after an `@`.
 
     >>> open_source("energy-charts:at@http://localhost:8000").url
     'http://localhost:8000'
     """
-    named, _, url = text.partition("@")
-    name, _, place = named.partition(":")
+    source_text, _, url = text.partition("@")
+    name, _, zone = source_text.partition(":")
     if name not in SOURCES:
         raise UsageError(
             f"There is no source of grid data {name!r}. Choose one of: {', '.join(SOURCES)}, with "
@@ -401,17 +403,17 @@ def open_source(text: str = "energy-charts:de", **options: Any) -> Source:
     if url:
         if not url.startswith(("http://", "https://")):
             raise UsageError(
-                f"The address {url!r} of the source {named!r} is not a web address. Write it like "
-                f"{named}@https://proxy.example.org/grid.",
+                f"The address {url!r} of the source {source_text!r} is not a web address. Write it like "
+                f"{source_text}@https://proxy.example.org/grid.",
                 slug="energy-source",
             )
         options = {"url": url, **options}
-    return SOURCES[name](place, **options) if place else SOURCES[name](**options)
+    return SOURCES[name](zone, **options) if zone else SOURCES[name](**options)
 
 
-def _points(points: Iterable[Mapping[str, Any]]) -> list[GridSample]:
+def _samples(points: Iterable[Mapping[str, Any]]) -> list[GridSample]:
     return [
-        GridSample(_moment(point["datetime"]), grams=_number(point.get("carbonIntensity")))
+        GridSample(_timestamp(point["datetime"]), grams=_number(point.get("carbonIntensity")))
         for point in points
     ]
 
@@ -430,9 +432,9 @@ def _light(value: Any) -> int | None:
     return int(value) if value in {-1, 0, 1, 2} else None
 
 
-def _moment(text: str) -> float:
+def _timestamp(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def _text(time: float) -> str:
+def _iso_time(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

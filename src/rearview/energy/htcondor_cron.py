@@ -1,6 +1,6 @@
-"""`python -m rearview.energy.htcondor_cron`: the power of a node as ClassAd attributes, for STARTD_CRON.
+"""`python -m rearview.energy.htcondor_cron`: print whether power is green as ClassAd attributes of a node.
 
-docs/green.md has the configuration of the HTCondor startd that runs it.
+HTCondor runs this command as a STARTD_CRON job; docs/green.md has the configuration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rearview.energy.schedule import Rule, decide
 
 
 def classad(source: str, rule: Rule, *, url: str = "", cache: Path | None = None) -> str:
-    """Return the attributes, one per line, and the dash that publishes them."""
+    """Return the ClassAd attributes, one per line, and then the line `-`, on which HTCondor publishes them."""
     options = {"cache": cache, **({"url": url} if url else {})}
     outlook = open_source(source, **options).outlook()
     now = time.time()

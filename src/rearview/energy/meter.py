@@ -1,7 +1,7 @@
-"""Energy used by a run: measured by the machine's counters, else estimated; and the report about it.
+"""Energy used by a run, measured by counters of the machine or else estimated, and the report about it.
 
 A run appends the intervals in which it ran, and the energy it used, to its account file. The report compares the
-CO2 of the run with the CO2 that the same hours would have caused without waiting.
+CO2 of the run with the CO2 of a run without waiting.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rearview.durable_files import add_check, is_intact
 from rearview.energy.grid import Forecast, GridSample
 
 FORMAT = 2
-"""From 2 on, every line has a checksum."""
+"""Format of account files: from 2 on, every line has a checksum."""
 _GAP = 0.001
-"""Most seconds by which two notes of one execution can be apart because of rounding."""
+"""Most seconds that rounding puts between the end of an interval and the start of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +36,27 @@ class RunInterval:
 
 @dataclass(frozen=True, slots=True)
 class EnergyReport:
-    """The energy and CO2 of a run, and the CO2 of the same hours without waiting."""
+    """The energy and CO2 of a run, and the CO2 that it would have caused without waiting."""
 
     intervals: tuple[RunInterval, ...]
     kwh: float
     how: tuple[str, ...]
     grams: float | None
-    """Grams of CO2 in the hours it ran; None if the state of the grid is not known."""
+    """Grams of CO2 of the run, or None if the state of the grid is not known."""
     grams_at_once: float | None
-    """Grams of CO2 of the same number of hours, without a break, from when the run was requested."""
+    """Grams of CO2 if the run had started when it was requested and never paused, or None if not known."""
     attribution: tuple[str, ...] = ()
     requested: float | None = None
-    """When it was requested, if recorded."""
+    """Time at which the run was requested, or None if that was not recorded."""
 
     @property
     def seconds(self) -> float:
-        """How long it ran."""
+        """Seconds for which the run computed."""
         return sum(interval.end - interval.begin for interval in self.intervals)
 
     @property
     def joined_intervals(self) -> tuple[RunInterval, ...]:
-        """The intervals, with adjacent ones joined."""
+        """The intervals, with adjacent intervals joined."""
         joined: list[RunInterval] = []
         for interval in self.intervals:
             last = joined[-1] if joined else None
@@ -70,44 +70,46 @@ class EnergyReport:
 
     @property
     def saved(self) -> float | None:
-        """Grams of CO2 saved; negative if waiting was worse."""
+        """Grams of CO2 saved by waiting, negative if waiting was worse; None if not known."""
         if self.grams is None or self.grams_at_once is None:
             return None
         return self.grams_at_once - self.grams
 
 
 class Account:
-    """The append-only file in which a run writes when it ran, one line per interval."""
+    """The file to which a run appends the intervals in which it computed, one line each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._noted_samples: dict[float, GridSample] = {}
+        self._recorded_samples: dict[float, GridSample] = {}
 
     def note_request(self, time: float) -> None:
-        """Record when the run was requested; the first time counts."""
+        """Record when the run was requested; if called again, the first time counts."""
         self._append({"asked": time})
 
     def on(self, interval: RunInterval) -> None:
-        """Record an interval in which it ran."""
+        """Record an interval in which the run computed."""
         self._append({"on": asdict(interval)})
 
     def grid(self, outlook: Forecast) -> None:
         """Record the state of the grid for the report, without samples that did not change."""
-        fresh = [
-            sample for sample in outlook.samples if self._noted_samples.get(sample.start) != sample
+        changed_samples = [
+            sample
+            for sample in outlook.samples
+            if self._recorded_samples.get(sample.start) != sample
         ]
-        self._noted_samples |= {sample.start: sample for sample in fresh}
-        if not fresh:
+        self._recorded_samples |= {sample.start: sample for sample in changed_samples}
+        if not changed_samples:
             return
-        samples = [(s.start, s.share, s.light, s.grams) for s in fresh]
+        samples = [(s.start, s.share, s.light, s.grams) for s in changed_samples]
         self._append(
             {"grid": samples, "source": outlook.source, "attribution": outlook.attribution}
         )
 
     def report(self, measured: Forecast | None = None) -> EnergyReport:
-        """Return the report of all recorded intervals, without a torn last line.
+        """Return the report of all recorded intervals; a last line that was cut off is ignored.
 
-        `measured` is the state of the grid as it was measured later; it replaces the forecasts.
+        `measured` is the state of the grid as it was measured later; it replaces the recorded forecasts.
         """
         requested: float | None = None
         intervals: list[RunInterval] = []
@@ -126,10 +128,10 @@ class Account:
             if "on" in row:
                 intervals.append(RunInterval(**row["on"]))
             if "grid" in row:
-                # of two answers about the same time, the later is more precise
+                # a later forecast of the same time is more precise
                 samples |= {values[0]: GridSample(*values) for values in row["grid"]}
                 sources[row["source"]] = row["attribution"]
-        self._noted_samples = dict(samples)
+        self._recorded_samples = dict(samples)
         if measured is not None and measured.samples:
             first, last = measured.samples[0].start, measured.end
             samples = {t: s for t, s in samples.items() if not first <= t < last}
@@ -141,7 +143,7 @@ class Account:
     def _append(self, row: dict[str, object]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = add_check(json.dumps({"format": FORMAT, **row}).encode()) + b"\n"
-        # the mode of the folder: for its owner, or also its group
+        # the group may write the file if it may write the folder
         mode = 0o660 if self.path.parent.stat().st_mode & 0o020 else 0o600
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
         try:
@@ -153,7 +155,7 @@ class Account:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """Return the content of a line; None if it was cut off or is damaged. Format 1 has no checksums."""
+    """Return the content of a line, or None if the line is cut off or damaged. Format 1 has no checksums."""
     intact = is_intact(line)
     try:
         row = json.loads(line) if intact is not False else None
@@ -171,7 +173,7 @@ def report(
     requested: float | None = None,
     attribution: tuple[str, ...] = (),
 ) -> EnergyReport:
-    """Return the report of a run that ran in `intervals`, with the grid that `outlook` describes.
+    """Return the report of a run that computed in `intervals`, with the grid as in `outlook`.
 
     >>> grid = Forecast.of("x", "", [GridSample(0, grams=400.0), GridSample(3600, grams=100.0)], fetched=0)
     >>> ran = [RunInterval(3600, 7200, kwh=2.0, how="RAPL")]
@@ -181,11 +183,12 @@ def report(
     ordered = sorted(intervals, key=lambda interval: interval.begin)
     kwh = sum(interval.kwh for interval in ordered)
     seconds = sum(interval.end - interval.begin for interval in ordered)
-    parts = [_mean(outlook, interval.begin, interval.end) for interval in ordered]
+    intensities = [_mean(outlook, interval.begin, interval.end) for interval in ordered]
     grams = None
-    if ordered and all(part is not None for part in parts):
+    if ordered and all(intensity is not None for intensity in intensities):
         grams = sum(
-            interval.kwh * (part or 0.0) for interval, part in zip(ordered, parts, strict=True)
+            interval.kwh * (intensity or 0.0)
+            for interval, intensity in zip(ordered, intensities, strict=True)
         )
     at_once = None
     if ordered:
@@ -197,17 +200,17 @@ def report(
 
 
 def _mean(outlook: Forecast, begin: float, end: float) -> float | None:
-    """Return the mean intensity from `begin` to `end`; None if a part of it is unknown."""
+    """Return the mean grams of CO2 per kWh from `begin` to `end`, or None if they are not known throughout."""
     if end <= begin:
         sample = outlook.at(begin)
         return None if sample is None else sample.intensity
-    total = covered = 0.0
+    total = covered_seconds = 0.0
     for index, sample in enumerate(outlook.samples):
         length = min(end, outlook.end_of(index)) - max(begin, sample.start)
         if length > 0:
             total += length * (sample.intensity or 0.0)
-            covered += length
-    return total / covered if covered >= (end - begin) * 0.999 else None
+            covered_seconds += length
+    return total / covered_seconds if covered_seconds >= (end - begin) * 0.999 else None
 
 
 RAPL = Path("/sys/class/powercap")
@@ -228,9 +231,9 @@ class EnergyReading:
 
 
 class Meter:
-    """Reads the counters of the processor (RAPL) and of NVIDIA cards (NVML).
+    """Reads the energy counters of the processor (RAPL) and of NVIDIA cards (NVML).
 
-    Counters are of the whole machine, including other users of a shared one.
+    The counters are those of the whole machine, with all its users.
     """
 
     def __init__(
@@ -244,19 +247,19 @@ class Meter:
         self._watts, self._cpu_seconds = watts_per_core, cpu_seconds or process_cpu_seconds
         self._zones = [_Zone(path) for path in _packages(rapl)]
         self._cards = cards or _nvml
-        self._cards_begun = self._cards()
-        self._cpu_begun = self._cpu_seconds()
+        self._cards_at_start = self._cards()
+        self._cpu_at_start = self._cpu_seconds()
 
     def read(self) -> EnergyReading:
-        """Return the energy used since the start. Call it at least hourly: counters wrap."""
+        """Return the energy used since this meter was made. Call this at least hourly, because counters wrap."""
         cards = self._cards()
         card_joules = None
-        if cards is not None and self._cards_begun is not None:
-            card_joules = max(0.0, cards - self._cards_begun)
+        if cards is not None and self._cards_at_start is not None:
+            card_joules = max(0.0, cards - self._cards_at_start)
         if self._zones:
             joules, how = sum(zone.read() for zone in self._zones), "RAPL"
         else:
-            joules = max(0.0, self._cpu_seconds() - self._cpu_begun) * self._watts
+            joules = max(0.0, self._cpu_seconds() - self._cpu_at_start) * self._watts
             how = f"estimate: {self._watts:g} W per busy core"
         if card_joules is not None:
             return EnergyReading((joules + card_joules) / JOULES_PER_KWH, f"{how} + NVML")
@@ -269,22 +272,24 @@ def process_cpu_seconds(pid: int | None = None) -> float:
     The workers of a data loader live as long as the training; the kernel adds their time to the parent
     only when they end.
     """
-    own = os.getpid() if pid is None else pid
+    process_id = os.getpid() if pid is None else pid
     if pid is None:
         total = sum(os.times()[:4])
     else:
         try:
-            # the name, in brackets, may hold anything; user, system, and both of waited-for children
-            fields = Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()
+            # after the name in brackets, 11 to 14 are user and system time of the process and of its ended children
+            fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
             total = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError):
             return 0.0
     try:
-        threads = Path(f"/proc/{own}/task").iterdir()
-        below = [(thread / "children").read_text().split() for thread in threads]
-    except OSError:  # not Linux, or it has just ended
+        threads = Path(f"/proc/{process_id}/task").iterdir()
+        child_ids = [(thread / "children").read_text().split() for thread in threads]
+    except OSError:  # not Linux, or the process has just ended
         return total
-    return total + sum(process_cpu_seconds(int(child)) for children in below for child in children)
+    return total + sum(
+        process_cpu_seconds(int(child)) for children in child_ids for child in children
+    )
 
 
 class _Zone:
@@ -307,7 +312,10 @@ class _Zone:
 
 
 def _packages(rapl: Path) -> list[Path]:
-    """Return the readable zones of whole packages, which include their parts."""
+    """Return the folders of the processor packages whose counters can be read.
+
+    The counter of a package includes those of its parts, such as cores.
+    """
     zones = []
     for folder in sorted(rapl.glob("intel-rapl:*")):
         if folder.name.count(":") != 1:
@@ -315,7 +323,7 @@ def _packages(rapl: Path) -> list[Path]:
         try:
             int((folder / "energy_uj").read_text())
             int((folder / "max_energy_range_uj").read_text())
-        except (OSError, ValueError):  # readable by root only on many machines
+        except (OSError, ValueError):  # on many machines only root can read the counters
             continue
         zones.append(folder)
     return zones
@@ -334,10 +342,10 @@ def _nvml() -> float | None:
 
 
 class EnergyLog:
-    """Writes time and energy of this process to an account; a kill loses only the time since the last note.
+    """Writes the time and energy that this process uses to an account, as one interval per call of `note`.
 
-    `beat` may be called often, from any thread; it writes once in `every` seconds. Time in which the machine
-    was suspended does not count.
+    `beat` may be called often, from any thread, and writes once in `every` seconds, so that a kill loses only
+    the last seconds. Time in which the machine was suspended does not count.
     """
 
     def __init__(
@@ -353,23 +361,23 @@ class EnergyLog:
         self._every, self._clock, self._slept = every, clock, slept or seconds_suspended
         self._meter = meter()
         self._lock = threading.Lock()
-        self._noted, self._kwh, self._suspended = clock(), 0.0, self._slept()
+        self._noted_at, self._kwh, self._suspended = clock(), 0.0, self._slept()
 
     def beat(self) -> None:
-        """Write a note, if the last one is old enough."""
-        if self._clock() - self._noted >= self._every:
+        """Call `note` if the last call was `every` seconds ago."""
+        if self._clock() - self._noted_at >= self._every:
             self.note()
 
     def note(self) -> None:
-        """Write time and energy since the last note."""
+        """Write the time and energy since the last call to the account."""
         with self._lock:
             reading, now, suspended = self._meter.read(), self._clock(), self._slept()
-            begin = min(self._noted + max(0.0, suspended - self._suspended), now)
+            begin = min(self._noted_at + max(0.0, suspended - self._suspended), now)
             if now <= begin:
                 return
             used = max(0.0, reading.kwh - self._kwh)
             self.account.on(RunInterval(begin, now, used, reading.how))
-            self._noted, self._kwh, self._suspended = now, reading.kwh, suspended
+            self._noted_at, self._kwh, self._suspended = now, reading.kwh, suspended
 
 
 def seconds_suspended() -> float:

@@ -1,7 +1,7 @@
-"""Decide when to run, pause or wait for green power, and the gate that a green run passes.
+"""Decide when a run should start, pause or wait for green power.
 
-`decide` is a pure function of a forecast and a rule. A `Gate` asks the source, waits until the run may start,
-decides when it should pause, and records the energy used.
+`decide` is a pure function of a forecast and a rule. A `Gate` fetches forecasts, waits until the run may start,
+decides when the run should pause, and records the energy used.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from rearview.energy.grid import GAS, WIND, Forecast, GridSample, Source
 from rearview.energy.meter import Account, EnergyLog, Meter
 
-HALF = (WIND + GAS) / 2
-"""Most grams of CO2 per kWh that count as green by default: those of half renewable power."""
+HALF_RENEWABLE = (WIND + GAS) / 2
+"""Grams of CO2 per kWh of half renewable power, the most that counts as green by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,15 @@ class Rule:
     """What counts as green, and how much switching costs."""
 
     share: float | None = None
-    """Least renewable share in percent; None uses the source's own traffic light."""
+    """Least renewable share in percent that is green; if None, the source's own traffic light decides."""
     grams: float | None = None
-    """Most grams of CO2 per kWh, for sources that state them."""
+    """Most grams of CO2 per kWh that are green; replaces `share` and the traffic light."""
     hours: float | None = None
-    """Hours of computing still needed, if known."""
+    """Hours of computing that the run still needs, if known."""
     deadline: float | None = None
-    """When the run must be finished (seconds since 1970), or started if `hours` is not known."""
+    """Time (seconds since 1970) at which the run must be finished, or be started if `hours` is not known."""
     margin: float = 0.1
-    """Share of the needed hours to reserve before the deadline."""
+    """Time to reserve before the deadline, as a share of `hours`."""
     switch: float = 900.0
     """Seconds that a stop and a new start cost; shorter pauses are avoided."""
     pieces: bool = True
@@ -38,7 +38,7 @@ class Rule:
 
     @property
     def latest(self) -> float | None:
-        """When waiting must end, even if power is not green; None without a deadline."""
+        """Time at which the run must start even if power is not green, or None without a deadline."""
         if self.deadline is None:
             return None
         return self.deadline - (self.hours or 0.0) * 3600 * (1 + self.margin)
@@ -46,20 +46,20 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class GridDecision:
-    """Whether to run now, until when that holds, and why."""
+    """Whether to run now, until when this decision holds, and the reason."""
 
     run: bool
     until: float | None
-    """When to decide again; None if that is not known."""
+    """Time at which to decide again, or None if the next change is not known."""
     reason: str
 
 
 def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
     """Return whether to compute now, and why.
 
-    With a deadline and the hours needed, the run uses the greenest hours before the deadline. Otherwise
-    the traffic light or the rule's threshold decides. A run always runs if its deadline is at risk, or
-    if the state of the grid is unknown: nothing stops on a guess.
+    If the rule has a deadline and the hours needed, the run uses the greenest hours before the deadline. If
+    not, the traffic light or the rule's threshold decides. The answer is always to run if the deadline is at
+    risk or the state of the grid is unknown: no run waits because of a guess.
 
     >>> from rearview.energy.grid import GridSample
     >>> forecast = Forecast.of("x", "", [GridSample(h * 3600, share=s) for h, s in
@@ -83,31 +83,31 @@ def _by_grid(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> Gri
         problem = outlook.problem or "the state of the grid is not known for this time"
         return GridDecision(run=True, until=None, reason=f"not held back: {problem}")
     if sample.light == -1:
-        return _hold(outlook, now, rule, "the grid is congested")
+        return _wait_for_green(outlook, now, rule, "the grid is congested")
     if rule.deadline is not None and rule.hours is not None:
         return _by_forecast(outlook, now, rule, running=running)
     return _by_threshold(outlook, now, rule, sample, running=running)
 
 
-def green(sample: GridSample, rule: Rule, *, running: bool) -> bool:
-    """Return True if `sample` is green enough; a program that already runs may continue at yellow."""
+def is_green(sample: GridSample, rule: Rule, *, running: bool) -> bool:
+    """Return True if `sample` is green enough; for a program that already runs, a yellow light is enough."""
     if rule.grams is not None:
         return (sample.intensity or 0.0) <= rule.grams
     if rule.share is not None and sample.share is not None:
         return sample.share >= rule.share
     if sample.light is not None:
         return sample.light >= (1 if running else 2)
-    return (sample.intensity or 0.0) <= HALF
+    return (sample.intensity or 0.0) <= HALF_RENEWABLE
 
 
 def _by_threshold(
     outlook: Forecast, now: float, rule: Rule, sample: GridSample, *, running: bool
 ) -> GridDecision:
     description = _describe(sample)
-    if green(sample, rule, running=running):
-        changes = _next(outlook, now, rule, target=False, running=True)
+    if is_green(sample, rule, running=running):
+        changes = _next_change(outlook, now, rule, target=False, running=True)
         return GridDecision(run=True, until=changes, reason=f"green enough: {description}")
-    changes = _next(outlook, now, rule, target=True, running=False)
+    changes = _next_change(outlook, now, rule, target=True, running=False)
     if running and changes is not None and changes - now < rule.switch:
         return GridDecision(
             run=True, until=changes, reason=f"{description}, but the pause would not be worth it"
@@ -120,14 +120,16 @@ def _by_threshold(
 def _by_forecast(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
     slots = _slots(outlook, now, rule)
     known_seconds = sum(end - begin for begin, end, _ in slots)
-    needed = (rule.hours or 0.0) * 3600
-    if known_seconds < needed:
+    needed_seconds = (rule.hours or 0.0) * 3600
+    if known_seconds < needed_seconds:
         sample = outlook.at(now)
         assert sample is not None
         return _by_threshold(outlook, now, rule, sample, running=running)
-    windows = _greenest(slots, needed) if rule.pieces else _best_window(slots, needed)
+    windows = (
+        _greenest(slots, needed_seconds) if rule.pieces else _best_window(slots, needed_seconds)
+    )
     begin, end = next((b, e) for b, e in windows if e > now)
-    text = f"{needed / 3600:.1f} h are needed; the greenest begin then"
+    text = f"{needed_seconds / 3600:.1f} h are needed; the greenest begin then"
     if begin <= now:
         return GridDecision(
             run=True, until=end, reason="these are the greenest hours before the deadline"
@@ -148,59 +150,61 @@ def _slots(outlook: Forecast, now: float, rule: Rule) -> list[tuple[float, float
     return slots
 
 
-def _greenest(slots: list[tuple[float, float, float]], needed: float) -> list[tuple[float, float]]:
-    remaining, windows = needed, []
+def _greenest(
+    slots: list[tuple[float, float, float]], needed_seconds: float
+) -> list[tuple[float, float]]:
+    remaining, windows = needed_seconds, []
     for begin, end, _ in sorted(slots, key=lambda slot: (slot[2], slot[0])):
         windows.append((begin, end))
         remaining -= end - begin
         if remaining <= 0:
             break
-    return _joined(windows)
+    return _join(windows)
 
 
 def _best_window(
-    slots: list[tuple[float, float, float]], needed: float
+    slots: list[tuple[float, float, float]], needed_seconds: float
 ) -> list[tuple[float, float]]:
-    """Return the contiguous window of `needed` seconds with the least CO2."""
+    """Return the window of `needed_seconds`, without a break, that has the least CO2."""
     last = max(end for _, end, _ in slots)
     first = slots[0][0]
-    edges = [*(begin for begin, _, _ in slots), *(end - needed for _, end, _ in slots)]
-    starts = [start for start in edges if first <= start <= last - needed] or [first]
+    edges = [*(begin for begin, _, _ in slots), *(end - needed_seconds for _, end, _ in slots)]
+    starts = [start for start in edges if first <= start <= last - needed_seconds] or [first]
 
     def cost(start: float) -> float:
-        covered = [
-            (min(end, start + needed) - max(begin, start), grams)
+        overlaps = [
+            (min(end, start + needed_seconds) - max(begin, start), grams)
             for begin, end, grams in slots
-            if begin < start + needed and end > start
+            if begin < start + needed_seconds and end > start
         ]
-        gap = needed - sum(length for length, _ in covered)
-        return sum(length * grams for length, grams in covered) + gap * 1e6
+        gap = needed_seconds - sum(length for length, _ in overlaps)
+        return sum(length * grams for length, grams in overlaps) + gap * 1e6
 
     best = min(starts, key=lambda start: (cost(start), start))
-    return [(best, best + needed)]
+    return [(best, best + needed_seconds)]
 
 
-def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    joined: list[tuple[float, float]] = []
+def _join(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    joined_windows: list[tuple[float, float]] = []
     for begin, end in sorted(windows):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        if joined_windows and begin <= joined_windows[-1][1]:
+            joined_windows[-1] = (joined_windows[-1][0], max(end, joined_windows[-1][1]))
         else:
-            joined.append((begin, end))
-    return joined
+            joined_windows.append((begin, end))
+    return joined_windows
 
 
-def _hold(outlook: Forecast, now: float, rule: Rule, reason: str) -> GridDecision:
-    changes = _next(outlook, now, rule, target=True, running=False)
+def _wait_for_green(outlook: Forecast, now: float, rule: Rule, reason: str) -> GridDecision:
+    changes = _next_change(outlook, now, rule, target=True, running=False)
     return GridDecision(run=False, until=changes or outlook.end, reason=reason)
 
 
-def _next(
+def _next_change(
     outlook: Forecast, now: float, rule: Rule, *, target: bool, running: bool
 ) -> float | None:
     for sample in outlook.samples:
-        fine = green(sample, rule, running=running) and sample.light != -1
-        if sample.start > now and fine is target:
+        is_green_now = is_green(sample, rule, running=running) and sample.light != -1
+        if sample.start > now and is_green_now is target:
             return sample.start
     return None
 
@@ -214,7 +218,7 @@ def _describe(sample: GridSample) -> str:
 
 
 class Gate:
-    """Decides when a run may run. `Checkpointer(pause_when=gate.closed)` pauses when it closes.
+    """Decides when a run may start and when it should pause, for `Checkpointer(pause_when=gate.closed)`.
 
     ::
 
@@ -222,7 +226,7 @@ class Gate:
         gate.wait()
         checkpointer = Checkpointer(..., pause_when=gate.closed)
 
-    With `meter=None` another object records the energy, in the process that computes.
+    `meter=None` is for a gate in another process than the one that computes and records its energy.
     """
 
     def __init__(
@@ -239,27 +243,29 @@ class Gate:
         self.source, self.rule, self.account = source, rule or Rule(), account
         self._every, self._clock, self._sleep = every, clock, sleep
         self._new_meter = meter
-        self._used: EnergyLog | None = None
-        self._begun: float | None = None
+        self._energy_log: EnergyLog | None = None
+        self._began_at: float | None = None
         self._due = float("-inf")
-        self._noted_grid = 0.0
+        self._grid_recorded_at = 0.0
         self.decision = GridDecision(run=True, until=None, reason="not asked yet")
-        # subtract what earlier executions of the same job have computed
+        # the hours that earlier executions of this job have computed are not needed any more
         earlier = account.report().intervals if account is not None else ()
-        self._done = sum(interval.end - interval.begin for interval in earlier)
+        self._computed_seconds = sum(interval.end - interval.begin for interval in earlier)
 
     def ask(self, *, running: bool) -> GridDecision:
-        """Return whether to run now; fetches data no more often than the source allows."""
+        """Return whether to run now; fetch new data if the source allows another request by now."""
         outlook = self.source.outlook()
         now = self._clock()
         rule = self.rule
         if rule.hours is not None:
-            done = self._done + (now - self._begun if running and self._begun is not None else 0.0)
-            rule = replace(rule, hours=max(0.0, rule.hours - done / 3600))
+            computed_seconds = self._computed_seconds + (
+                now - self._began_at if running and self._began_at is not None else 0.0
+            )
+            rule = replace(rule, hours=max(0.0, rule.hours - computed_seconds / 3600))
         self.decision = decide(outlook, now, rule, running=running)
         self._due = now + self.recheck_after
-        if self.account is not None and outlook.fetched > self._noted_grid:
-            self._noted_grid = outlook.fetched
+        if self.account is not None and outlook.fetched > self._grid_recorded_at:
+            self._grid_recorded_at = outlook.fetched
             self.account.grid(outlook)
         return self.decision
 
@@ -285,23 +291,23 @@ class Gate:
 
     def started(self) -> None:
         """Start to record energy."""
-        self._begun = self._clock()
-        self._due = self._begun + self.recheck_after
+        self._began_at = self._clock()
+        self._due = self._began_at + self.recheck_after
         if self.account is not None and self._new_meter is not None:
-            self._used = EnergyLog(
+            self._energy_log = EnergyLog(
                 self.account, every=self._every, meter=self._new_meter, clock=self._clock
             )
 
     def closed(self) -> bool:
-        """Return True if the run should pause; cheap until the last decision expires."""
+        """Return True if the run should pause; this is cheap until the last decision expires."""
         if self._clock() < self._due:
             return False
-        if self._begun is None:
+        if self._began_at is None:
             self.started()
         self.note()
         return not self.ask(running=True).run
 
     def note(self) -> None:
-        """Record the energy used since the last note."""
-        if self._used is not None:
-            self._used.note()
+        """Record the energy used since the last call."""
+        if self._energy_log is not None:
+            self._energy_log.note()

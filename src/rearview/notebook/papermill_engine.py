@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from rearview._history.run_command import start_run
+from rearview._history.start_or_resume import start_run
 from rearview.errors import UsageError
 from rearview.execute.launch_command import LaunchCommand
 from rearview.model.process_messages import VARIABLE

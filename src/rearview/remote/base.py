@@ -1,8 +1,8 @@
-"""The protocol of a remote: five methods, and the keys and results that they take and return.
+"""The protocol of a remote, five methods, and the base class of most remotes.
 
-`VerifiedRemote` builds the protocol from simple operations of an implementation: files are staged, compared at the
-remote, published, and tried again after failures. Both ends must agree on size and checksum of a file. `Retry`
-says how often to try, how long to wait, and which errors to give up on.
+`VerifiedRemote` implements the protocol with a few simple operations of a subclass: it sends a file under a temporary
+name, compares size and checksum at the remote, renames the file to its key, and tries again after failures. `Retry`
+says how many attempts to make, how long to wait between attempts, and after which errors to give up.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ import xxhash
 from rearview.errors import RearviewError, RemoteError, UsageError
 
 HIDDEN = ".rv-"
-"""Prefix of transfers in progress; listings hide them and keys must not begin so."""
+"""Prefix of the names of transfers in progress. Listings hide such names, and no part of a key may have it."""
 
 CHUNK = 4 << 20
+"""Bytes to read or write at once."""
 
 CHECKSUM = "xxh128"
-"""Default kind of checksum: it detects damage and is faster than a disk."""
+"""Default kind of checksum: one that detects damage and is faster than a disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """One object at a remote."""
+    """Key, size and checksum of one object at a remote."""
 
     key: str
     size: int
     checksum: str = ""
-    """`kind:hex` as the remote states it (or as verified by `put` and `get`), or empty."""
+    """`kind:hex` as stated by the remote, or as compared by `put` and `get`; empty if the remote states none."""
 
 
 @runtime_checkable
@@ -53,7 +54,7 @@ class Remote(Protocol):
     - after `put` returns, the remote holds exactly the bytes of `local`: size and checksum were
       compared there; until then `key` keeps its old content;
     - `get` changes `local` only if the whole object arrived;
-    - both retry with growing pauses before they raise `RemoteError`.
+    - `put` and `get` retry with growing pauses before they raise `RemoteError`.
     """
 
     def put(self, local: Path, key: str) -> Stat:
@@ -73,7 +74,7 @@ class Remote(Protocol):
 
 
 def check_key(key: str) -> str:
-    """Return `key`; raise if it would leave the remote's folder or be hidden in it.
+    """Return `key`; raise if it points outside the remote's folder or has a hidden part.
 
     >>> check_key("objects/ab/cd")
     'objects/ab/cd'
@@ -99,21 +100,21 @@ def scheme_of(target: str) -> str:
 
 
 class Adler32:
-    """zlib's adler32 with the interface of hashlib; grid storage uses it."""
+    """zlib's adler32, which grid storage uses, with the interface of hashlib."""
 
     def __init__(self) -> None:
         self._value = 1
 
     def update(self, data: bytes) -> None:
-        """Add bytes."""
+        """Add bytes to the checksum."""
         self._value = zlib.adler32(data, self._value)
 
     def hexdigest(self) -> str:
-        """Return eight hexadecimal digits."""
+        """Return the checksum as eight hexadecimal digits."""
         return f"{self._value & 0xFFFFFFFF:08x}"
 
 
-KINDS: dict[str, Callable[[], Any]] = {
+CHECKSUM_KINDS: dict[str, Callable[[], Any]] = {
     CHECKSUM: xxhash.xxh3_128,
     "adler32": Adler32,
     "md5": lambda: hashlib.md5(usedforsecurity=False),
@@ -140,14 +141,14 @@ def checksum_of(data: Iterable[bytes], kind: str = CHECKSUM) -> str:
     >>> checksum_of([b"Wiki", b"pedia"], "adler32")
     'adler32:11e60398'
     """
-    digest = KINDS[kind]()
+    digest = CHECKSUM_KINDS[kind]()
     for piece in data:
         digest.update(piece)
     return f"{kind}:{digest.hexdigest()}"
 
 
 def etag(path: Path, piece: int) -> str:
-    """Return the ETag of an object that was sent to an S3 server in parts of `piece` bytes."""
+    """Return the ETag that an S3 server gives to the file at `path` if it is sent in parts of `piece` bytes."""
     digests = []
     with path.open("rb") as file:
         while True:
@@ -159,26 +160,30 @@ def etag(path: Path, piece: int) -> str:
             if remaining == piece:
                 break
             digests.append(digest.digest())
-    whole = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
-    return f"{whole}-{len(digests)}"
+    whole_digest = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
+    return f"{whole_digest}-{len(digests)}"
 
 
 T = TypeVar("T")
 
-HOPELESS = (PermissionError, NotADirectoryError, IsADirectoryError, ImportError, TypeError)
-HOPELESS_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.EDQUOT}
+PERMANENT_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, ImportError, TypeError)
+"""Errors after which no further attempt is made."""
+PERMANENT_ERROR_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.EDQUOT}
+"""Numbers of operating system errors after which no further attempt is made."""
 
 # a separate generator: the training program must draw the same numbers with and without Rearview
-_SPREAD = random.Random()  # noqa: S311  spreads pauses, protects nothing
+_RANDOM = random.Random()  # noqa: S311  varies pauses, protects nothing
 
 
 class DiffersError(OSError):
-    """The bytes at the remote are not the bytes that were sent."""
+    """The bytes that arrived differ from the bytes that were sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Pauses that double, each shortened by up to `spread` so that many jobs do not retry at once.
+    """How often to try again, after pauses that double.
+
+    Each pause is shortened at random by a share of up to `spread`, so that many jobs do not retry at once.
 
     >>> list(Retry(attempts=4, first=1.0, limit=3.0, spread=0.0).pauses())
     [1.0, 2.0, 3.0]
@@ -197,44 +202,44 @@ class Retry:
         """Yield the seconds to wait before each further attempt."""
         for number in range(self.attempts - 1):
             pause = min(self.limit, self.first * 2**number)
-            yield pause * (1.0 - self.spread * _SPREAD.random())
+            yield pause * (1.0 - self.spread * _RANDOM.random())
 
     def call(self, doing: str, action: Callable[[], T]) -> T:
-        """Return the result of `action`, or raise `RemoteError` if all attempts failed.
+        """Call `action` until an attempt succeeds, and return its result; raise `RemoteError` if all fail.
 
         `doing` describes the action in the message: "Sending a to b".
         """
-        begun = self.clock()
+        began = self.clock()
         pauses = self.pauses()
-        tried = 0
+        attempts = 0
         while True:
-            tried += 1
+            attempts += 1
             try:
                 return action()
             except RearviewError:
                 raise
             except Exception as exc:
                 pause = next(pauses, None)
-                late = self.clock() - begun + (pause or 0.0) > self.patience
-                if pause is None or late or hopeless(exc):
+                out_of_time = self.clock() - began + (pause or 0.0) > self.patience
+                if pause is None or out_of_time or is_permanent(exc):
                     raise RemoteError(
-                        f"{doing} did not succeed after {tried} "
-                        f"{'attempt' if tried == 1 else 'attempts'}: "
+                        f"{doing} did not succeed after {attempts} "
+                        f"{'attempt' if attempts == 1 else 'attempts'}: "
                         f"{type(exc).__name__}: {exc}. {remedy(exc)}",
                         slug="remote-failed",
                     ) from exc
             self.sleep(pause)
 
 
-def hopeless(exc: Exception) -> bool:
-    """Return True if another attempt would fail in the same way."""
-    if isinstance(exc, OSError) and exc.errno in HOPELESS_NUMBERS:
+def is_permanent(exc: Exception) -> bool:
+    """Return True if another attempt would fail too."""
+    if isinstance(exc, OSError) and exc.errno in PERMANENT_ERROR_NUMBERS:
         return True
-    return isinstance(exc, HOPELESS)
+    return isinstance(exc, PERMANENT_ERRORS)
 
 
 def remedy(exc: Exception) -> str:
-    """Return advice to the user about `exc`."""
+    """Return a sentence that tells the user what to do about `exc`."""
     if isinstance(exc, PermissionError):
         return "Check the credentials and that the target may be written to."
     if isinstance(exc, ImportError):
@@ -249,11 +254,11 @@ def remedy(exc: Exception) -> str:
 
 
 class VerifiedRemote(ABC):
-    """A remote built from simple operations; their order gives the promises of `Remote`.
+    """A remote that keeps the promises of `Remote` with a few simple operations of a subclass.
 
-    A put goes to a staged name that is derived from the content, so that a later attempt finds
-    and continues the same transfer, even from another process. Only after the remote agrees on
-    size and checksum is it renamed to its key; until then the key keeps its old bytes.
+    A put sends the file to a temporary name (`staged`), which is derived from the content, so that a later
+    attempt finds and continues the transfer, even from another process. The file is renamed to its key only
+    after size and checksum at the remote were compared; until then the key keeps its old bytes.
     """
 
     name = "remote"
@@ -263,7 +268,7 @@ class VerifiedRemote(ABC):
 
     @abstractmethod
     def _send(self, local: Path, staged: str) -> None:
-        """Send `local` to `staged`, continuing an interrupted transfer if possible."""
+        """Send the file `local` to the key `staged`, continuing an interrupted transfer if possible."""
 
     @abstractmethod
     def _read(self, key: str, offset: int) -> Iterable[bytes]:
@@ -271,7 +276,7 @@ class VerifiedRemote(ABC):
 
     @abstractmethod
     def _publish(self, staged: str, key: str) -> None:
-        """Rename `staged` to `key`, replacing it; an intact copy exists at every instant."""
+        """Rename `staged` to `key`, replacing the old content; at every instant one of both is intact."""
 
     @abstractmethod
     def _size(self, key: str) -> int | None:
@@ -279,21 +284,21 @@ class VerifiedRemote(ABC):
 
     @abstractmethod
     def _keys(self, prefix: str) -> Iterable[str]:
-        """Yield the keys that begin with `prefix`, also hidden ones."""
+        """Yield the keys that begin with `prefix`, including hidden keys."""
 
     @abstractmethod
     def _remove(self, key: str) -> None:
         """Remove `key`, if it exists."""
 
     def _checksum(self, key: str) -> str:
-        """Return `kind:hex` as the remote states it without sending the bytes, or an empty string."""
+        """Return `kind:hex` if the remote can state it without sending the bytes, else an empty string."""
         del key
         return ""
 
     def _agrees(self, stated: str, local: Path) -> bool:
-        """Return True if the checksum that the remote states is that of `local`."""
+        """Return True if the file `local` has the checksum that the remote states."""
         kind, _, _ = stated.partition(":")
-        return kind in KINDS and checksum(local, kind) == stated
+        return kind in CHECKSUM_KINDS and checksum(local, kind) == stated
 
     def put(self, local: Path, key: str) -> Stat:
         """Send the file `local` to `key`, replacing its old content in one step."""
@@ -309,7 +314,7 @@ class VerifiedRemote(ABC):
         folder, _, name = key.rpartition("/")
         staged = f"{folder + '/' if folder else ''}{HIDDEN}{digest[-16:]}-{name}"
 
-        def once() -> Stat:
+        def attempt() -> Stat:
             self._send(local, staged)
             self._compare(staged, local, size, digest)
             self._publish(staged, key)
@@ -318,7 +323,7 @@ class VerifiedRemote(ABC):
             return Stat(key, size, digest)
 
         try:
-            return self.retry.call(f"Sending {local} to {self}/{key}", once)
+            return self.retry.call(f"Sending {local} to {self}/{key}", attempt)
         except RemoteError:
             with contextlib.suppress(Exception):
                 self._remove(staged)
@@ -330,9 +335,9 @@ class VerifiedRemote(ABC):
         local = Path(local)
         local.parent.mkdir(parents=True, exist_ok=True)
         parts: set[Path] = set()
-        seen: set[str] = set()
+        received_checksums: set[str] = set()
 
-        def once() -> Stat:
+        def attempt() -> Stat:
             size = self._size(key)
             if size is None:
                 raise RemoteError(
@@ -340,22 +345,22 @@ class VerifiedRemote(ABC):
                     slug="remote-missing",
                 )
             stated = self._checksum(key)
-            # without a stated checksum, bytes that an earlier process fetched may belong to other content
+            # without a stated checksum, a part that an earlier process fetched may be of older content
             tag = f"{stated[-12:].replace(':', '-')}-{size}" if stated else f"{os.getpid()}-{size}"
             part = local.with_name(f"{HIDDEN}{tag}-{local.name}")
             parts.add(part)
             self._fetch(key, part, size)
             digest = checksum(part)
-            if stated and not self._agrees(stated, part) and digest not in seen:
-                # a checksum of an unknown kind: compare two readings instead
-                seen.add(digest)
+            if stated and not self._agrees(stated, part) and digest not in received_checksums:
+                # the checksum may be of an unknown kind: accept bytes that arrive twice
+                received_checksums.add(digest)
                 part.unlink()
                 raise DiffersError(f"{key} arrived with {digest}; the remote states {stated}")
             part.replace(local)
             return Stat(key, size, digest)
 
         try:
-            return self.retry.call(f"Fetching {self}/{key} to {local}", once)
+            return self.retry.call(f"Fetching {self}/{key} to {local}", attempt)
         except BaseException:
             for part in parts:
                 if not self._checksum_quietly(key):
@@ -366,11 +371,11 @@ class VerifiedRemote(ABC):
         """Return size and checksum of `key`, or None if it does not exist."""
         check_key(key)
 
-        def once() -> Stat | None:
+        def attempt() -> Stat | None:
             size = self._size(key)
             return None if size is None else Stat(key, size, self._checksum(key))
 
-        return self.retry.call(f"Asking {self} for {key}", once)
+        return self.retry.call(f"Asking {self} for {key}", attempt)
 
     def list(self, prefix: str = "") -> tuple[str, ...]:
         """Return all keys that begin with `prefix`, sorted."""
@@ -382,9 +387,9 @@ class VerifiedRemote(ABC):
         self.retry.call(f"Removing {key} from {self}", lambda: self._remove(key))
 
     def sweep(self, prefix: str = "") -> tuple[str, ...]:
-        """Remove the leftovers of killed transfers under `prefix`; return their keys.
+        """Remove what interrupted transfers left under `prefix`; return the removed keys.
 
-        Only for a prefix to which no other process sends now.
+        Call this only for a prefix to which no process is sending.
         """
         hidden_keys = tuple(key for key in self._all(prefix) if _hidden(key))
         for key in hidden_keys:
@@ -400,20 +405,20 @@ class VerifiedRemote(ABC):
 
     def _fetch(self, key: str, part: Path, size: int) -> None:
         """Fetch `key` into `part`, continuing an interrupted transfer."""
-        have = part.stat().st_size if part.exists() else 0
-        if have > size:
+        received_size = part.stat().st_size if part.exists() else 0
+        if received_size > size:
             part.unlink()
-            have = 0
+            received_size = 0
         with part.open("ab") as file:
-            if have < size:
-                for data in self._read(key, have):
+            if received_size < size:
+                for data in self._read(key, received_size):
                     file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if (have := part.stat().st_size) != size:
-            if have > size:
+        if (received_size := part.stat().st_size) != size:
+            if received_size > size:
                 part.unlink()
-            raise DiffersError(f"{have} bytes of {key} arrived; it has {size}")
+            raise DiffersError(f"{received_size} bytes of {key} arrived; it has {size}")
 
     def _compare(self, staged: str, local: Path, size: int, digest: str) -> None:
         staged_size = self._size(staged)
@@ -421,7 +426,7 @@ class VerifiedRemote(ABC):
             stated = self._checksum(staged)
             if stated and self._agrees(stated, local):
                 return
-            # no checksum, or one of an unknown kind: read the bytes back
+            # no checksum, or a checksum of an unknown kind: read the bytes back
             received = checksum_of(self._read(staged, 0) if size else ())
             if received == digest:
                 return

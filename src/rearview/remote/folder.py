@@ -1,4 +1,4 @@
-"""A remote that is a folder: on a shared disk, or any mounted file system."""
+"""A remote that is a folder, on a shared disk or any mounted file system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rearview.remote.base import Retry, VerifiedRemote, check_key
 
 
 class FolderRemote(VerifiedRemote):
-    """Keys are files below `root`, renamed into place after they are on the disk."""
+    """A remote whose keys are files below `root`, renamed to their keys after they are on the disk."""
 
     def __init__(self, root: Path, *, retry: Retry | None = None) -> None:
         super().__init__(retry)
@@ -29,16 +29,16 @@ class FolderRemote(VerifiedRemote):
         fd = os.open(target, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             size = local.stat().st_size
-            have = os.lseek(fd, 0, os.SEEK_END)
-            if have > size:
+            sent_size = os.lseek(fd, 0, os.SEEK_END)
+            if sent_size > size:
                 os.ftruncate(fd, 0)
-                have = os.lseek(fd, 0, os.SEEK_SET)
-            for data in base.chunks(local, have):
+                sent_size = os.lseek(fd, 0, os.SEEK_SET)
+            for data in base.chunks(local, sent_size):
                 view = memoryview(data)
                 while view:
                     view = view[os.write(fd, view) :]
             os.fsync(fd)
-            # otherwise the comparison would read the page cache, not the disk
+            # the comparison should read the disk, not the page cache
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -60,7 +60,7 @@ class FolderRemote(VerifiedRemote):
             return None
 
     def _keys(self, prefix: str) -> Iterable[str]:
-        # walk only the folder of the prefix: there may be many other keys
+        # walk only the folder of the prefix, because other folders may have many keys
         start = self.root / prefix.rpartition("/")[0]
         for folder, _, names in os.walk(start):
             for name in names:

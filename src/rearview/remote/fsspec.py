@@ -1,4 +1,4 @@
-"""Remotes that fsspec opens: s3://, gs://, webdav+http://, sftp:// and others."""
+"""A remote at a URL that the library fsspec opens: s3://, gs://, webdav+http://, sftp:// and others."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rearview.remote import base
 from rearview.remote.base import HIDDEN, Retry, VerifiedRemote, scheme_of
 
 PIECE = 64 << 20
-"""Bytes per piece in which larger files go to object stores, so that an interrupted put continues."""
+"""Larger files are sent to object stores in pieces of this many bytes, so that an interrupted put can continue."""
 
 STORE_PART = 50 << 20
-"""Bytes per part that s3fs sends by default."""
+"""Bytes of the parts in which s3fs sends a file by default."""
 
 APPENDS = {"file", "local", "memory", "sftp", "ssh"}
-"""File systems that can append to a file."""
+"""Protocols whose file systems can append to a file."""
 
 
 class FsspecRemote(VerifiedRemote):
-    """Keys are objects below the URL; `options` go to the file system (keys, endpoints…)."""
+    """A remote whose keys are objects below a URL; `options` go to the file system (credentials, endpoints…)."""
 
     def __init__(
         self, url: str, *, retry: Retry | None = None, piece: int = PIECE, **options: Any
@@ -63,16 +63,16 @@ class FsspecRemote(VerifiedRemote):
             _make_folder(fs, path.rpartition("/")[0])
         else:
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        have = self._size(staged) or 0
+        sent_size = self._size(staged) or 0
         if size > self.piece and hasattr(fs, "merge"):
-            if have != size:
+            if sent_size != size:
                 self._send_pieces(local, staged, size)
             return
-        if 0 < have < size and not APPENDS.isdisjoint(_protocols(fs)):
+        if 0 < sent_size < size and not APPENDS.isdisjoint(_protocols(fs)):
             with fs.open(path, "ab") as file:
-                for data in base.chunks(local, have):
+                for data in base.chunks(local, sent_size):
                     file.write(data)
-        elif have != size or size == 0:
+        elif sent_size != size or size == 0:
             fs.put_file(str(local), path)
 
     def _send_pieces(self, local: Path, staged: str, size: int) -> None:
@@ -144,7 +144,7 @@ class FsspecRemote(VerifiedRemote):
 
     def _remove(self, key: str) -> None:
         if HIDDEN in key and hasattr(self._fs, "merge"):
-            # pieces of a put that was given up
+            # also remove the pieces of a put that failed
             for piece in [k for k in self._keys(key + ".") if k != key]:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._path(piece))
@@ -157,7 +157,7 @@ def _protocols(fs: Any) -> set[str]:
 
 
 def _webdav(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Open webdav+http(s)://host/path; webdav4 takes server and path separately."""
+    """Return the file system of webdav+http(s)://host/path, and the path in it."""
     from urllib.parse import urlsplit
 
     from webdav4.fsspec import WebdavFileSystem
@@ -169,7 +169,7 @@ def _webdav(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _make_folder(fs: Any, path: str) -> None:
-    """Create `path` and its missing parents; never ask about parents of an existing folder."""
+    """Create `path` and its missing parents. A user may have no access to the parents of an existing folder."""
     if not path or fs.exists(path):
         return
     _make_folder(fs, path.rpartition("/")[0])

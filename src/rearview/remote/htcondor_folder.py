@@ -1,4 +1,4 @@
-"""HTCondor's own file transfer: files in the job's folder are transferred when the job exits with 85."""
+"""A remote in the scratch folder of an HTCondor job, from which HTCondor transfers files, and the job's description."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rearview.remote.folder import FolderRemote
 
 @dataclass(frozen=True, slots=True)
 class JobAd:
-    """The description of this job (ClassAd)."""
+    """The description (ClassAd) of the HTCondor job in which this process runs."""
 
     scratch: Path
     values: Mapping[str, str]
-    """Attributes by lower-case name, strings without their quotes."""
+    """Attributes by lower-case name; the values of strings have no quotes."""
 
     @classmethod
     def read(cls, env: Mapping[str, str] | None = None) -> JobAd | None:
-        """Return the description of this job, or None outside HTCondor."""
+        """Return the description of this job, or None if this process is not an HTCondor job."""
         env = os.environ if env is None else env
         scratch, file = env.get("_CONDOR_SCRATCH_DIR"), env.get("_CONDOR_JOB_AD")
         if not scratch or not file:
@@ -48,18 +48,18 @@ class JobAd:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files and folders that HTCondor transfers with a checkpoint; empty if not configured."""
+        """Files and folders that HTCondor transfers with a checkpoint, or () if none are configured."""
         text = self.values.get("transfercheckpoint", "")
         return tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
 
     @property
     def grace(self) -> float | None:
-        """Seconds between the signal and the kill, if the job states them."""
+        """Seconds between the signal and the kill, or None if the job does not state them."""
         text = self.values.get("jobmaxvacatetime", "")
         return float(text) if text.isdigit() else None
 
     def covers(self, path: Path) -> bool:
-        """Return True if HTCondor transfers `path`: it or a folder above it is among `files`."""
+        """Return True if HTCondor transfers `path`, because `files` has the path or a folder above it."""
         try:
             relative = path.absolute().relative_to(self.scratch.absolute())
         except ValueError:
@@ -83,10 +83,10 @@ def parse(text: str) -> dict[str, str]:
 
 
 class CondorRemote(FolderRemote):
-    """A folder of the job's scratch space that HTCondor transfers from one execution to the next.
+    """A folder in the job's scratch space that HTCondor transfers from one execution to the next.
 
-    A put makes the bytes part of the next checkpoint; HTCondor transfers them when the job exits with the
-    checkpoint code (or is evicted), and restores them when the job starts again.
+    A put makes a file part of the job's next checkpoint. HTCondor transfers the checkpoint when the job exits
+    with the checkpoint code (or is evicted), and puts it back when the job starts again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Choose the remote that a path, URL, function or mode names, and open it."""
+"""Open the remote for a path, a URL or a copy function."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from rearview.errors import UsageError
 from rearview.remote.base import Remote, scheme_of
-from rearview.remote.copy_function import FunctionRemote
 from rearview.remote.folder import FolderRemote
 from rearview.remote.fsspec import FsspecRemote
 from rearview.remote.htcondor_folder import CondorRemote
+from rearview.remote.user_copy_function import FunctionRemote
 from rearview.remote.xrootd import XrootdRemote
 
 MODES = ("shared", "xrootd", "htcondor", "manual", "fsspec")
@@ -23,12 +23,12 @@ def open_remote(
     mode: str | None = None,
     **options: Any,
 ) -> Remote:
-    """Return the remote that `target` names.
+    """Return the remote for `target`.
 
     A path or `file://` is a shared folder, `root://` uses the XRootD client, `htcondor:` the job's own
-    file transfer, and fsspec opens any other URL. An object with the five methods is used directly,
-    and a function is called as `copy(source, destination)`. `mode` chooses the kind explicitly.
-    The option `retry` sets how often to try; the other options go to the implementation.
+    file transfer, and fsspec opens any other URL. An object with the five methods of `Remote` is returned
+    unchanged, and a function is called as `copy(source, destination)`. `mode`, one of `MODES`, overrides the form
+    of the target. The option `retry` says how often to try; the other options go to the class of the remote.
     """
     if mode is not None and mode not in MODES:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Grid storage over XRootD, through its official Python client."""
+"""A remote on grid storage, reached over XRootD with its official Python client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECKSUM_KINDS = {"adler32", "md5"}
 
 
 class XrootdRemote(VerifiedRemote):
-    """Keys are files below a path such as `root://host:1094//pnfs/site/user/run`."""
+    """A remote whose keys are files below a URL such as `root://host:1094//pnfs/site/user/run`."""
 
     def __init__(self, url: str, *, retry: Retry | None = None, timeout: int = 60) -> None:
         super().__init__(retry)
@@ -42,24 +42,24 @@ class XrootdRemote(VerifiedRemote):
         return f"{self.server}/{self._path(key)}"
 
     def _send(self, local: Path, staged: str) -> None:
-        have, size = self._size(staged), local.stat().st_size
-        if have is not None and have == size and size:
+        sent_size, size = self._size(staged), local.stat().st_size
+        if sent_size is not None and sent_size == size and size:
             return
-        resumes = have is not None and 0 < have < size
+        resume = sent_size is not None and 0 < sent_size < size
         try:
-            self._copy(_file(local), self._url(staged), resumes=resumes)
+            self._copy(_file(local), self._url(staged), resume=resume)
         except OSError:
-            if not resumes:
+            if not resume:
                 raise
             # write-once storage cannot continue a file: start over
             self._remove(staged)
-            self._copy(_file(local), self._url(staged), resumes=False)
+            self._copy(_file(local), self._url(staged), resume=False)
 
-    def _copy(self, source: str, target: str, *, resumes: bool) -> None:
+    def _copy(self, source: str, target: str, *, resume: bool) -> None:
         from XRootD import client
 
         process = client.CopyProcess()
-        process.add_job(source, target, force=not resumes, cont=resumes, mkdir=True)
+        process.add_job(source, target, force=not resume, cont=resume, mkdir=True)
         _check(process.prepare())
         status, results = process.run()
         _check(status)
@@ -67,16 +67,16 @@ class XrootdRemote(VerifiedRemote):
             _check(result["status"])
 
     def _fetch(self, key: str, part: Path, size: int) -> None:
-        have = part.stat().st_size if part.exists() else 0
-        if have > size:
+        received_size = part.stat().st_size if part.exists() else 0
+        if received_size > size:
             part.unlink()
-            have = 0
+            received_size = 0
         if not size:
             part.touch()  # the client creates no file if the file to copy is empty
-        elif have < size:
-            self._copy(self._url(key), _file(part), resumes=0 < have < size)
-        if (have := part.stat().st_size) != size:
-            raise DiffersError(f"{have} bytes of {key} arrived; it has {size}")
+        elif received_size < size:
+            self._copy(self._url(key), _file(part), resume=0 < received_size < size)
+        if (received_size := part.stat().st_size) != size:
+            raise DiffersError(f"{received_size} bytes of {key} arrived; it has {size}")
 
     def _read(self, key: str, offset: int) -> Iterator[bytes]:
         from XRootD import client
@@ -102,7 +102,7 @@ class XrootdRemote(VerifiedRemote):
         except OSError:
             if self._size(key) is None:
                 raise
-            # storage that cannot rename over a file: keep the old copy until the new one is in place
+            # storage that cannot rename over a file: keep the old copy until the new copy is in place
             folder, _, name = key.rpartition("/")
             old = f"{folder + '/' if folder else ''}{HIDDEN}old-{name}"
             self._move(key, old)

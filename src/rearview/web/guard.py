@@ -1,9 +1,9 @@
 """Check every request before it is handled.
 
 Names of runs, logged texts and source are untrusted input for the page, and other web pages in the same
-browser are a danger to the server. So the guard allows only hosts that mean this machine (against DNS
-rebinding) and only our own origin; it requires a token for all data and POST for every change; and its
-content policy lets the browser run no script but our files.
+browser are a danger to the server. So the guard allows only Host headers that name this machine (against DNS
+rebinding) and only requests from our own page. It requires a token for all data, and POST for every change. Its
+content policy lets the browser run only the scripts of the page's own files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_BODY = 64 << 10
-"""Largest request, in bytes."""
+"""Most bytes of a request."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -43,7 +43,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Passes each request on to `app`, or refuses it with a reason."""
+    """Passes each request on to `app`, or refuses the request with a reason."""
 
     app: App
     token: str
@@ -67,10 +67,10 @@ class Guard:
 
         async def guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                more = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                extra_headers = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
                 if scope["path"].startswith("/api/"):
-                    more.append((b"cache-control", b"no-store"))
-                message["headers"] = [*message.get("headers", ()), *more]
+                    extra_headers.append((b"cache-control", b"no-store"))
+                message["headers"] = [*message.get("headers", ()), *extra_headers]
             await send(message)
 
         if refused is not None:
@@ -79,7 +79,7 @@ class Guard:
         await self.app(scope, _bounded(receive), guarded)
 
     def refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
-        """Return the status and the reason if a request is refused.
+        """Return (status, reason) if a request is refused, else None.
 
         >>> guard = Guard(None, "secret", "127.0.0.1", writable=False)
         >>> guard.refusal("GET", "/api/state", {"host": "evil.example:80"})
@@ -88,7 +88,7 @@ class Guard:
         401
         """
         host = headers.get("host", "")
-        if not self._ours(host):
+        if not self._names_this_machine(host):
             return 403, "This server answers only to names of this machine."
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
@@ -115,17 +115,19 @@ class Guard:
 
     def _has_token(self, authorization: str) -> bool:
         scheme, _, secret = authorization.partition(" ")
-        same = hmac.compare_digest(secret.strip().encode("utf-8", "replace"), self.token.encode())
-        return scheme.lower() in {"bearer", "token"} and same
+        matches = hmac.compare_digest(
+            secret.strip().encode("utf-8", "replace"), self.token.encode()
+        )
+        return scheme.lower() in {"bearer", "token"} and matches
 
-    def _ours(self, host: str) -> bool:
+    def _names_this_machine(self, host: str) -> bool:
         """Return True if a Host header names this machine, in a way that no DNS entry can forge."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         name = name.strip("[]").lower()
         if name == "localhost":
             return True
-        bound_here = _address(self.host)
-        local = bound_here is not None and bound_here.is_loopback
+        bound_address = _address(self.host)
+        local = bound_address is not None and bound_address.is_loopback
         address = _address(name)
         if address is not None:
             return address.is_loopback if local else True
@@ -140,14 +142,14 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Return `receive`, limited to requests of the allowed size."""
-    got = 0
+    """Return `receive` with a limit: a request with more than `MOST_BODY` bytes is disconnected."""
+    received_bytes = 0
 
     async def bounded() -> MutableMapping[str, Any]:
-        nonlocal got
+        nonlocal received_bytes
         message = await receive()
-        got += len(message.get("body", b""))
-        if got > MOST_BODY:
+        received_bytes += len(message.get("body", b""))
+        if received_bytes > MOST_BODY:
             return {"type": "http.disconnect"}
         return message
 

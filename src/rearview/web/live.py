@@ -1,4 +1,4 @@
-"""Server-sent events: tell open pages, a bounded number of them, that runs changed."""
+"""Server-sent events that tell open pages which runs changed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rearview.web.run_index import Index
 MOST_LISTENERS = 12
 """Most pages that can listen at the same time; any further page is refused."""
 MOST_WAITING = 200
-"""Most events that are kept for one page. A page that reads more slowly loses them and loads everything again."""
+"""Most events that wait for one page. If a slow page has more, they are dropped and the page loads all data again."""
 BEAT = 20.0
-"""Seconds between empty messages while nothing happens; they keep the connection open."""
-OFTEN, SELDOM = 1.0, 10.0
-"""Seconds between refreshes: while a page listens, and while no page does."""
+"""Seconds between empty messages, which keep the connection open while nothing happens."""
+LISTENING_PAUSE, IDLE_PAUSE = 1.0, 10.0
+"""Seconds between refreshes while a page listens, and while no page listens."""
 SHARE = 20
 """A pause is at least this many times as long as the refresh before it."""
 
@@ -31,13 +31,13 @@ class Live:
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Event()
-        self._certain: set[str] = set()
+        self._runs_to_check: set[str] = set()
         self._failure: list[str] = []
         self._ended = False
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
-        """Start the thread that refreshes the index; to be called in the server's event loop."""
+        """Start the thread that refreshes the index; call this in the server's event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -51,13 +51,13 @@ class Live:
             queue.put_nowait(None)
 
     def join(self) -> None:
-        """Wait until the refresh under way has ended."""
+        """Wait until the current refresh has ended."""
         if self._thread.is_alive():
             self._thread.join(30.0)
 
     def look_now(self, runs: Iterable[str] = ()) -> None:
         """Refresh the index at once; read the folders of `runs` even if they seem unchanged."""
-        self._certain.update(runs)
+        self._runs_to_check.update(runs)
         self._wake.set()
 
     @property
@@ -66,16 +66,16 @@ class Live:
         return len(self._listeners) >= MOST_LISTENERS
 
     def _refreshed(self) -> list[str] | None:
-        """Refresh the index; return the runs that changed, None if the refresh failed.
+        """Refresh the index; return the runs that changed, or None if the refresh failed.
 
         A run folder may be removed while it is read. The next refresh reads it again, so a failure is
         shown as a problem and does not end the thread.
         """
-        certain, self._certain = self._certain, set()
+        runs_to_check, self._runs_to_check = self._runs_to_check, set()
         try:
-            changed = self._index.refresh(certain)
+            changed = self._index.refresh(runs_to_check)
         except Exception as exc:
-            self._certain |= certain
+            self._runs_to_check |= runs_to_check
             self._failure = [f"The runs could not be read, and will be read again: {exc!r}."]
             self._index.problems = self._failure
             return None
@@ -98,7 +98,9 @@ class Live:
                 )
             if self._index.pending and changed is not None:
                 continue
-            pause = max(OFTEN if self._listeners else SELDOM, SHARE * self._index.scanned)
+            pause = max(
+                LISTENING_PAUSE if self._listeners else IDLE_PAUSE, SHARE * self._index.scanned
+            )
             self._wake.wait(pause)
             self._wake.clear()
 

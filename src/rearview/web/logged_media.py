@@ -21,22 +21,22 @@ HEAT_COLUMNS = 400
 """Most histograms of one heat map; if there are more, every k-th is drawn."""
 HEAT_BINS = 48
 MOST_MEDIA = 400
-"""Values of one name in one answer."""
+"""Most values of one name in one answer."""
 MOST_TABLE = 500
-"""Rows of a logged table that are shown."""
+"""Most rows of a logged table that are shown."""
 MOST_TEXT = 20_000
-"""Characters of a logged text that are shown."""
+"""Most characters of a logged text that are shown."""
 
 
 class Media:
-    """Reads logged values that are not numbers; it returns no other object of the store."""
+    """Reads logged values that are not numbers. Other objects of the store are never returned."""
 
     def __init__(self, index: Index, objects: Objects) -> None:
         self._index, self._objects = index, objects
         self._listed: OrderedDict[str, StoredValue] = OrderedDict()
 
     def listed(self, name: str, runs: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the values of a name in some runs: run, point, and text or description."""
+        """Return the values of a name in some runs, each with its run, its point, and its text or description."""
         indexed = [run for run in runs if run in self._index.entries][:50]
         source = records(self._index, name, indexed)
         if source is None:
@@ -77,8 +77,8 @@ class Media:
             ).fetchone()
             value = value_in_text(row[0], self._objects.get) if row else None
         if value is None or value.oid != oid or value.kind not in kinds:
-            what = " or ".join(kinds)
-            raise UsageError(f"No run logged the {what} {oid[:12]!r}.", slug="page-question")
+            kind_names = " or ".join(kinds)
+            raise UsageError(f"No run logged the {kind_names} {oid[:12]!r}.", slug="page-question")
         return value
 
     def _bytes(self, oid: str, kind: str) -> bytes:

@@ -1,7 +1,7 @@
-"""The prices of backfills, and the backfills that the page starts.
+"""Estimated costs (prices) of backfills, and the backfills that the page starts.
 
-A backfill runs as the command `rearview backfill --json` in a separate process. So the page stays fast, the
-backfill can be stopped like any command, and it does the same as on the command line.
+A backfill runs as the command `rearview backfill --json` in a separate process. So the page stays fast, and a
+backfill can be stopped like any command and does the same as on the command line.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rearview.model.run import name_of
 from rearview.web.run_index import Index
 
 MOST_PRICED = 60
-"""Most runs that one request prices: as many as a screen shows."""
+"""Most runs for which one request returns prices; a screen shows no more."""
 MOST_JOBS = 4
-"""Backfills of this page that may run at the same time."""
+"""Most backfills of this page that run at the same time."""
 KEPT_JOBS = 20
 KEPT_EVENTS = 4000
-"""Events of a backfill that are kept for its display."""
+"""Most events of a backfill that are kept for the page."""
 MOST_SEGMENTS = 600
-"""Segments of a plan that are described one by one."""
+"""Most segments of a plan that are described one by one."""
 
 
 class BackfillRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Which cells to fill."""
+    """A request to fill cells: names, and the runs and points to fill."""
 
     names: list[str]
     runs: list[str] = []
@@ -46,7 +46,7 @@ class BackfillRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prices:
-    """Plans backfills and estimates their seconds; each `History` in it answers one thread at a time."""
+    """Plans backfills and estimates their seconds. Each `History` here is used by one thread at a time."""
 
     def __init__(self, history: History, index: Index) -> None:
         self._history, self._index = history, index
@@ -54,28 +54,28 @@ class Prices:
         self._prices: OrderedDict[tuple[str, str, int, str], dict[str, Any]] = OrderedDict()
         # two histories, because pricing takes seconds and a plan should not wait for it
         self._source, self._pricing = History(history.project), History(history.project)
-        self._looking, self._pricing_lock = threading.Lock(), threading.Lock()
-        self._virtual: tuple[float, list[tuple[str, tuple[str, ...]]]] = (-1e9, [])
+        self._source_lock, self._pricing_lock = threading.Lock(), threading.Lock()
+        self._fillable_names: tuple[float, list[tuple[str, tuple[str, ...]]]] = (-1e9, [])
 
-    def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the names that the work tree logs, with their loops; looked up every two seconds."""
-        with self._looking:
-            at, names = self._virtual
-            if time.monotonic() - at > 2.0:
+    def fillable_names(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the names that the work tree logs, with their loops; the work tree is read every two seconds."""
+        with self._source_lock:
+            checked_at, names = self._fillable_names
+            if time.monotonic() - checked_at > 2.0:
                 names = self._source.virtual()
-                self._virtual = (time.monotonic(), names)
+                self._fillable_names = (time.monotonic(), names)
             return names
 
     def of(self, name: str, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return for each run the seconds that filling `name` takes, or why it is refused."""
+        """Return for each run the seconds that filling `name` takes, or the reason why that is refused."""
         known_runs = [run for run in runs if run in self._index.entries][:MOST_PRICED]
-        source = repr(self.virtual())
+        source = repr(self.fillable_names())
         keys = {run: (name, run, self._index.entries[run].revision, source) for run in known_runs}
-        missing = [run for run in known_runs if keys[run] not in self._prices]
-        if missing:
+        unpriced_runs = [run for run in known_runs if keys[run] not in self._prices]
+        if unpriced_runs:
             with self._pricing_lock:
-                prices = self._priced(name, missing)
-            for run in missing:
+                prices = self._priced(name, unpriced_runs)
+            for run in unpriced_runs:
                 self._prices[keys[run]] = prices[run]
             while len(self._prices) > 20_000:
                 self._prices.popitem(last=False)
@@ -106,11 +106,11 @@ class Prices:
                 at=request.at or None,
                 workers=request.workers,
             )
-            return described(report, request)
+            return plan_as_json(report, request)
 
 
-def described(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
-    """Return a plan in JSON's types: segments, estimates, refusals, inserted statements."""
+def plan_as_json(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
+    """Return a plan as JSON values: segments, estimates, refusals, inserted statements."""
     segments = report.plan.segments
     explanation = report.explained
     return {
@@ -200,8 +200,8 @@ class PageBackfill:
     code: int | None = None
 
     def status(self, *, whole: bool = False) -> dict[str, Any]:
-        """Return its progress and result; with `whole`, also its plan and all kept events."""
-        about: dict[str, Any] = {
+        """Return the progress and result of the backfill; with `whole`, also the plan and all kept events."""
+        status: dict[str, Any] = {
             "id": self.id,
             "names": self.request.names,
             "runs": len(self.request.runs),
@@ -215,8 +215,8 @@ class PageBackfill:
             "code": self.code,
         }
         if whole:
-            about |= {"plan": self.plan, "events": list(self.events)}
-        return about
+            status |= {"plan": self.plan, "events": list(self.events)}
+        return status
 
 
 class PageBackfills:
@@ -241,10 +241,10 @@ class PageBackfills:
     def start(self, request: BackfillRequest, plan: dict[str, Any]) -> PageBackfill:
         """Start a backfill; its output arrives as events."""
         with self._lock:
-            busy = [job for job in self._jobs.values() if job.ended is None]
-            if len(busy) >= MOST_JOBS:
+            running_jobs = [job for job in self._jobs.values() if job.ended is None]
+            if len(running_jobs) >= MOST_JOBS:
                 raise UsageError(
-                    f"{len(busy)} backfills of this page are running, which is the limit. Wait until "
+                    f"{len(running_jobs)} backfills of this page are running, which is the limit. Wait until "
                     "one ends, or stop one.",
                     slug="page-busy",
                 )
@@ -257,13 +257,13 @@ class PageBackfills:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # `close` passes Ctrl-C in the terminal on to it
+                start_new_session=True,  # after Ctrl-C in the terminal, `close` interrupts the backfill
             )
             job = PageBackfill(f"{int(time.time() * 1000):x}", request, plan, time.time(), process)
             self._jobs[job.id] = job
-            for old in list(self._jobs)[:-KEPT_JOBS]:
-                if self._jobs[old].ended is not None:
-                    del self._jobs[old]
+            for job_id in list(self._jobs)[:-KEPT_JOBS]:
+                if self._jobs[job_id].ended is not None:
+                    del self._jobs[job_id]
         threading.Thread(target=self._follow, args=(job,), daemon=True).start()
         return job
 

@@ -1,6 +1,6 @@
-"""The table of runs: columns, filter, search, sort and groups, answered by DuckDB.
+"""The rows of the page's table of runs: columns, filter, search, sort and groups, as queries of DuckDB.
 
-A column goes by a key: `fact:status`, `arg:lr`, or for a logged name `last:acc`, `min:acc`, `max:acc`,
+The key of a column is `fact:status`, `arg:lr`, or for a logged name `last:acc`, `min:acc`, `max:acc`,
 `mean:acc`, `count:acc`.
 """
 
@@ -26,9 +26,9 @@ from rearview.web.run_index_tables import RUNS
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
 """Column of `page.stats` for each form of a logged name."""
 MOST_ROWS = 500
-"""Rows of one answer."""
+"""Most rows of one answer."""
 MOST_POINTS = 20_000
-"""Rows of one answer for a chart."""
+"""Most rows of one answer for a chart."""
 MOST_COLUMNS = 200
 
 
@@ -48,9 +48,9 @@ class Query(msgspec.Struct, forbid_unknown_fields=True):
     sort: list[Sort] = []
     group: list[str] = []
     within: dict[str, Any] = {}
-    """Values of group columns: only the runs of that group."""
+    """Values of the group columns; only runs with these values are returned."""
     runs: list[str] | None = None
-    """Only these runs."""
+    """If given, only these runs are returned."""
     ranges: bool = False
     """Also return the lowest and highest value of each numeric column, which takes longer."""
     offset: int = 0
@@ -83,14 +83,14 @@ class Columns:
         for name, numeric, distinct in args.fetchall():
             columns.args[name], columns.distinct[name] = bool(numeric), distinct
         for name, kind, path, runs, unproved, explicit, text in names.fetchall():
-            # the kind and path that most runs have come last, so the loop keeps them
-            before = columns.names.get(name, {"runs": 0, "unproved": False, "asked": False})
+            # rows are sorted by their number of runs, so the kind and path of most runs are set last
+            earlier = columns.names.get(name, {"runs": 0, "unproved": False, "asked": False})
             columns.names[name] = {
-                "kind": (_thing(text) if kind == "object" else None) or kind,
+                "kind": (_stored_kind(text) if kind == "object" else None) or kind,
                 "path": path,
-                "runs": before["runs"] + runs,
-                "unproved": before["unproved"] or bool(unproved),
-                "asked": before["asked"] or bool(explicit),
+                "runs": earlier["runs"] + runs,
+                "unproved": earlier["unproved"] or bool(unproved),
+                "asked": earlier["asked"] or bool(explicit),
             }
         return columns
 
@@ -104,7 +104,7 @@ class Columns:
         return form != "last" or self.names.get(name, {}).get("kind") in _NUMERIC
 
     def key_of(self, word: str) -> str | None:
-        """Return the key of the column that a word in a filter names; SQL ignores case."""
+        """Return the key of the column that a word in a filter names, or None. As in SQL, case does not matter."""
         return self.labels.get(word) or self._lower.get(word.lower())
 
     @cached_property
@@ -115,33 +115,33 @@ class Columns:
     def labels(self) -> dict[str, str]:
         """The key of each column by its name in a filter.
 
-        If several columns have the same name, the fact of the run has it, or else the logged name; the
-        others are `name_logged` and `name_arg`, as in `rearview runs --where`.
+        If a fact, a logged name and an argument have the same name, the fact keeps it (or else the logged name),
+        and the filter names of the other columns are `name_logged` and `name_arg`, as in `rearview runs --where`.
         """
-        out = {name: f"fact:{name}" for name in RUNS if name != "run"}
-        out["tag"] = "fact:tag"
+        keys = {name: f"fact:{name}" for name in RUNS if name != "run"}
+        keys["tag"] = "fact:tag"
         for form, suffix, names in (
             ("last", "_logged", list(self.names)),
             ("arg", "_arg", list(self.args)),
         ):
-            taken = {label.lower() for label in out}
+            used_labels = {label.lower() for label in keys}
             for name in names:
                 label = name
-                while label.lower() in taken:
+                while label.lower() in used_labels:
                     label += suffix
-                out[label] = f"{form}:{name}"
-        for name, about in self.names.items():
-            if about["kind"] in _NUMERIC:
+                keys[label] = f"{form}:{name}"
+        for name, facts in self.names.items():
+            if facts["kind"] in _NUMERIC:
                 for form in ("min", "max", "mean"):
-                    out.setdefault(f"{name}.{form}", f"{form}:{name}")
-        return out
+                    keys.setdefault(f"{name}.{form}", f"{form}:{name}")
+        return keys
 
 
 _NUMERIC = {"float", "int", "long", "bool"}
 
 
-def _thing(text: str | None) -> str | None:
-    """Return the kind of a stored value, given its description, which may be cut off."""
+def _stored_kind(text: str | None) -> str | None:
+    """Return the kind that is in the description of a stored value, which may be cut off, or None."""
     match = re.search(r'"kind":\s*"(\w+)"', text or "")
     return match[1] if match else None
 
@@ -189,11 +189,11 @@ class Rows:
         if not ids:
             return [], {"called": {}, "status": {}}
         keys = self._query.columns
-        places = self._places(keys)
-        cells = "".join(f", {places[key]}" for key in keys)
-        chosen = ", ".join(map(str, ids))
+        expressions = self._expressions(keys)
+        cells = "".join(f", {expressions[key]}" for key in keys)
+        id_list = ", ".join(map(str, ids))
         answer = self._index.ask(
-            f"SELECT id, run, name, status{cells} FROM page.runs r WHERE id IN ({chosen})"
+            f"SELECT id, run, name, status{cells} FROM page.runs r WHERE id IN ({id_list})"
         ).fetchall()
         by_id = {row[0]: row[1:] for row in answer}
         rows = [by_id[row_id] for row_id in ids if row_id in by_id]
@@ -203,7 +203,7 @@ class Rows:
         }
 
     def points(self) -> dict[str, Any]:
-        """Return every run that fits, for a chart over runs; at most `MOST_POINTS`."""
+        """Return every run that matches the query, at most `MOST_POINTS`, for a chart over runs."""
         source = self._source(self._query.columns)
         cells = ", ".join(["run", *(self._alias(key) for key in self._query.columns)])
         answer = self._index.ask(
@@ -211,8 +211,8 @@ class Rows:
         )
         return {"rows": [[*map(plain, row)] for row in answer.fetchall()]}
 
-    def chosen(self, limit: int) -> list[str]:
-        """Return the ids of the runs that fit, in order."""
+    def matching_ids(self, limit: int) -> list[str]:
+        """Return the ids of the runs that match the query, in its order."""
         query = self._query
         source = self._source([term.key for term in query.sort])
         answer = self._index.ask(
@@ -221,7 +221,7 @@ class Rows:
         return [row[0] for row in answer.fetchall()]
 
     def _groups(self) -> dict[str, Any]:
-        """Return one row per group: its values, its number of runs, mean and deviation of each number."""
+        """Return one row per group: its values, its number of runs, and mean and deviation of each column."""
         query = self._query
         source = self._source([*query.group, *query.columns, *(term.key for term in query.sort)])
         by = [self._alias(key) for key in query.group]
@@ -239,19 +239,19 @@ class Rows:
         source = f"SELECT {', '.join(clean)} FROM ({source})"
         order = []
         for term in query.sort:
-            way = f"{'DESC' if term.desc else 'ASC'} NULLS LAST"
+            direction = f"{'DESC' if term.desc else 'ASC'} NULLS LAST"
             if term.key in query.group:
-                order.append(f"{self._alias(term.key)} {way}")
+                order.append(f"{self._alias(term.key)} {direction}")
             elif term.key in query.columns:
-                order.append(f"m{query.columns.index(term.key)} {way}")
+                order.append(f"m{query.columns.index(term.key)} {direction}")
         order += [f"{alias} ASC NULLS LAST" for alias in by]
-        over = ["count(*) OVER ()", "sum(runs) OVER ()"]
+        totals = ["count(*) OVER ()", "sum(runs) OVER ()"]
         numeric = [k for k, key in enumerate(query.columns) if self._columns.numeric(key)]
-        over += [f"min(l{k}) OVER (), max(h{k}) OVER ()" for k in numeric]
+        totals += [f"min(l{k}) OVER (), max(h{k}) OVER ()" for k in numeric]
         shown = [*by, "runs", *(f"m{k}, d{k}" for k in range(len(query.columns)))]
         limit = max(0, min(query.limit, MOST_ROWS))
         answer = self._index.ask(
-            f"SELECT {', '.join([*shown, *over])} FROM (SELECT {', '.join(cells)} FROM ({source}) "
+            f"SELECT {', '.join([*shown, *totals])} FROM (SELECT {', '.join(cells)} FROM ({source}) "
             f"GROUP BY {', '.join(by)}) ORDER BY {', '.join(order)} "
             f"LIMIT {limit} OFFSET {max(0, query.offset)}"
         ).fetchall()
@@ -269,13 +269,13 @@ class Rows:
         ]
         total, runs, *ends = answer[0][end:] if answer else (0, 0, *(None for _ in 2 * numeric))
         ranges = {
-            query.columns[k]: [ends[2 * place], ends[2 * place + 1]]
-            for place, k in enumerate(numeric)
+            query.columns[k]: [ends[2 * position], ends[2 * position + 1]]
+            for position, k in enumerate(numeric)
         }
         return {"total": total, "runs": int(runs or 0), "groups": groups, "ranges": ranges}
 
     def _ranges(self, source: str) -> tuple[int, dict[str, list[float | None]]]:
-        """Return the number of runs that fit, and the lowest and highest value of each numeric column."""
+        """Return the number of runs in `source`, and the lowest and highest value of each numeric column."""
         numeric = [key for key in self._query.columns if self._columns.numeric(key)]
         cells = ["count(*)"]
         for key in numeric:
@@ -291,42 +291,42 @@ class Rows:
         return self._aliases.setdefault(key, f'"$k{len(self._aliases)}"')
 
     def _source(self, keys: Iterable[str]) -> str:
-        """Return the SQL of the runs that fit, with the columns of `keys`."""
+        """Return the SQL of the runs that match the query, with the columns of `keys`."""
         query = self._query
-        mentioned = self._mentioned(query.where)
-        shown_keys = dict.fromkeys([*keys, *query.group, *mentioned.values()])
-        places = self._places(shown_keys)
-        cells = "".join(f", {places[key]} AS {self._alias(key)}" for key in shown_keys)
+        filter_keys = self._filter_keys(query.where)
+        shown_keys = dict.fromkeys([*keys, *query.group, *filter_keys.values()])
+        expressions = self._expressions(shown_keys)
+        cells = "".join(f", {expressions[key]} AS {self._alias(key)}" for key in shown_keys)
         text = f"SELECT r.id, r.run, r.started{cells} FROM page.runs r"
         conditions = []
         if query.runs is not None:
-            chosen = ", ".join(map(quoted, query.runs[:MOST_POINTS])) or "NULL"
-            conditions.append(f"r.run IN ({chosen})")
+            run_list = ", ".join(map(quoted, query.runs[:MOST_POINTS])) or "NULL"
+            conditions.append(f"r.run IN ({run_list})")
         if query.search.strip():
             conditions += [self._searched(word) for word in query.search.split()[:8]]
         if conditions:
             text += f" WHERE {' AND '.join(conditions)}"
-        outer = [
+        group_conditions = [
             f"{self._alias(key)} IS NOT DISTINCT FROM {_literal(value)}"
             for key, value in query.within.items()
             if key in shown_keys
         ]
-        if outer:
-            text = f"SELECT * FROM ({text}) WHERE {' AND '.join(outer)}"
+        if group_conditions:
+            text = f"SELECT * FROM ({text}) WHERE {' AND '.join(group_conditions)}"
         if query.where.strip():
             check_condition(self._index.duck.con, query.where)
             names = ", ".join(
-                f"{self._alias(key)} AS {ident(word)}" for word, key in mentioned.items()
+                f"{self._alias(key)} AS {ident(word)}" for word, key in filter_keys.items()
             )
             shown = f"*, {names}" if names else "*"
-            if "tag" in mentioned:
+            if "tag" in filter_keys:
                 text = f"SELECT {shown} FROM ({text})"
                 text = f"SELECT DISTINCT ON (run) * FROM ({text}) WHERE (\n{query.where}\n)"
             else:
                 text = f"SELECT * FROM (SELECT {shown} FROM ({text})) WHERE (\n{query.where}\n)"
         return text
 
-    def _mentioned(self, where: str) -> dict[str, str]:
+    def _filter_keys(self, where: str) -> dict[str, str]:
         """Return the keys of the columns in a filter, by the words that the filter uses for them."""
         out: dict[str, str] = {}
         for match in WORD.finditer(where):
@@ -337,7 +337,7 @@ class Rows:
                     out[word] = key
         return out
 
-    def _places(self, keys: Iterable[str]) -> dict[str, str]:
+    def _expressions(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the SQL of each column over `page.runs r`."""
         out: dict[str, str] = {}
         stored: dict[str, Column] = {}
@@ -376,7 +376,7 @@ def _literal(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a cell in JSON's types. NaN and infinities become text, since null means an empty cell."""
+    """Return a cell as a JSON value. NaN and infinities become text, because null means an empty cell."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (list, tuple)):
@@ -395,12 +395,14 @@ class Points(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def point_rows(
-    index: Index, query: Points, virtual: Sequence[tuple[str, Sequence[str]]]
+    index: Index, query: Points, fillable_names: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
     """Return one row per point with the names as columns, empty where a name can still be filled."""
-    with index.relations(query.runs[:200]) as chosen:
-        fillable = [(name, loops) for name, loops in virtual if name in query.names]
-        selected = SelectedRecords(index.project, index.duck, index.run_records, chosen, fillable)
+    with index.relations(query.runs[:200]) as existing_runs:
+        fillable = [(name, loops) for name, loops in fillable_names if name in query.names]
+        selected = SelectedRecords(
+            index.project, index.duck, index.run_records, existing_runs, fillable
+        )
         table_query = TableQuery(selected, query.names, origins=False)
         if query.where.strip():
             check_condition(index.duck.con, query.where)
@@ -419,7 +421,7 @@ def point_rows(
 
 
 def value_counts(index: Index, runs: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """Return for each run and name the number of values, and the number after a backfill.
+    """Return the number of values of each run and name, and the number that a backfill could reach.
 
     A backfill can fill a name at every point where another name of the same loops has a value.
     """
@@ -510,7 +512,7 @@ def _heading(key: str) -> str:
 
 
 def request(data: str | bytes | Mapping[str, Any], kind: type[Any]) -> Any:
-    """Decode a request of the page as `kind`; refuse any other data."""
+    """Return a request of the page, decoded as the class `kind`; raise if the data do not fit it."""
     try:
         if isinstance(data, Mapping):
             return msgspec.convert(data, kind)

@@ -1,11 +1,11 @@
-"""Facts, arguments and a summary of every logged name of all runs, kept up to date for the page.
+"""The page's index of all runs: their facts, arguments, and a summary of every logged name, kept up to date.
 
-A command reads every run folder again. A page asks several times a second, so this index looks at the
-modification times of the run folders and reads only the runs that changed. It keeps its tables in
-`.rearview/cache/page`, so that a large project opens at once the next time.
+A command reads every run folder again. A page asks several times a second, so the index looks at the
+modification times of the run folders and reads only the runs that changed. A cache of the index is in
+`.rearview/cache/page`, so that the page of a large project opens at once the next time.
 
 Each run has a number here, `id`: a join of a hundred thousand runs by number is several times faster
-than by name. A column that a page filtered, sorted or grouped by stays a column of `page.runs`.
+than by name. An argument or logged name by which a page filtered, sorted or grouped stays a column of `page.runs`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from rearview.store.tables.record_files import (
 from rearview.store.tables.schema import load_runs
 from rearview.store.values_as_json import convert
 from rearview.web.run_index_tables import (
+    ARGUMENTS,
     COLUMNS,
-    GIVEN,
     INDEXED_RUNS,
     RUNS,
     SUMMARIES,
@@ -53,29 +53,29 @@ from rearview.web.run_index_tables import (
 BATCH = 400
 """Runs whose records are summarized in one query."""
 AT_ONCE = 2000
-"""Most changed runs that one refresh reads. The page shows them while later refreshes read the others."""
+"""Most changed runs that one refresh reads. The page shows these runs while later refreshes read more."""
 PATIENCE = 10.0
 """Seconds after which a query is interrupted."""
 SLICE = 8_000
-"""Most ended runs whose folders one refresh checks; if there are more, each refresh checks the next part."""
+"""Most ended runs whose folders one refresh checks; if there are more, each refresh checks the next slice."""
 SETTLED = 2_000_000_000
-"""Nanoseconds after a modification time from which an unchanged time proves that no file was added to the folder."""
+"""Nanoseconds after its last change from which a folder's modification time shows every change."""
 MOST_COLUMNS = 160
-"""Columns of arguments and logged names that `page.runs` holds at once."""
+"""Most columns of arguments and logged names that `page.runs` has at once."""
 _SEARCHED = ("run", "name", "command", "note", "status", "version", "host")
 _NUMBERS = {"float", "int", "long", "bool"}
 
 Column = tuple[str, str, str]
-"""Table, name and value of a column of `page.runs`: `("summaries", "loss", "last")`."""
+"""Where the values of a column of `page.runs` come from: table, name and value, `("summaries", "loss", "last")`."""
 
 
 @dataclass
 class Index:
-    """All runs of a project as DuckDB tables, refreshed by reading only what changed."""
+    """All runs of a project as DuckDB tables; a refresh reads only the runs that changed."""
 
     project: Project
     revision: int = 0
-    """Grows whenever something changed."""
+    """Number that a refresh increases if it found changes."""
     scanned: float = 0.0
     """Seconds that the last refresh took."""
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -94,10 +94,14 @@ class Index:
         self._cache = IndexCache(self.project.cache / "page")
         self._unsaved = 0
         self._loaded = False
-        self._unread: dict[str, Signature] = {}
-        self._next_id = self._added = self._part = 0
+        self._unread_signatures: dict[str, Signature] = {}
+        self._next_id = self._columns_added = self._slice = 0
         self._columns: dict[Column, str] = {}
-        for table, columns in (("runs", INDEXED_RUNS), ("given", GIVEN), ("summaries", SUMMARIES)):
+        for table, columns in (
+            ("runs", INDEXED_RUNS),
+            ("given", ARGUMENTS),
+            ("summaries", SUMMARIES),
+        ):
             shape = ", ".join(f"{name} {kind}" for name, kind in columns.items())
             self.duck.execute(
                 f"CREATE SCHEMA IF NOT EXISTS page; CREATE TABLE page.{table} ({shape})"
@@ -118,53 +122,53 @@ class Index:
                 self._save()
             self.duck.close()
 
-    def refresh(self, certain: Collection[str] = ()) -> list[str]:
+    def refresh(self, runs_to_check: Collection[str] = ()) -> list[str]:
         """Read the runs that changed since the last refresh, the newest first; return their ids.
 
-        It reads at most `AT_ONCE` runs; `pending` is the number that are left. Each refresh looks at new
-        runs, runs in progress and the runs in `certain`, and at a part of many thousand ended runs.
+        A refresh reads at most `AT_ONCE` runs; `pending` is the number of runs still to read. Each refresh checks
+        new runs, runs in progress and `runs_to_check`, and a slice of the ended runs if there are many thousands.
         """
         with self.lock:
-            begun = time.monotonic()
-            first = not self.revision
+            began = time.monotonic()
+            is_first_refresh = not self.revision
             if not self._loaded:
                 self._load()
                 self._loaded = True
-            gone: set[str] = set()
-            if not self._unread:
-                seen = self._look(certain)
-                gone = self.entries.keys() - seen.keys()
-                changes = [
+            removed_runs: set[str] = set()
+            if not self._unread_signatures:
+                signatures = self._read_signatures(runs_to_check)
+                removed_runs = self.entries.keys() - signatures.keys()
+                unread_signatures = [
                     (run, signature)
-                    for run, signature in seen.items()
-                    if (known := self.entries.get(run)) is None
-                    or known.signature != signature
-                    or (known.live and self._moved(known))
+                    for run, signature in signatures.items()
+                    if (entry := self.entries.get(run)) is None
+                    or entry.signature != signature
+                    or (entry.live and self._status_changed(entry))
                 ]
-                self._unread = dict(sorted(changes))
-            changed = list(self._unread)[-AT_ONCE:]
-            seen = {run: self._unread.pop(run) for run in changed}
-            self.pending = len(self._unread)
-            if changed or gone or first:
-                self._apply(changed, seen, gone)
+                self._unread_signatures = dict(sorted(unread_signatures))
+            changed_runs = list(self._unread_signatures)[-AT_ONCE:]
+            signatures = {run: self._unread_signatures.pop(run) for run in changed_runs}
+            self.pending = len(self._unread_signatures)
+            if changed_runs or removed_runs or is_first_refresh:
+                self._apply(changed_runs, signatures, removed_runs)
                 self.revision += 1
-                self._unsaved += len(changed)
+                self._unsaved += len(changed_runs)
                 if not self.pending and self._unsaved > BATCH:
                     self._save()
                     self._unsaved = 0
-            self.scanned = time.monotonic() - begun
-            return [*changed, *gone]
+            self.scanned = time.monotonic() - began
+            return [*changed_runs, *removed_runs]
 
-    def _look(self, certain: Collection[str] = ()) -> dict[str, Signature]:
-        """Return the state of the files of every run, by `stat` alone."""
+    def _read_signatures(self, runs_to_check: Collection[str] = ()) -> dict[str, Signature]:
+        """Return the signature of the files of every run, without reading a file."""
         signatures: dict[str, Signature] = {}
-        settled = time.time_ns() - SETTLED
+        settled_before = time.time_ns() - SETTLED
         parts = max(1, -(-len(self.entries) // SLICE))
-        self._part = (self._part + 1) % parts
+        self._slice = (self._slice + 1) % parts
         root = str(self.project.runs)
         names: list[str] = []
         with contextlib.suppress(FileNotFoundError):
-            names = os.listdir(root)  # noqa: PTH208 - many thousand names, and no path is needed of most
+            names = os.listdir(root)  # noqa: PTH208 - many thousand names, and few paths are needed
         for name in names:
             entry = self.entries.get(name)
             path = f"{root}/{name}"
@@ -172,24 +176,24 @@ class Index:
                 if _stamp(f"{path}/run.json"):
                     signatures[name] = _signature(path)
                 continue
-            known = entry.signature
-            if not entry.live and entry.id % parts != self._part and name not in certain:
-                signatures[name] = known
+            old_signature = entry.signature
+            if not entry.live and entry.id % parts != self._slice and name not in runs_to_check:
+                signatures[name] = old_signature
                 continue
-            at = _stamp(path)
-            if not at:
+            modified = _stamp(path)
+            if not modified:
                 continue  # removed just now
-            if not entry.live and known[0] == at < settled:
-                # no file was added, so a file that did not exist does not exist now
-                events = _stamp(f"{path}/events.jsonl") if known[1] else 0
-                replays = _stamp(f"{path}/replays.jsonl") if known[2] else 0
-                signatures[name] = (at, events, replays)
+            if not entry.live and old_signature[0] == modified < settled_before:
+                # no file was added to the folder, so only files that existed may have changed
+                events = _stamp(f"{path}/events.jsonl") if old_signature[1] else 0
+                replays = _stamp(f"{path}/replays.jsonl") if old_signature[2] else 0
+                signatures[name] = (modified, events, replays)
                 continue
             live = sorted(_records(path)) if entry.live else ()
             signatures[name] = (*_signature(path), *live)
         return signatures
 
-    def _moved(self, entry: Entry) -> bool:
+    def _status_changed(self, entry: Entry) -> bool:
         """Return True if the status of a running run has changed."""
         try:
             return self._runs.get(entry.run.id).status is not entry.run.status
@@ -197,65 +201,72 @@ class Index:
             return True
 
     def _apply(
-        self, changed: Sequence[str], seen: dict[str, Signature], gone: Iterable[str]
+        self,
+        changed_runs: Sequence[str],
+        signatures: dict[str, Signature],
+        removed_runs: Iterable[str],
     ) -> None:
-        """Read the changed runs into the tables, and remove the runs that are gone."""
+        """Read the changed runs into the tables, and remove the runs that do not exist any more."""
         revision = self.revision + 1
-        dropped = [self.entries[run].id for run in (*gone, *changed) if run in self.entries]
-        again = [run for run in (*gone, *changed) if run in self.entries]
-        if again:
-            chosen = ", ".join(map(quoted, again))
-            self.duck.execute(f"DELETE FROM own.live WHERE run IN ({chosen})")
-        fresh: dict[str, Entry] = {}
-        for run in changed:
-            known = self.entries.get(run)
-            if known is None:
+        old_ids = [
+            self.entries[run].id for run in (*removed_runs, *changed_runs) if run in self.entries
+        ]
+        old_runs = [run for run in (*removed_runs, *changed_runs) if run in self.entries]
+        if old_runs:
+            run_list = ", ".join(map(quoted, old_runs))
+            self.duck.execute(f"DELETE FROM own.live WHERE run IN ({run_list})")
+        new_entries: dict[str, Entry] = {}
+        for run in changed_runs:
+            old_entry = self.entries.get(run)
+            if old_entry is None:
                 self._next_id += 1
-            fresh[run] = Entry(
-                known.id if known is not None else self._next_id,
-                seen[run],
+            new_entries[run] = Entry(
+                old_entry.id if old_entry is not None else self._next_id,
+                signatures[run],
                 self._read(run),
-                known.sealed() if known is not None else {},
+                old_entry.sealed() if old_entry is not None else {},
                 revision,
             )
         self.run_records.problems.clear()
         self.duck.execute(
             f"CREATE OR REPLACE TABLE own.summarized ({', '.join(f'{n} {k}' for n, k in SUMMARIES.items())})"
         )
-        for group in _batches(changed):
-            # with tens of thousands of runs, only those on a screen keep their records
-            self.run_records.runs = [fresh[run].run for run in group]
+        for group in _batches(changed_runs):
+            # with tens of thousands of runs, records stay in memory only for the runs on a screen
+            self.run_records.runs = [new_entries[run].run for run in group]
             gather_records(
                 self.project,
                 self.duck,
                 self.run_records,
                 group,
-                lambda file: self._known(fresh, file),
+                lambda file: self._unchanged_summary(new_entries, file),
             )
             for run in group:
-                self._look_again(run, fresh[run])
-            self._summarize(group, fresh)
+                self._record_sealed_files(run, new_entries[run])
+            self._summarize(group, new_entries)
         self.problems = list(self.run_records.problems)
-        rows, args = self._facts(fresh)
+        rows, args = self._facts(new_entries)
         with self._changing:
-            self._exchange(dropped, rows, args)
-        for run in gone:
+            self._replace_rows(old_ids, rows, args)
+        for run in removed_runs:
             self.entries.pop(run)
             self.run_records.parts.pop(run, None)
             self.run_records.replays.pop(run, None)
-        for run, entry in fresh.items():
-            about = entry.run
+        for run, entry in new_entries.items():
+            run_facts = entry.run
             # only the facts that screens of many runs need stay in memory
-            entry.about = replace(about, facts=RunStart(), end=RunEnd(loops=about.end.loops))
+            entry.stored_run = replace(
+                run_facts, facts=RunStart(), end=RunEnd(loops=run_facts.end.loops)
+            )
             self.entries[run] = entry
         self.run_records.runs = []
-        for run in [run for run, entry in fresh.items() if not entry.live][:-BATCH]:
+        for run in [run for run, entry in new_entries.items() if not entry.live][:-BATCH]:
             self.run_records.parts.pop(run, None)
-            kept = fresh[run].kept()  # encoded, they take a tenth of the memory
-            fresh[run].about, fresh[run].summaries = kept.run, kept.summaries
+            encoded = new_entries[run].encoded()  # takes a tenth of the memory
+            new_entries[run].stored_run, new_entries[run].summaries = encoded.run, encoded.summaries
 
-    def _look_again(self, run: str, entry: Entry) -> None:
-        """Note the sealed files of a run that was just read, and the folder's time after the sealing."""
+    def _record_sealed_files(self, run: str, entry: Entry) -> None:
+        """Store in `entry` the sealed files of a run that was just read, and its signature after sealing."""
         parts = self.run_records.parts[run]
         entry.live = any(part.file is None for part in parts) or (
             entry.run.status is Status.RUNNING
@@ -265,26 +276,30 @@ class Index:
         sealed: Summaries = {}
         for part in parts:
             if part.file is not None:
-                about = part.file.stat()
-                place = self._place(part.file)
-                sealed[place] = (about.st_size, about.st_mtime_ns, part.summary)
+                file_stat = part.file.stat()
+                file_key = self._file_key(part.file)
+                sealed[file_key] = (file_stat.st_size, file_stat.st_mtime_ns, part.summary)
         entry.summaries = sealed
 
-    def _place(self, file: Path) -> str:
-        """Return the name of a record file in its run folder; for any other file, its path in the store.
+    def _file_key(self, file: Path) -> str:
+        """Return the name of a record file in its run folder; for a file elsewhere, its path in the store.
 
-        Numbers that were read from printed lines have record files in the cache.
+        The cache has the record files of numbers that were read from printed lines.
         """
         inside = file.parent.parent == self.project.runs
         return file.name if inside else str(file.relative_to(self.project.store))
 
-    def _known(self, fresh: dict[str, Entry], file: Path) -> Summary | None:
-        """Return the summary of a sealed file that has not changed since it was read."""
-        sealed = fresh[file.parent.name].sealed().get(self._place(file))
-        if sealed is None:
+    def _unchanged_summary(self, new_entries: dict[str, Entry], file: Path) -> Summary | None:
+        """Return the summary of a sealed file, or None if the file is new or has changed since it was read."""
+        sealed_file = new_entries[file.parent.name].sealed().get(self._file_key(file))
+        if sealed_file is None:
             return None
-        about = file.stat()
-        return sealed[2] if tuple(sealed[:2]) == (about.st_size, about.st_mtime_ns) else None
+        file_stat = file.stat()
+        return (
+            sealed_file[2]
+            if tuple(sealed_file[:2]) == (file_stat.st_size, file_stat.st_mtime_ns)
+            else None
+        )
 
     def _read(self, run: str) -> Run:
         try:
@@ -292,32 +307,39 @@ class Index:
         except RearviewError as exc:  # damaged, or removed just now
             return Run(run, "", "", (), 0.0, Status.DEAD, damaged=str(exc))
 
-    def _facts(self, fresh: dict[str, Entry]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _facts(
+        self, new_entries: dict[str, Entry]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the rows of the tables of runs and arguments."""
         rows: list[dict[str, Any]] = []
         args: list[dict[str, Any]] = []
-        for run, entry in fresh.items():
-            known_run = entry.run
-            took = None if known_run.ended is None else known_run.ended - known_run.started
-            facts = {name: getattr(known_run, name) for name in RUNS if hasattr(known_run, name)}
-            facts |= {"id": entry.id, "run": run, "seconds": took, "status": known_run.status.value}
+        for run, entry in new_entries.items():
+            run_facts = entry.run
+            seconds = None if run_facts.ended is None else run_facts.ended - run_facts.started
+            facts = {name: getattr(run_facts, name) for name in RUNS if hasattr(run_facts, name)}
             facts |= {
-                "command": " ".join((known_run.script, *known_run.argv)),
-                "tags": list(known_run.tags),
+                "id": entry.id,
+                "run": run,
+                "seconds": seconds,
+                "status": run_facts.status.value,
+            }
+            facts |= {
+                "command": " ".join((run_facts.script, *run_facts.argv)),
+                "tags": list(run_facts.tags),
             }
             facts["replays"] = len(self.run_records.replays.get(run, ()))
             texts = [str(facts[name] or "") for name in _SEARCHED]
-            facts["words"] = "\n".join((*texts, *known_run.tags)).lower()
+            facts["words"] = "\n".join((*texts, *run_facts.tags)).lower()
             rows.append(facts)
-            args += ({"id": entry.id, **arg} for arg in _arguments(known_run))
+            args += ({"id": entry.id, **arg} for arg in _arguments(run_facts))
         return rows, args
 
-    def _exchange(
-        self, dropped: Sequence[int], rows: Sequence[dict[str, Any]], args: Sequence[dict[str, Any]]
+    def _replace_rows(
+        self, old_ids: Sequence[int], rows: Sequence[dict[str, Any]], args: Sequence[dict[str, Any]]
     ) -> None:
-        """Replace the rows of the dropped runs by new ones, for all readers at the same moment."""
+        """Replace the rows of the runs with `old_ids` by new rows, in one transaction."""
         self.duck.load("own.more_runs", INDEXED_RUNS, rows)
-        self.duck.load("own.more_given", GIVEN, args)
+        self.duck.load("own.more_given", ARGUMENTS, args)
         cells, joins = _joined(
             self._columns, {"given": "own.more_given", "summaries": "own.summarized"}
         )
@@ -325,12 +347,12 @@ class Index:
         base = ", ".join(f"r.{name}" for name in INDEXED_RUNS)
         self.duck.execute("BEGIN TRANSACTION")
         try:
-            if dropped:
-                chosen = ", ".join(map(str, dropped))
-                self._count(f"page.summaries WHERE id IN ({chosen})", sign="-")
+            if old_ids:
+                id_list = ", ".join(map(str, old_ids))
+                self._add_to_counts(f"page.summaries WHERE id IN ({id_list})", sign="-")
                 for table in COLUMNS:
-                    self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({chosen})")
-            self._count("own.summarized")
+                    self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({id_list})")
+            self._add_to_counts("own.summarized")
             self.duck.execute(
                 f"INSERT INTO page.runs ({names}) SELECT {base}{cells} FROM own.more_runs r {joins}"
             )
@@ -345,8 +367,8 @@ class Index:
             self.duck.execute("ROLLBACK")
             raise
 
-    def _count(self, rows: str, *, sign: str = "") -> None:
-        """Add `rows` of `page.summaries` to the counts in `page.names`, or subtract them."""
+    def _add_to_counts(self, rows: str, *, sign: str = "") -> None:
+        """Add the number of `rows` to the counts in `page.names`, or subtract it if `sign` is "-"."""
         self.duck.execute(
             f"INSERT INTO page.names SELECT name, kind, path, {sign}count(*), {sign}sum(CAST(unproved "
             f"AS BIGINT)), {sign}sum(CAST(asked AS BIGINT)), CASE WHEN kind = 'object' THEN any_value(text) END "
@@ -354,26 +376,30 @@ class Index:
         )
 
     def columns(self, requested: Iterable[Column]) -> dict[Column, str]:
-        """Return the columns of `page.runs` that hold these values; add the missing ones."""
+        """Return the name of each requested column in `page.runs`; add the columns that are missing."""
         requested = list(dict.fromkeys(requested))
         with self._changing:
-            missing = [column for column in requested if column not in self._columns]
-            if missing:
-                self._add(missing, keep=requested)
+            missing_columns = [column for column in requested if column not in self._columns]
+            if missing_columns:
+                self._add_columns(missing_columns, keep=requested)
             return {column: self._columns[column] for column in requested}
 
-    def _add(self, columns: Sequence[Column], keep: Sequence[Column]) -> None:
-        """Add columns to `page.runs`; if there are too many, drop those that are not in `keep`."""
+    def _add_columns(self, columns: Sequence[Column], keep: Sequence[Column]) -> None:
+        """Add columns to `page.runs`; if there are too many, drop the columns that are not in `keep`."""
         cursor = self.duck.con.cursor()
         cursor.execute("BEGIN TRANSACTION")
-        known = dict(self._columns)
+        columns_by_key = dict(self._columns)
         try:
-            if len(known) + len(columns) > MOST_COLUMNS:
-                for dropped in [dropped for dropped in known if dropped not in keep]:
-                    cursor.execute(f"ALTER TABLE page.runs DROP COLUMN {known.pop(dropped)}")
+            if len(columns_by_key) + len(columns) > MOST_COLUMNS:
+                for unused_column in [
+                    unused_column for unused_column in columns_by_key if unused_column not in keep
+                ]:
+                    cursor.execute(
+                        f"ALTER TABLE page.runs DROP COLUMN {columns_by_key.pop(unused_column)}"
+                    )
             for table, name, value in columns:
-                self._added += 1
-                column = known[table, name, value] = f"k{self._added}"
+                self._columns_added += 1
+                column = columns_by_key[table, name, value] = f"k{self._columns_added}"
                 kind = "VARCHAR" if value == "text" else "DOUBLE"
                 cursor.execute(
                     f"ALTER TABLE page.runs ADD COLUMN {column} {kind}; UPDATE page.runs SET "
@@ -384,20 +410,20 @@ class Index:
         except BaseException:
             cursor.execute("ROLLBACK")
             raise
-        self._columns = known
+        self._columns = columns_by_key
 
-    def _summarize(self, runs: Sequence[str], fresh: dict[str, Entry]) -> None:
-        """Write the last, lowest, highest and mean value of each name of some runs into `own.summarized`."""
+    def _summarize(self, runs: Sequence[str], new_entries: dict[str, Entry]) -> None:
+        """Compute the last, lowest, highest and mean value of each name of some runs into `own.summarized`."""
         load_replays(self.duck, self.run_records, runs)
         self.duck.load(
             "own.numbers",
             {"run": "VARCHAR", "id": "INTEGER"},
-            [{"run": run, "id": fresh[run].id} for run in runs],
+            [{"run": run, "id": new_entries[run].id} for run in runs],
         )
         simple: list[RecordPart] = []
         ranked: list[RecordPart] = []
         for run in runs:
-            parts = self._given_out(run)
+            parts = self._shown_parts(run)
             (simple if needs_no_ranking(parts) else ranked).extend(parts)
         for parts, form, order in (
             (simple, UNRANKED, "seq"),
@@ -412,8 +438,10 @@ class Index:
         if run not in self.run_records.parts and run in self.entries:
             folder, store = self._runs.folder(run), self.project.store
             self.run_records.parts[run] = [
-                RecordPart(store / place if "/" in place else folder / place, summary, size)
-                for place, (size, _, summary) in self.entries[run].sealed().items()
+                RecordPart(
+                    store / file_key if "/" in file_key else folder / file_key, summary, size
+                )
+                for file_key, (size, _, summary) in self.entries[run].sealed().items()
             ]
         return self.run_records.parts.get(run, [])
 
@@ -423,13 +451,13 @@ class Index:
             self.run_records.replays[run] = self._runs.replays(run)
         return self.run_records.replays[run]
 
-    def given_out(self, run: str) -> list[RecordPart]:
-        """Return the parts of a run's records that tables may show: all except those of inexact replays."""
+    def shown_parts(self, run: str) -> list[RecordPart]:
+        """Return the files of a run's records, without the files of replays that were not exact."""
         if any(part.summary.replay is not None for part in self.parts(run)):
             self.replays(run)
-        return self._given_out(run)
+        return self._shown_parts(run)
 
-    def _given_out(self, run: str) -> list[RecordPart]:
+    def _shown_parts(self, run: str) -> list[RecordPart]:
         origins = {
             replay.id: replay.proof.origin for replay in self.run_records.replays.get(run, ())
         }
@@ -441,44 +469,49 @@ class Index:
 
     def _save(self) -> None:
         """Write the entries and tables of ended runs to the cache."""
-        kept = {run: entry.kept() for run, entry in self.entries.items() if not entry.live}
-        self._cache.save(self.duck, COLUMNS, kept)
+        cached_runs = {
+            run: entry.encoded() for run, entry in self.entries.items() if not entry.live
+        }
+        self._cache.save(self.duck, COLUMNS, cached_runs)
 
     def _load(self) -> None:
-        """Fill the tables from the cache. A refresh reads the runs that the cache does not have."""
-        kept_runs = self._cache.load(self.duck, COLUMNS)
-        if not kept_runs:
+        """Fill the tables from the cache. A refresh then reads the runs that the cache does not have."""
+        cached_runs = self._cache.load(self.duck, COLUMNS)
+        if not cached_runs:
             return
-        kept_ids = {kept.id for kept in kept_runs.values()}
+        cached_ids = {cached_run.id for cached_run in cached_runs.values()}
         in_tables = {row[0] for row in self.duck.execute("SELECT id FROM page.runs").fetchall()}
-        extra = in_tables - kept_ids  # such as runs that were running when the cache was written
-        if extra:
-            chosen = ", ".join(map(str, extra))
+        extra_ids = (
+            in_tables - cached_ids
+        )  # such as runs that were running when the cache was written
+        if extra_ids:
+            id_list = ", ".join(map(str, extra_ids))
             for table in COLUMNS:
-                self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({chosen})")
-        self._count("page.summaries")
+                self.duck.execute(f"DELETE FROM page.{table} WHERE id IN ({id_list})")
+        self._add_to_counts("page.summaries")
         self._next_id = max(in_tables, default=0)
         self.entries = {
-            run: Entry(kept.id, kept.signature, kept.run, kept.summaries)
-            for run, kept in kept_runs.items()
-            if kept.id in in_tables
+            run: Entry(cached_run.id, cached_run.signature, cached_run.run, cached_run.summaries)
+            for run, cached_run in cached_runs.items()
+            if cached_run.id in in_tables
         }
 
     @contextlib.contextmanager
     def relations(self, runs: Sequence[str]) -> Iterator[list[Run]]:
-        """Fill `own.runs`, `own.args` and `own.replays` with `runs` and hold them; yield the runs that exist."""
+        """Fill `own.runs`, `own.args` and `own.replays` with `runs`, and lock the index; yield the runs that exist."""
         with self.lock:
-            chosen = [self.entries[run].run for run in runs if run in self.entries]
-            for run in chosen:
-                self.given_out(run.id)
-            self.run_records.runs = chosen
+            existing_runs = [self.entries[run].run for run in runs if run in self.entries]
+            for run in existing_runs:
+                self.shown_parts(run.id)
+            self.run_records.runs = existing_runs
             load_runs(
-                self.duck, RunRecords(chosen, {run.id: self.replays(run.id) for run in chosen})
+                self.duck,
+                RunRecords(existing_runs, {run.id: self.replays(run.id) for run in existing_runs}),
             )
-            yield chosen
+            yield existing_runs
 
     def runs(self) -> list[Run]:
-        """Return all runs in the order they started; slow for many thousands of them."""
+        """Return all runs in the order they started; this is slow for many thousand runs."""
         all_runs = (entry.run for entry in self.entries.values())
         return sorted(all_runs, key=lambda run: (run.started, run.id))
 
@@ -486,8 +519,8 @@ class Index:
         """Return all facts of a run, read from its folder."""
         return self._runs.get(run)
 
-    def chosen(self, condition: str, *, limit: int | None = None) -> list[Run]:
-        """Return the runs that fit a condition over `page.runs`, in the order they started."""
+    def matching_runs(self, condition: str, *, limit: int | None = None) -> list[Run]:
+        """Return the runs that meet an SQL condition over `page.runs`, in the order they started."""
         last = f" LIMIT {limit}" if limit is not None else ""
         answer = self.ask(
             f"SELECT run FROM page.runs WHERE {condition} ORDER BY started DESC, run DESC{last}"
@@ -495,7 +528,7 @@ class Index:
         return [self.entries[run].run for (run,) in reversed(answer) if run in self.entries]
 
     def ask(self, sql: str, *, patience: float | None = None) -> Any:
-        """Run one query on a separate cursor; interrupt it after `patience` seconds."""
+        """Run one query on a separate cursor, and return the cursor; interrupt the query after `patience` seconds."""
         import duckdb
 
         cursor = self.duck.con.cursor()
@@ -518,7 +551,7 @@ class Index:
 
 
 def _joined(columns: Mapping[Column, str], tables: Mapping[str, str]) -> tuple[str, str]:
-    """Return the cells and the joins that add these columns to a table `r` of runs, as SQL."""
+    """Return the SQL of the cells and of the joins that add `columns` to a table `r` of runs."""
     cells, joins = [], []
     for k, ((table, name, value), column) in enumerate(columns.items()):
         cells.append(f", c{k}.v AS {column}")
@@ -535,7 +568,7 @@ def load_replays(duck: Duck, run_records: RunRecords, runs: Sequence[str]) -> No
 
 
 def _stats(source: str, order: str) -> str:
-    """Return the SQL of one row per run and name; `source` has at most one record of each point."""
+    """Return the SQL of one row per run and name, from a `source` with at most one record of each point."""
     finite = "FILTER (isfinite(number))"
     trusted = ", ".join(map(quoted, sorted(TRUSTED)))
     unasked = ", ".join(map(quoted, sorted(UNASKED)))
@@ -573,15 +606,15 @@ def _signature(folder: str) -> Signature:
 
 def _stamp(path: str) -> int:
     try:
-        about = os.stat(path)  # noqa: PTH116 - a hundred thousand times a look
+        file_stat = os.stat(path)  # noqa: PTH116 - called a hundred thousand times
     except OSError:
         return 0
-    return about.st_mtime_ns
+    return file_stat.st_mtime_ns
 
 
 def _records(folder: str) -> Iterator[int]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for file in entries:
             if file.name.startswith("records-"):
-                about = file.stat()
-                yield about.st_mtime_ns ^ about.st_size
+                file_stat = file.stat()
+                yield file_stat.st_mtime_ns ^ file_stat.st_size

@@ -1,8 +1,7 @@
-"""The tables of the page's index: their columns, and their copy on disk.
+"""The tables of the page's index of runs: their columns, and a cache of the tables on disk.
 
-The copy is one Parquet file per table, and one file with the state of each run when it was read.
-
-The index can be made again from the store, so a damaged or incomplete cache is ignored.
+The cache has one Parquet file per table, and one file with the facts of each run and the signature of the run's files
+when they were read. A damaged or incomplete cache is ignored, because the index can be made again from the store.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ RUNS = {
     "note": "VARCHAR",
     "replays": "BIGINT",
 }
-"""Facts of runs that the page can show, filter and sort by: columns of the table `page.runs`."""
+"""Columns of the table `page.runs`: facts of runs that the page can show, filter and sort by."""
 INDEXED_RUNS = {"id": "INTEGER", **RUNS, "words": "VARCHAR"}
-"""`RUNS` with the number of the run, and all of its texts in lower case, for the search."""
-GIVEN = {"id": "INTEGER", "name": "VARCHAR", "number": "DOUBLE", "text": "VARCHAR"}
+"""`RUNS` with the number of each run, and with all its texts in lower case, for the search."""
+ARGUMENTS = {"id": "INTEGER", "name": "VARCHAR", "number": "DOUBLE", "text": "VARCHAR"}
 """Columns of the table `page.given`: one row per run and argument."""
 SUMMARIES = {
     "id": "INTEGER",
@@ -60,21 +59,21 @@ SUMMARIES = {
 """Columns of the table `page.summaries`: one row per run and logged name."""
 COLUMNS = {
     table: ", ".join(columns)
-    for table, columns in (("runs", INDEXED_RUNS), ("given", GIVEN), ("summaries", SUMMARIES))
+    for table, columns in (("runs", INDEXED_RUNS), ("given", ARGUMENTS), ("summaries", SUMMARIES))
 }
 Signature = tuple[int, ...]
-"""Modification times and sizes that show whether the files of a run changed."""
+"""Modification times and sizes of a run's files, which show whether the files changed."""
 FORMAT = 3
-"""Number of the cache files; files of another number are made again."""
+"""Number of the cache's format; a cache of another format is made again."""
 TABLES = {"runs": "started, run", "given": "name, id", "summaries": "name, id"}
-"""Tables that the cache keeps, and the order of their rows: readers look for one name at a time."""
+"""Tables in the cache, and the order of their rows: queries look for one name at a time."""
 
 Summaries = dict[str, tuple[int, int, Summary]]
-"""By name of a sealed file: its size, modification time and checked summary."""
+"""Size, modification time and summary of each sealed record file, by the name of the file."""
 
 
-class KeptRun(msgspec.Struct, array_like=True):
-    """One run in the cache. Its parts stay encoded until a page shows the run: few of many are shown."""
+class CachedRun(msgspec.Struct, array_like=True):
+    """One run in the cache. Its parts stay encoded until a page shows the run, because few runs are shown."""
 
     id: int
     signature: tuple[int, ...]
@@ -86,12 +85,12 @@ class _Index(msgspec.Struct):
     format: int
     folder: str
     """Name of the folder with the tables that belong to `runs`."""
-    runs: dict[str, KeptRun]
+    runs: dict[str, CachedRun]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexCache:
-    """The cache in one folder, for any number of readers and writers."""
+    """The cache in one folder; many processes may read and write it at the same time."""
 
     folder: Path
 
@@ -99,8 +98,8 @@ class IndexCache:
     def _index(self) -> Path:
         return self.folder / "index.msgpack"
 
-    def save(self, duck: Duck, columns: Mapping[str, str], runs: dict[str, KeptRun]) -> None:
-        """Write the tables, then the file that names them; do nothing if the store is not writable.
+    def save(self, duck: Duck, columns: Mapping[str, str], runs: dict[str, CachedRun]) -> None:
+        """Write the tables, and then the file that names their folder; do nothing if the store is not writable.
 
         `columns` has the columns of each table as SQL.
         """
@@ -115,14 +114,14 @@ class IndexCache:
                 )
             data = msgspec.msgpack.encode(_Index(FORMAT, tables.name, runs))
             publish(self._index, data, durable=False)
-            for old in self.folder.iterdir():
-                if old not in {tables, self._index}:
-                    shutil.rmtree(old, ignore_errors=True)
+            for old_file in self.folder.iterdir():
+                if old_file not in {tables, self._index}:
+                    shutil.rmtree(old_file, ignore_errors=True)
                     with contextlib.suppress(OSError):
-                        old.unlink(missing_ok=True)
+                        old_file.unlink(missing_ok=True)
 
-    def load(self, duck: Duck, columns: Mapping[str, str]) -> dict[str, KeptRun]:
-        """Fill the tables of the index and return their runs; return none if there is no intact cache."""
+    def load(self, duck: Duck, columns: Mapping[str, str]) -> dict[str, CachedRun]:
+        """Fill the tables of the index and return their runs, or {} if there is no intact cache."""
         try:
             index = msgspec.msgpack.decode(self._index.read_bytes(), type=_Index)
             if index.format != FORMAT:
@@ -142,34 +141,34 @@ class IndexCache:
 
 @dataclass(slots=True)
 class Entry:
-    """The facts and summaries of one run, and the state of its files when they were read."""
+    """The facts and summaries of one run, and the signature of the run's files when they were read."""
 
     id: int
     signature: Signature
-    about: Run | msgspec.Raw
+    stored_run: Run | msgspec.Raw
     summaries: Summaries | msgspec.Raw = field(default_factory=dict)
     revision: int = 0
     """Number of the refresh that last read this run."""
     live: bool = False
-    """The run is running, or a process still writes to a file of its records."""
+    """Whether the run is running, or a process still writes to a file of its records."""
 
     @property
     def run(self) -> Run:
         """The facts of the run that screens of many runs need."""
-        if isinstance(self.about, msgspec.Raw):
-            self.about = msgspec.msgpack.decode(self.about, type=Run)
-        return self.about
+        if isinstance(self.stored_run, msgspec.Raw):
+            self.stored_run = msgspec.msgpack.decode(self.stored_run, type=Run)
+        return self.stored_run
 
     def sealed(self) -> Summaries:
-        """Return the summaries of its sealed record files."""
+        """Return the summaries of the run's sealed record files."""
         if isinstance(self.summaries, msgspec.Raw):
             self.summaries = msgspec.msgpack.decode(self.summaries, type=Summaries)
         return self.summaries
 
-    def kept(self) -> KeptRun:
+    def encoded(self) -> CachedRun:
         """Return the entry encoded for the cache."""
         raw = [
             part if isinstance(part, msgspec.Raw) else msgspec.Raw(msgspec.msgpack.encode(part))
-            for part in (self.about, self.summaries)
+            for part in (self.stored_run, self.summaries)
         ]
-        return KeptRun(self.id, self.signature, *raw)
+        return CachedRun(self.id, self.signature, *raw)

@@ -22,14 +22,14 @@ from rearview.web.rows import plain
 from rearview.web.run_index import Index
 
 MOST_LINES = 4000
-"""Printed lines in one answer."""
+"""Most printed lines in one answer."""
 MOST_CHECKPOINTS = 400
 MOST_CHANGES = 12
-"""Parts of a checkpoint that are listed as changed."""
+"""Most parts of a checkpoint that are listed as changed."""
 COMPARED = 20
-"""Earlier runs from which the number of iterations of a running run is estimated."""
+"""Most earlier runs from which the number of iterations of a running run is estimated."""
 MOST_FORKS = 200
-"""Listed runs that were started from a run."""
+"""Most runs that are listed as started from a run."""
 CONTEXT = 4
 """Lines around a change in a diff."""
 
@@ -45,7 +45,9 @@ def run_details(history: History, index: Index, which: str) -> dict[str, Any]:
     columns = (
         *("name", "path", "n", "last", "low", "high", "mean", "kind", "text", "unproved", "asked"),
     )
-    forks = [fork.id for fork in index.chosen(f"parent = {quoted(run.id)}", limit=MOST_FORKS)]
+    forks = [
+        fork.id for fork in index.matching_runs(f"parent = {quoted(run.id)}", limit=MOST_FORKS)
+    ]
     environment = report.environment.values if report.environment is not None else {}
     return {
         "run": run.id,
@@ -106,20 +108,20 @@ def run_details(history: History, index: Index, which: str) -> dict[str, Any]:
 
 def _commands(run: Run) -> list[list[str]]:
     """Return useful commands for a run, the most useful first."""
-    words = []
+    commands = []
     if run.status in {Status.PAUSED, Status.DEAD, Status.FAILED}:
-        words.append(["resume it", f"rearview resume {run.id}"])
-    words += [
+        commands.append(["resume it", f"rearview resume {run.id}"])
+    commands += [
         ["prove it exact", f"rearview replay {run.id}"],
         ["its values", f"rearview table --runs {run.id}"],
         ["its source", f"rearview diff {run.id}"],
         ["run it again", f"rearview run {shlex.join((run.script, *run.argv))}"],
     ]
-    return words
+    return commands
 
 
 def _shown(value: Any) -> Any:
-    """Return facts in JSON's types; other values become text."""
+    """Return facts as JSON values; values of other types become text."""
     if isinstance(value, dict):
         return {str(key): _shown(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -143,12 +145,12 @@ def _files(history: History, run: Run) -> list[dict[str, Any]]:
 
 
 def _checkpoints(checkpoints: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the checkpoints of a run with their sizes, and the parts that differ from the one before."""
+    """Return the checkpoints of a run with their sizes, and the parts that the checkpoint before had differently."""
     out = []
-    before: dict[str, str] = {}
+    oids_before: dict[str, str] = {}
     for checkpoint in checkpoints[-MOST_CHECKPOINTS:]:
-        now = {key: ref.oid for key, ref in checkpoint.parts.items()}
-        changed = [key for key, oid in now.items() if before.get(key) != oid]
+        oids = {key: ref.oid for key, ref in checkpoint.parts.items()}
+        changed_parts = [key for key, oid in oids.items() if oids_before.get(key) != oid]
         out.append(
             {
                 "id": checkpoint.id,
@@ -159,31 +161,33 @@ def _checkpoints(checkpoints: Sequence[Any]) -> list[dict[str, Any]]:
                 "complete": checkpoint.complete,
                 "missing": list(checkpoint.missing),
                 "time": checkpoint.time,
-                "parts": len(now),
-                "changed": len(changed),
-                "which": sorted(changed, key=lambda key: -checkpoint.parts[key].nbytes)[
+                "parts": len(oids),
+                "changed": len(changed_parts),
+                "which": sorted(changed_parts, key=lambda key: -checkpoint.parts[key].nbytes)[
                     :MOST_CHANGES
                 ],
             }
         )
-        before = now
+        oids_before = oids
     return out
 
 
 def printed_lines(history: History, run: str, search: str) -> dict[str, Any]:
-    """Return the lines that a run printed, or those that contain a text."""
+    """Return the lines that a run printed; with `search`, only lines that contain this text."""
     lines = history.printed(run)
-    low = search.lower()
-    fits = [
+    lowered_search = search.lower()
+    matching_lines = [
         [k, line.where, line.stream, line.text[:2000]]
         for k, line in enumerate(lines)
-        if not low or low in line.text.lower() or low in line.where.lower()
+        if not lowered_search
+        or lowered_search in line.text.lower()
+        or lowered_search in line.where.lower()
     ]
-    return {"total": len(lines), "found": len(fits), "lines": fits[:MOST_LINES]}
+    return {"total": len(lines), "found": len(matching_lines), "lines": matching_lines[:MOST_LINES]}
 
 
 def versions(
-    history: History, index: Index, virtual: Sequence[tuple[str, Sequence[str]]]
+    history: History, index: Index, fillable_names: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
     """Return the versions of the source in the order of their first run, with their runs."""
     answer = index.ask(
@@ -206,10 +210,10 @@ def versions(
         {"version": correction.version, "names": list(correction.statement.logs)}
         for correction in history.corrections()
     ]
-    return {"versions": out, "logged": [name for name, _ in virtual], "by_hand": by_hand}
+    return {"versions": out, "logged": [name for name, _ in fillable_names], "by_hand": by_hand}
 
 
-def sides(history: History, a: str, b: str) -> dict[str, Any]:
+def compare_sources(history: History, a: str, b: str) -> dict[str, Any]:
     """Return two versions side by side: for each file rows of old and new lines.
 
     `a` and `b` are runs, or `worktree`.
@@ -268,8 +272,8 @@ def side_by_side(old: str, new: str) -> tuple[list[list[Any]], int, int]:
     return rows, added, removed
 
 
-def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return where the statements that log `names` go in each version, and why."""
+def propagated_statements(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return where the statements that log `names` are inserted in each version, and why there."""
     by_hand = {propagated.version for propagated in history.corrections(list(names))}
     return [
         {
@@ -285,9 +289,9 @@ def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def under_way(history: History, index: Index) -> dict[str, Any]:
-    """Return the running runs with their pace, and the backfills of all terminals."""
-    running = index.chosen("status = 'running'")
+def running_work(history: History, index: Index) -> dict[str, Any]:
+    """Return the running runs with their progress, and the backfills that run on this store."""
+    running = index.matching_runs("status = 'running'")
     out = [
         {
             "run": run.id,
@@ -312,7 +316,7 @@ def under_way(history: History, index: Index) -> dict[str, Any]:
 
 
 def _pace(index: Index, run: Run) -> dict[str, Any]:
-    """Return the progress of a run: its iteration, seconds per iteration, and the expected number of iterations."""
+    """Return the progress of a run: its iteration, the seconds per iteration, and the expected number of iterations."""
     rows = index.ask(
         "SELECT path, indices[1] AS i, min(time) AS t FROM own.live WHERE "
         f"run = {quoted(run.id)} AND len(indices) > 0 AND replay IS NULL GROUP BY ALL ORDER BY i"
@@ -327,13 +331,13 @@ def _pace(index: Index, run: Run) -> dict[str, Any]:
         for earlier, later in itertools.pairwise(recent)
         if later[0] > earlier[0]
     ]
-    each = statistics.median(steps) if steps else None
-    before = [
+    seconds_per_iteration = statistics.median(steps) if steps else None
+    earlier_lengths = [
         totals.iterations
-        for other in index.chosen(
+        for earlier_run in index.matching_runs(
             f"status = 'finished' AND script = {quoted(run.script)}", limit=COMPARED
         )
-        for site, totals in other.end.loops.items()
+        for site, totals in earlier_run.end.loops.items()
         if name_of(site) == loop and totals.iterations
     ]
     lengths = [
@@ -341,17 +345,21 @@ def _pace(index: Index, run: Run) -> dict[str, Any]:
     ]
     total = next((int(v) for v in lengths if isinstance(v, int) and v > times[-1][0]), None)
     guessed = total is None
-    if total is None and before:
-        total = int(statistics.median(before))
-    done = times[-1][0] + 1
-    left = None if each is None or total is None else max(0, total - done) * each
+    if total is None and earlier_lengths:
+        total = int(statistics.median(earlier_lengths))
+    iterations_done = times[-1][0] + 1
+    seconds_left = (
+        None
+        if seconds_per_iteration is None or total is None
+        else max(0, total - iterations_done) * seconds_per_iteration
+    )
     return {
         "loop": loop,
         "iteration": times[-1][0],
-        "each": each,
+        "each": seconds_per_iteration,
         "total": total,
         "guessed": guessed,
-        "left": left,
+        "left": seconds_left,
         "paces": steps,
     }
 
@@ -365,53 +373,53 @@ def _times(rows: Sequence[tuple[str, int, float]], loop: str) -> list[tuple[int,
     return sorted(first.items())
 
 
-def known_run(index: Index, run: str) -> str:
-    """Return the id of a run that the page named; raise for any other text."""
+def check_run(index: Index, run: str) -> str:
+    """Return `run` if it is the id of a run, else raise."""
     if run not in index.entries:
         raise UsageError(f"There is no run {run!r}.", slug="no-run")
     return run
 
 
 MOST_VERSIONS = 40
-"""Runs in one tree."""
+"""Most runs in one tree."""
 MOST_CODE = 1500
-"""Characters of a cell that are shown."""
+"""Most characters of a cell that are shown."""
 
 
 def execution_tree(index: Index, runs: Sequence[str]) -> dict[str, Any]:
-    """Return the tree of some runs, or of the newest; see `rearview tree`."""
+    """Return the execution tree of `runs`, or of the newest runs if none are given; see `rearview tree`."""
     if runs:
         # read whole runs: the index keeps only the facts that screens of many runs need
-        chosen = [index.whole_run(run) for run in runs[:MOST_VERSIONS] if run in index.entries]
+        whole_runs = [index.whole_run(run) for run in runs[:MOST_VERSIONS] if run in index.entries]
     else:
-        newest = index.chosen("status <> 'running'", limit=MOST_VERSIONS)
-        chosen = [index.whole_run(run.id) for run in newest if not run.script.startswith("-m ")]
-    opened = open_runs(index.project, chosen)
+        newest = index.matching_runs("status <> 'running'", limit=MOST_VERSIONS)
+        whole_runs = [index.whole_run(run.id) for run in newest if not run.script.startswith("-m ")]
+    opened = open_runs(index.project, whole_runs)
     plan = plan_study(opened.study, ReplayOptions(), opened.measurements, opened.store)
-    return {**_drawn(plan), "runs": {run.name or run.id: run.id for run in chosen}}
+    return {**_drawn(plan), "runs": {run.name or run.id: run.id for run in whole_runs}}
 
 
 def _drawn(plan: StudyPlan) -> dict[str, Any]:
     tree = plan.tree.tree
-    parked = {step.node for step in plan.order.steps if step.do is Do.CHECKPOINT}
-    alone = sum(
+    checkpointed_nodes = {step.node for step in plan.order.steps if step.do is Do.CHECKPOINT}
+    seconds_alone = sum(
         tree.start + sum(tree.cells[node].seconds for node in path)
         for path in plan.tree.paths.values()
     )
     return {
         "nodes": [
             {
-                "parent": None if above == START else above,
-                "number": about.number,
-                "title": about.cell.title,
-                "code": about.cell.text[:MOST_CODE],
-                "seconds": cell.seconds if about.measured else None,
-                "bytes": cell.size if about.measured else None,
-                "versions": list(about.versions),
+                "parent": None if parent == START else parent,
+                "number": tree_node.number,
+                "title": tree_node.cell.title,
+                "code": tree_node.cell.text[:MOST_CODE],
+                "seconds": cell.seconds if tree_node.measured else None,
+                "bytes": cell.size if tree_node.measured else None,
+                "versions": list(tree_node.versions),
                 "stored": cell.has_checkpoint,
-                "kept": node in parked,
+                "kept": node in checkpointed_nodes,
             }
-            for node, (above, cell, about) in enumerate(
+            for node, (parent, cell, tree_node) in enumerate(
                 zip(tree.parent, tree.cells, plan.tree.nodes, strict=True)
             )
         ],
@@ -421,7 +429,7 @@ def _drawn(plan: StudyPlan) -> dict[str, Any]:
         ],
         "unavailable": dict(plan.tree.unavailable),
         "seconds": plan.order.seconds,
-        "alone": alone,
+        "alone": seconds_alone,
         "planner": plan.order.by,
         "gap": plan.order.gap,
     }

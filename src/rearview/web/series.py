@@ -1,7 +1,7 @@
 """The data of charts: one line per run, binned to pixels, or mean and deviation of groups of runs.
 
-`Series` keeps lines in memory as arrays, long ones at several resolutions. An answer to the page is a line
-of JSON, then the numbers as 64-bit floats.
+`Series` keeps the lines in memory as arrays, long lines at several resolutions. An answer to the page is a line
+of JSON, followed by the numbers as 64-bit floats.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from rearview.web.run_index import Index, load_replays
 Array = Any
 """A NumPy array of numbers; NumPy is imported where it is used."""
 MOST_RUNS = 500
-"""Lines of one chart."""
+"""Most lines of one chart."""
 MOST_KEPT = 24_000_000
 """Most points of lines in memory; the least recently used lines are dropped first."""
 STEP = 16
 """Number of points that one point of the next coarser level summarizes."""
-ENOUGH = 4
-"""Points per pixel below which a line is drawn point by point."""
-FINE = 8
-"""Points per pixel that a level needs, so that a bin starts at most a fraction of a pixel off."""
+DRAWN_POINTS_PER_PIXEL = 4
+"""Most points per pixel of a line that is drawn point by point."""
+LEVEL_POINTS_PER_PIXEL = 8
+"""Points per pixel that a level needs, so that its bins start close to the pixels."""
 LOADING = 120.0
 """Seconds that reading a curve for the first time may take."""
 _AXES = {"loop", "step", "time"}
 
 
 class Chart(msgspec.Struct, forbid_unknown_fields=True):
-    """A request for one chart: the name, the runs, the horizontal axis, the width in pixels."""
+    """A request for one chart: logged name, runs, horizontal axis, width in pixels."""
 
     name: str
     runs: list[str]
@@ -83,7 +83,7 @@ class Resolution:
         )
 
     def binned(self, starts: Array, x: Array | None = None) -> Resolution:
-        """Return the level whose points begin at the indices `starts`."""
+        """Return a coarser level, with a point for each group of points that begins at one of `starts`."""
         import numpy as np
 
         return Resolution(
@@ -97,16 +97,16 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The values of one name in one run, in order, with coarser levels if there are many."""
+    """The values of one name in one run, in order, with coarser levels if there are many values."""
 
     x: Array
     y: Array
     levels: tuple[Resolution, ...]
-    """Coarser levels, from fine to coarse; `x` and `y` are the finest."""
+    """Coarser levels, from fine to coarse; `x` and `y` have all values."""
 
     @classmethod
     def of(cls, x: Array, y: Array) -> Line:
-        """Return a line; `x` must rise."""
+        """Return a line through these points, which must be in the order of `x`."""
         import numpy as np
 
         levels: list[Resolution] = []
@@ -133,7 +133,7 @@ class Line:
             (
                 values
                 for values in reversed(self.levels)
-                if np.subtract(*_between(values.x, lo, hi)[::-1]) >= pixels * FINE
+                if np.subtract(*_between(values.x, lo, hi)[::-1]) >= pixels * LEVEL_POINTS_PER_PIXEL
             ),
             None,
         )
@@ -183,37 +183,39 @@ class Series:
         runs = [run for run in dict.fromkeys(chart.runs) if run in self._index.entries]
         lines = self._ready(chart.name, runs, chart.x)
         span = _span(chart, lines)
-        drawn = (
+        drawn_lines = (
             _grouped(chart, lines, span) if chart.group is not None else _drawn(chart, lines, span)
         )
         head: list[dict[str, Any]] = []
         blocks: list[Any] = []
-        for line, columns in drawn:
+        for line, columns in drawn_lines:
             head.append({**line, "n": len(columns[0]), "columns": len(columns)})
             blocks += [np.ascontiguousarray(column, dtype="<f8") for column in columns]
-        about = {"lines": head, "span": span, "points": sum(map(len, lines.values()))}
-        text = json.dumps(about, allow_nan=False).encode()
-        text += b" " * (-(len(text) + 1) % 8) + b"\n"  # numbers begin at a multiple of eight
+        description = {"lines": head, "span": span, "points": sum(map(len, lines.values()))}
+        text = json.dumps(description, allow_nan=False).encode()
+        text += (
+            b" " * (-(len(text) + 1) % 8) + b"\n"
+        )  # the numbers must begin at a multiple of eight bytes
         return b"".join([text, *(block.data for block in blocks)])
 
     def _ready(self, name: str, runs: Sequence[str], x: str) -> dict[str, Line]:
-        """Return the lines of these runs that have points; read those that are not in memory."""
+        """Return the lines of these runs, without empty lines; read the lines that are not in memory."""
         keys = {run: (run, name, self._index.entries[run].revision, x) for run in runs}
         with self._lock:
-            missing = [run for run in runs if keys[run] not in self._lines]
-        read = self._read(name, missing, x) if missing else {}
+            missing_runs = [run for run in runs if keys[run] not in self._lines]
+        read_lines = self._read(name, missing_runs, x) if missing_runs else {}
         with self._lock:
-            out: dict[str, Line] = {}
+            lines: dict[str, Line] = {}
             for run, key in keys.items():
-                if run in read and key not in self._lines:
-                    self._lines[key] = read[run]
-                    self._kept += len(read[run])
+                if run in read_lines and key not in self._lines:
+                    self._lines[key] = read_lines[run]
+                    self._kept += len(read_lines[run])
                 if key in self._lines:
                     self._lines.move_to_end(key)
-                    out[run] = self._lines[key]
-            while self._kept > MOST_KEPT and len(self._lines) > len(out):
+                    lines[run] = self._lines[key]
+            while self._kept > MOST_KEPT and len(self._lines) > len(lines):
                 self._kept -= len(self._lines.popitem(last=False)[1])
-        return {run: line for run, line in out.items() if len(line)}
+        return {run: line for run, line in lines.items() if len(line)}
 
     def _read(self, name: str, runs: Sequence[str], x: str) -> dict[str, Line]:
         """Read the values of a name in some runs, all in one query."""
@@ -226,24 +228,26 @@ class Series:
             if source is None:
                 return out
             answer = self._index.ask(_values(source, x, runs), patience=LOADING).fetchnumpy()
-        where = np.asarray(answer["k"])
+        run_numbers = np.asarray(answer["k"])
         started = np.array([self._index.entries[run].run.started for run in runs])
-        across = _across(answer, where, x, started)
+        positions = _positions(answer, run_numbers, x, started)
         values = _filled(answer["y"])
-        rises = (where[1:] > where[:-1]) | ((where[1:] == where[:-1]) & (across[1:] >= across[:-1]))
+        rises = (run_numbers[1:] > run_numbers[:-1]) | (
+            (run_numbers[1:] == run_numbers[:-1]) & (positions[1:] >= positions[:-1])
+        )
         if not rises.all():
-            order = np.lexsort((across, where))
-            where, across, values = where[order], across[order], values[order]
-        ends: Array = np.searchsorted(where, np.arange(len(runs) + 1))
+            order = np.lexsort((positions, run_numbers))
+            run_numbers, positions, values = run_numbers[order], positions[order], values[order]
+        ends: Array = np.searchsorted(run_numbers, np.arange(len(runs) + 1))
         for k, run in enumerate(runs):
             a, b = ends[k], ends[k + 1]
             if a < b:
-                out[run] = Line.of(across[a:b].copy(), values[a:b].copy())
+                out[run] = Line.of(positions[a:b].copy(), values[a:b].copy())
         return out
 
 
 def _span(chart: Chart, lines: dict[str, Line]) -> tuple[float, float] | None:
-    """Return where the horizontal axis begins and ends: the requested range, cut to that of the points."""
+    """Return (begin, end) of the horizontal axis: the part of the requested range that has points."""
     if not lines:
         return None
     first = min(float(line.x[0]) for line in lines.values())
@@ -257,10 +261,10 @@ Drawn = list[tuple[dict[str, Any], list[Any]]]
 
 
 def _drawn(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | None) -> Drawn:
-    """Return a line per run: its values if they are few, else mean, lowest and highest per pixel."""
+    """Return a line per run: all values if these are few, else the mean, lowest and highest per pixel."""
     if span is None:
         return []
-    if max(map(len, lines.values())) <= chart.pixels * ENOUGH:
+    if max(map(len, lines.values())) <= chart.pixels * DRAWN_POINTS_PER_PIXEL:
         return [
             ({"run": run, "raw": True}, list(line.points(*span))) for run, line in lines.items()
         ]
@@ -276,7 +280,7 @@ def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | N
 
     if span is None or chart.group is None:
         return []
-    # short lines are compared point by point, long ones pixel by pixel
+    # average short lines point by point, long lines pixel by pixel
     short = max(map(len, lines.values())) <= chart.pixels
     groups: dict[int, list[tuple[Any, Any]]] = {}
     for run, line in lines.items():
@@ -286,28 +290,32 @@ def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | N
             groups.setdefault(int(chart.group[run]), []).append((x[finite], y[finite]))
     out: Drawn = []
     for k, group in sorted(groups.items()):
-        places, at = np.unique(np.concatenate([x for x, _ in group]), return_inverse=True)
+        distinct_x, x_index = np.unique(np.concatenate([x for x, _ in group]), return_inverse=True)
         y = np.concatenate([y for _, y in group])
-        count = np.bincount(at, minlength=len(places))
-        mean = np.bincount(at, y, minlength=len(places)) / count
-        deviation = np.sqrt(np.bincount(at, (y - mean[at]) ** 2, minlength=len(places)) / count)
-        out.append(({"group": k, "raw": False}, [places, mean, mean - deviation, mean + deviation]))
+        count = np.bincount(x_index, minlength=len(distinct_x))
+        mean = np.bincount(x_index, y, minlength=len(distinct_x)) / count
+        deviation = np.sqrt(
+            np.bincount(x_index, (y - mean[x_index]) ** 2, minlength=len(distinct_x)) / count
+        )
+        out.append(
+            ({"group": k, "raw": False}, [distinct_x, mean, mean - deviation, mean + deviation])
+        )
     return out
 
 
 def _ranked(index: Index, runs: Sequence[str]) -> bool:
-    """Return True if a run has several values of one point, so that the query must choose one by `own.replays`."""
-    return any(not needs_no_ranking(index.given_out(run)) for run in runs)
+    """Return True if a run has several values of one point, so that the query must choose a value by `own.replays`."""
+    return any(not needs_no_ranking(index.shown_parts(run)) for run in runs)
 
 
 def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
-    """Return the SQL of the records of a name in `runs`, with the best of several values of a point."""
+    """Return the SQL of the records of a name in `runs`, one per point, or None if there are none."""
     texts = []
     simple, ranked, ranked_runs = [], [], []
     for run in runs:
         parts = [
             part
-            for part in index.given_out(run)
+            for part in index.shown_parts(run)
             if any(summary.name == name for summary in part.summary.names)
         ]
         if needs_no_ranking(parts):
@@ -326,9 +334,9 @@ def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
 
 
 def _values(source: str, x: str, runs: Sequence[str]) -> str:
-    """Return the SQL of the numbers of a name, with the run's number and the columns for `_across`."""
+    """Return the SQL of the numbers of a name, with the number of the run and the columns for `_positions`."""
     order = "ORDER BY k, indices, process, seq" if x == "step" else ""
-    needed = {
+    axis_columns = {
         "time": ", time",
         "step": "",
         "loop": ", indices[1] AS outer_index, CASE WHEN len(indices) > 1 THEN indices[2] END AS "
@@ -337,20 +345,20 @@ def _values(source: str, x: str, runs: Sequence[str]) -> str:
     }[x]
     numbers = ", ".join(f"({quoted(run)}, {k})" for k, run in enumerate(runs))
     return (
-        f"SELECT k, number AS y{needed} FROM ({source}) JOIN (VALUES {numbers}) chosen(run, k) "
+        f"SELECT k, number AS y{axis_columns} FROM ({source}) JOIN (VALUES {numbers}) chosen(run, k) "
         f"USING (run) WHERE number IS NOT NULL {order}"
     )
 
 
-def _across(columns: dict[str, Any], where: Array, x: str, started: Array) -> Array:
+def _positions(columns: dict[str, Any], run_numbers: Array, x: str, started: Array) -> Array:
     """Return the horizontal position of each value: iteration, step or seconds, see `Chart.x`."""
     import numpy as np
 
     if x == "time":
-        return np.asarray(_filled(columns["time"]) - started[where])
+        return np.asarray(_filled(columns["time"]) - started[run_numbers])
     if x == "step":
-        ends: Array = np.searchsorted(where, np.arange(len(started)))
-        return np.arange(len(where), dtype="f8") - ends[where]
+        ends: Array = np.searchsorted(run_numbers, np.arange(len(started)))
+        return np.arange(len(run_numbers), dtype="f8") - ends[run_numbers]
     outer = np.nan_to_num(_filled(columns["outer_index"]))
     label = _filled(columns["label"])
     base = np.where(np.isnan(label), outer, label)
@@ -359,23 +367,23 @@ def _across(columns: dict[str, Any], where: Array, x: str, started: Array) -> Ar
         return np.asarray(base)
     spans = [
         (
-            _by_run(np.maximum, places, where, len(started))
-            - _by_run(np.minimum, places, where, len(started))
+            _by_run(np.maximum, values, run_numbers, len(started))
+            - _by_run(np.minimum, values, run_numbers, len(started))
         )
-        for places in (base, outer)
+        for values in (base, outer)
     ]
     with np.errstate(invalid="ignore", divide="ignore"):
         gap = np.where(spans[1] > 0, spans[0] / spans[1], 1.0)
-    steps = _by_run(np.maximum, np.nan_to_num(inner), where, len(started)) + 1.0
-    return np.asarray(base + np.nan_to_num(inner) * gap[where] / steps[where])
+    steps = _by_run(np.maximum, np.nan_to_num(inner), run_numbers, len(started)) + 1.0
+    return np.asarray(base + np.nan_to_num(inner) * gap[run_numbers] / steps[run_numbers])
 
 
-def _by_run(reduce: Any, values: Array, where: Array, runs: int) -> Array:
-    """Return the highest or lowest of the values of each run."""
+def _by_run(reduce: Any, values: Array, run_numbers: Array, runs: int) -> Array:
+    """Return the highest or lowest value of each run."""
     import numpy as np
 
     out = np.full(runs, -np.inf if reduce is np.maximum else np.inf)
-    reduce.at(out, where, values)
+    reduce.at(out, run_numbers, values)
     return out
 
 

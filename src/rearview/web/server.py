@@ -43,7 +43,7 @@ TYPES = {
 }
 _OID = re.compile(r"[0-9a-f]{64}")
 MOST_EXPORTED = 100_000
-"""Rows of a CSV file."""
+"""Most rows of an exported CSV file."""
 
 
 class Label(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class Label(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Move(msgspec.Struct, forbid_unknown_fields=True):
-    """A place for a statement, given by hand; without a line, the place is forgotten."""
+    """A line that the user chose for inserted log statements; without a line, the user's choice is removed."""
 
     run: str
     names: list[str]
@@ -65,13 +65,13 @@ class Move(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Stop(msgspec.Struct, forbid_unknown_fields=True):
-    """A backfill of this page to stop."""
+    """A request to stop a backfill that the page started."""
 
     job: str
 
 
 class Workers(msgspec.Struct, forbid_unknown_fields=True):
-    """A new number of workers for a backfill under way."""
+    """A request to change the number of workers of a running backfill."""
 
     backfill: str
     workers: int
@@ -104,7 +104,7 @@ class Page:
             self.live.look_now([run] if run else ())
 
     def columns(self) -> rows.Columns:
-        """Return the columns of all runs; they are read again after a change."""
+        """Return the columns of all runs, read again if the index has changed."""
         revision, columns = self._columns
         if revision != self.index.revision:
             revision = self.index.revision
@@ -132,11 +132,11 @@ class Page:
         }
 
     def known_columns(self) -> dict[str, Any]:
-        """Return the columns of all runs, and which of them a backfill can fill."""
+        """Return the columns of all runs, and the names that a backfill can fill."""
         columns = self.columns()
         names = dict(columns.names)
-        virtual = self.prices.virtual()
-        for name, loops in virtual:
+        fillable_names = self.prices.fillable_names()
+        for name, loops in fillable_names:
             names.setdefault(
                 name,
                 {
@@ -153,21 +153,23 @@ class Page:
                 for name, numeric in columns.args.items()
             },
             "names": names,
-            "virtual": [name for name, _ in virtual],
+            "virtual": [name for name, _ in fillable_names],
         }
 
     def table(self, query: rows.Query) -> dict[str, Any]:
         """Return a page of the table of runs, with the number of values in the fillable columns."""
         answer = rows.Rows(self.index, self.columns(), query).answer()
-        logged = {name for name, _ in self.prices.virtual()}
+        fillable_names = {name for name, _ in self.prices.fillable_names()}
         names = {key.partition(":")[2] for key in query.columns if not key.startswith("fact:")}
         if "rows" in answer:
-            chosen = [row[0] for row in answer["rows"]]
-            answer["filled"] = rows.value_counts(self.index, chosen, sorted(names & logged))
+            run_ids = [row[0] for row in answer["rows"]]
+            answer["filled"] = rows.value_counts(
+                self.index, run_ids, sorted(names & fillable_names)
+            )
         return {**answer, "revision": self.index.revision}
 
     def app(self) -> App:
-        """Return the application, guarded."""
+        """Return the application behind its guard."""
         return Guard(_routes(self), self.token, self.host, writable=self.writable)
 
     def close(self) -> None:
@@ -190,7 +192,7 @@ def _names(request: Request) -> list[str]:
 
 
 def _run(page: Page, request: Request) -> str:
-    return screens.known_run(page.index, request.path_params["run"])
+    return screens.check_run(page.index, request.path_params["run"])
 
 
 def _table(page: Page, request: Request) -> Any:
@@ -204,11 +206,11 @@ def _scatter(page: Page, request: Request) -> Any:
 def _chosen(page: Page, request: Request) -> Any:
     query = _query(request, rows.Query)
     limit = max(1, min(query.limit, 500))
-    return {"runs": rows.Rows(page.index, page.columns(), query).chosen(limit)}
+    return {"runs": rows.Rows(page.index, page.columns(), query).matching_ids(limit)}
 
 
 def _points(page: Page, request: Request) -> Any:
-    return rows.point_rows(page.index, _query(request, rows.Points), page.prices.virtual())
+    return rows.point_rows(page.index, _query(request, rows.Points), page.prices.fillable_names())
 
 
 def _complete(page: Page, request: Request) -> Any:
@@ -236,17 +238,17 @@ def _printed(page: Page, request: Request) -> Any:
     return screens.printed_lines(page.history, run, search)
 
 
-def _versions(page: Page, request: Request) -> Any:  # noqa: ARG001 - the form of all of them
-    return screens.versions(page.history, page.index, page.prices.virtual())
+def _versions(page: Page, request: Request) -> Any:  # noqa: ARG001 - handlers have the same parameters
+    return screens.versions(page.history, page.index, page.prices.fillable_names())
 
 
 def _diff(page: Page, request: Request) -> Any:
     pair = []
     for name in ("a", "b"):
         which = request.query_params.get(name, "worktree")
-        pair.append(which if which == "worktree" else screens.known_run(page.index, which))
+        pair.append(which if which == "worktree" else screens.check_run(page.index, which))
     with page.lock:
-        return screens.sides(page.history, *pair)
+        return screens.compare_sources(page.history, *pair)
 
 
 def _tree(page: Page, request: Request) -> Any:
@@ -256,11 +258,11 @@ def _tree(page: Page, request: Request) -> Any:
 
 def _propagate(page: Page, request: Request) -> Any:
     with page.lock:
-        return screens.propagated(page.history, _names(request))
+        return screens.propagated_statements(page.history, _names(request))
 
 
 def _under_way(page: Page, request: Request) -> Any:  # noqa: ARG001
-    running = screens.under_way(page.history, page.index)
+    running = screens.running_work(page.history, page.index)
     return {**running, "jobs": [job.status() for job in page.jobs.all()]}
 
 
@@ -274,7 +276,7 @@ def _media(page: Page, request: Request) -> Any:
 
 
 def _heat(page: Page, request: Request) -> Any:
-    run = screens.known_run(page.index, request.query_params.get("run", ""))
+    run = screens.check_run(page.index, request.query_params.get("run", ""))
     return page.media.heat(request.query_params.get("name", ""), run)
 
 
@@ -331,7 +333,7 @@ GET: dict[str, Handler] = {
     "/api/heat": _heat,
     "/api/content/{oid}": _content,
 }
-"""Routes that read; none of them changes anything."""
+"""Routes that only read."""
 
 
 def _fill(page: Page, body: bytes) -> Any:
@@ -340,7 +342,7 @@ def _fill(page: Page, body: bytes) -> Any:
         "\x00" in text for text in (*request.names, *request.runs, request.where, request.at)
     ):
         raise UsageError("Name at least one column to fill.", slug="page-question")
-    request.runs = [screens.known_run(page.index, run) for run in request.runs]
+    request.runs = [screens.check_run(page.index, run) for run in request.runs]
     page.history.check_trust("A backfill")
     plan = page.prices.plan(request)
     return page.jobs.start(request, plan).status(whole=True)
@@ -353,9 +355,9 @@ def _stop(page: Page, body: bytes) -> Any:
 def _tag(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
-        known = screens.known_run(page.index, run)
+        run_id = screens.check_run(page.index, run)
         change = page.history.untag if label.remove else page.history.tag
-        change(known, label.text or "")
+        change(run_id, label.text or "")
     page.live.look_now(label.runs)
     return {"runs": label.runs}
 
@@ -363,14 +365,14 @@ def _tag(page: Page, body: bytes) -> Any:
 def _note(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
-        page.history.note(screens.known_run(page.index, run), None if label.remove else label.text)
+        page.history.note(screens.check_run(page.index, run), None if label.remove else label.text)
     page.live.look_now(label.runs)
     return {"runs": label.runs}
 
 
 def _name(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
-    run = screens.known_run(page.index, label.runs[0] if label.runs else "")
+    run = screens.check_run(page.index, label.runs[0] if label.runs else "")
     page.history.name(run, None if label.remove else label.text)
     page.live.look_now(label.runs)
     return {"runs": label.runs}
@@ -378,13 +380,13 @@ def _name(page: Page, body: bytes) -> Any:
 
 def _move(page: Page, body: bytes) -> Any:
     move = rows.request(body, Move)
-    run = screens.known_run(page.index, move.run)
+    run = screens.check_run(page.index, move.run)
     with page.lock:
         if move.line:
             page.history.correct(run, move.path, move.line, move.names, after=move.after)
         else:
             page.history.undo(run, move.names)
-        return screens.propagated(page.history, move.names)
+        return screens.propagated_statements(page.history, move.names)
 
 
 def _workers(page: Page, body: bytes) -> Any:
@@ -462,7 +464,7 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
         path = request.path_params.get("path", "index.html")
         asset = static.get(
             path
-        )  # a name of a loaded file: a request never opens a path on the disk
+        )  # only files that were loaded at the start: a request never opens a path on the disk
         if asset is None:
             return Response("There is nothing here.", 404, media_type="text/plain")
         headers = {"etag": asset.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
@@ -494,7 +496,7 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the page, plain and compressed."""
+    """One file of the page, uncompressed and compressed."""
 
     plain: bytes
     gzipped: bytes
@@ -522,7 +524,7 @@ def static_files() -> dict[str, StaticFile]:
     return out
 
 
-def bound(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """Return a listening socket; with port 0 the system chooses a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -540,7 +542,7 @@ def bound(host: str, port: int) -> socket.socket:
     return sock
 
 
-def needs_libraries() -> None:
+def check_libraries() -> None:
     """Raise if the libraries of the page are not installed."""
     try:
         import numpy as np  # noqa: F401

@@ -1,7 +1,7 @@
 """Write the page and the data of a project into one HTML file that needs no server.
 
-Browsers load no modules from files, so each module becomes a `data:` address in an import map. The policy
-of the file allows only scripts with known hashes; the data is JSON that cannot break out of its element.
+A browser does not load modules from files on disk, so each module becomes a `data:` address in an import map. The
+content policy of the HTML file allows only scripts with listed hashes; the JSON of the data cannot end its element.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from rearview.web.series import Chart
 from rearview.web.server import Page, static_files
 
 MOST_RUNS = 5000
-"""Newest runs in the table of a snapshot."""
+"""Most runs in the table of a snapshot; the newest runs are written."""
 MOST_DETAILED = 200
-"""Newest runs whose screen and curves a snapshot has."""
+"""Most runs with their screen and curves in a snapshot; the newest runs are written."""
 MOST_PRINTED = 1000
-"""Printed lines of each of these runs."""
+"""Most printed lines of a run."""
 MOST_IMAGES = 8 << 20
-"""Bytes of images."""
+"""Most bytes of all images."""
 MOST_SOUNDS = 8 << 20
-"""Bytes of audio."""
+"""Most bytes of all audio."""
 MOST_CONTENTS = 400
-"""Tables, confusion matrices and long texts."""
+"""Most tables, confusion matrices and long texts."""
 PIXELS = 500
 """Points of a curve."""
 _IMPORT = re.compile(r"""(from\s*|import\s*)(["'])\./([\w./-]+)\2""")
@@ -47,7 +47,7 @@ _NUMERIC = {"float", "int", "long", "bool"}
 
 
 def write_snapshot(history: History, folder: Path) -> Path:
-    """Write `index.html` into `folder`; return it."""
+    """Write the page to `index.html` in `folder`; return the path of the file."""
     page = Page(history)
     try:
         page.index.refresh()
@@ -71,22 +71,22 @@ def write_snapshot(history: History, folder: Path) -> Path:
 def _data(page: Page) -> dict[str, Any]:
     """Return the data of all screens of a snapshot."""
     index, history = page.index, page.history
-    every = [run.id for run in index.runs()][-MOST_RUNS:]
-    detailed = every[-MOST_DETAILED:]
-    state = {**page.state(), "writable": False, "root": "", "runs": len(every)}
+    run_ids = [run.id for run in index.runs()][-MOST_RUNS:]
+    detailed = run_ids[-MOST_DETAILED:]
+    state = {**page.state(), "writable": False, "root": "", "runs": len(run_ids)}
     names = state["names"]
-    kinds = {name: about["kind"] for name, about in names.items() if about["runs"]}
+    kinds = {name: column["kind"] for name, column in names.items() if column["runs"]}
     numbers = [name for name, kind in kinds.items() if kind in _NUMERIC and names[name]["path"]]
     media = {
         name: page.media.listed(name, detailed[-12:])
         for name, kind in kinds.items()
         if kind not in _NUMERIC and kind != "histogram"
     }
-    virtual = page.prices.virtual()
-    versions = screens.versions(history, index, virtual)
+    fillable_names = page.prices.fillable_names()
+    versions = screens.versions(history, index, fillable_names)
     return {
         "state": state,
-        "runs": _runs(page, set(every)),
+        "runs": _runs(page, set(run_ids)),
         "charts": {name: _curves(page, name, detailed) for name in numbers},
         "details": {run: screens.run_details(history, index, run) for run in detailed},
         "printed": {
@@ -95,7 +95,7 @@ def _data(page: Page) -> dict[str, Any]:
         "versions": versions,
         "diffs": _diffs(history, [version["runs"][-1]["run"] for version in versions["versions"]]),
         "tree": _tree(page),
-        "propagated": _propagated(history, [name for name, _ in virtual]),
+        "propagated": _propagated(history, [name for name, _ in fillable_names]),
         "media": media,
         "images": _data_urls(media, "image", "image/png", page.media.image, MOST_IMAGES),
         "sounds": _data_urls(media, "audio", "audio/wav", page.media.sound, MOST_SOUNDS),
@@ -109,13 +109,13 @@ def _data(page: Page) -> dict[str, Any]:
     }
 
 
-def _runs(page: Page, chosen: set[str]) -> list[dict[str, Any]]:
+def _runs(page: Page, run_ids: set[str]) -> list[dict[str, Any]]:
     ask = page.index.ask
     out: dict[str, dict[str, Any]] = {}
     columns = ", ".join(RUNS)
     for row in ask(f"SELECT {columns} FROM page.runs ORDER BY started DESC, run DESC").fetchall():
         facts = dict(zip(RUNS, map(plain, row), strict=True))
-        if facts["run"] in chosen:
+        if facts["run"] in run_ids:
             words = (facts["run"], facts["name"], facts["command"], facts["note"], facts["status"])
             text = " ".join([*words, *facts["tags"]]).lower()
             out[facts["run"]] = {"facts": facts, "args": {}, "stats": {}, "text": text}
@@ -135,13 +135,13 @@ def _curves(page: Page, name: str, runs: list[str]) -> dict[str, Any]:
     import numpy as np
 
     data = page.series.chart(Chart(name, runs, pixels=PIXELS))
-    head, _, rest = data.partition(b"\n")
-    values = np.frombuffer(rest, "<f8")
-    out, at = {}, 0
+    head, _, number_bytes = data.partition(b"\n")
+    values = np.frombuffer(number_bytes, "<f8")
+    out, offset = {}, 0
     for line in json.loads(head)["lines"]:
         n, columns = line["n"], line["columns"]
-        x, y = values[at : at + n], values[at + n : at + 2 * n]
-        at += n * columns
+        x, y = values[offset : offset + n], values[offset + n : offset + 2 * n]
+        offset += n * columns
         out[line["run"]] = [
             [float(f"{v:.6g}") for v in x.tolist()],
             [float(f"{v:.6g}") if np.isfinite(v) else None for v in y.tolist()],
@@ -154,7 +154,7 @@ def _diffs(history: History, runs: list[str]) -> dict[str, Any]:
     out = {}
     for a, b in pairs[-100:]:
         with contextlib.suppress(RearviewError):
-            out[f"{a}/{b}"] = screens.sides(history, a, b)
+            out[f"{a}/{b}"] = screens.compare_sources(history, a, b)
     return out
 
 
@@ -168,7 +168,7 @@ def _propagated(history: History, names: list[str]) -> dict[str, Any]:
     out = {}
     for name in names:
         with contextlib.suppress(RearviewError):
-            out[name] = screens.propagated(history, [name])
+            out[name] = screens.propagated_statements(history, [name])
     return out
 
 
@@ -179,7 +179,7 @@ def _data_urls(
     read: Callable[[str], bytes],
     most: int,
 ) -> dict[str, str]:
-    """Return values of a kind as data URLs by their oid, as many as fit into `most` bytes."""
+    """Return the values of a kind as data URLs by oid, up to `most` bytes in all."""
     out: dict[str, str] = {}
     for value in itertools.chain.from_iterable(media.values()):
         if value.get("kind") == kind and value["oid"] not in out:
@@ -227,7 +227,7 @@ def _document(data: dict[str, Any]) -> str:
         f"default-src 'none'; script-src {scripts} data:; style-src {_hash(style)}; "
         "img-src data: blob:; media-src data:; base-uri 'none'; form-action 'none'"
     )
-    # in JSON a `<` can be written out, so that no text in it can end the element
+    # with each `<` escaped, no text in the JSON can end the element
     text = msgspec.json.encode({**data, "icon": icon}).decode().replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -241,7 +241,7 @@ def _document(data: dict[str, Any]) -> str:
 
 
 def _mapped(path: str, text: str) -> str:
-    """Return a module whose imports use the names of the import map."""
+    """Return the text of a module, with imports that use the names of the import map."""
 
     def named(match: re.Match[str]) -> str:
         return f"{match[1]}{match[2]}{_name(path, match[3])}{match[2]}"
@@ -250,7 +250,7 @@ def _mapped(path: str, text: str) -> str:
 
 
 def _name(path: str, imported: str) -> str:
-    """Return the name in the import map of a module that `path` imports.
+    """Return the name in the import map for a module that the module `path` imports.
 
     >>> _name("vendor/signals.js", "preact.js"), _name("app.js", "vendor/preact.js")
     ('rearview/vendor/preact.js', 'rearview/vendor/preact.js')

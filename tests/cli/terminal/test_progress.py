@@ -136,6 +136,6 @@ def test_waiting_is_announced_only_when_it_lasts(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "SHOW_AFTER", 0.0)
     said = progress.threading.Event()
-    monkeypatch.setattr(progress.output, "said", lambda text: said.set())
+    monkeypatch.setattr(progress.output, "prefixed_note", lambda text: said.set())
     with progress.waiting("reading"):
         assert said.wait(HUNG)

@@ -1,1 +1,1 @@
-"""The output of the commands: texts, tables, progress, and the cells of notebooks."""
+"""The output of the commands: text, tables, progress bars, and the output of notebook cells."""

@@ -1,4 +1,4 @@
-"""Print an inspection: whether Rearview will work on a script, and what it sees in it."""
+"""Print an inspection: whether Rearview will work on a script, and which loops and log calls the script has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rearview._history import Inspection, LoopReport
 
 MOST_LINES = 12
-"""Lines of one kind that are shown without --all; more are counted."""
+"""Most lines of a section that are shown without --all; further lines are counted."""
 
 
 _HEADS = {
@@ -38,7 +38,7 @@ class InspectionPage:
         self.everything = everything
 
     def show(self, command: str) -> None:
-        """Print the answer, and what it rests on."""
+        """Print the answer, and the loops, log calls and obstacles that explain it."""
         self._answer(command)
         if self.inspection.answer.value == "no":
             return
@@ -55,8 +55,8 @@ class InspectionPage:
         inspection = self.inspection
         answer = inspection.answer.value
         script, _, _ = inspection.cell_and_line(inspection.script, 1)
-        head, colon, rest = _HEADS[answer].format(script).partition(":")
-        output.out(f"{output.paint(head, _COLORS[answer])}{colon}{rest}")
+        head, colon, sentence_end = _HEADS[answer].format(script).partition(":")
+        output.out(f"{output.paint(head, _COLORS[answer])}{colon}{sentence_end}")
         if answer == "no":
             for reason in inspection.reasons:
                 output.note(inspection.in_cells(reason))
@@ -67,10 +67,10 @@ class InspectionPage:
             rows.append(("it changes", _some(main.changes.names, self.most)))
         rows.append(("logged", self._logged()))
         word = "limits" if answer == "limited" else "because"
-        rows += [(word if at == 0 else "", why) for at, why in enumerate(inspection.reasons)]
+        rows += [(word if row == 0 else "", why) for row, why in enumerate(inspection.reasons)]
         if inspection.training_call is not None:
             notes = inspection.training_call.conditions
-            rows += [("note" if at == 0 else "", note) for at, note in enumerate(notes)]
+            rows += [("note" if row == 0 else "", note) for row, note in enumerate(notes)]
         rows.append(("record it", f"`{command}`"))
         for name, text in rows:
             output.out(f"  {name:<14} {inspection.in_cells(text)}")
@@ -93,8 +93,8 @@ class InspectionPage:
         names = tuple(dict.fromkeys(name for log in self.inspection.logs for name in log.names))
         call = self.inspection.training_call
         if call is not None and call.captured:
-            others = f", and {_some(names, self.most)}" if names else ""
-            return f"what {call.library} logs{others}"
+            more_names = f", and {_some(names, self.most)}" if names else ""
+            return f"what {call.library} logs{more_names}"
         if not names:
             return "no name; variables and printed numbers become columns by themselves"
         return _some(names, self.most)
@@ -112,27 +112,27 @@ class InspectionPage:
             output.out(f"  {where}  `{call.call}` in {call.library}: {loops}{mark}")
         if not inspection.loops and not inspection.library:
             output.out("  None.")
-        nest = [loop for loop in inspection.loops if loop.main]
+        main_nest = [loop for loop in inspection.loops if loop.main]
         if main is not None:
             depth = len(main.point)
-            nest += [
+            main_nest += [
                 loop
                 for loop in inspection.loops
                 if len(loop.point) > depth and loop.point[:depth] == main.point
             ]
-        others = [loop for loop in inspection.loops if loop not in nest]
-        for loop in nest:
+        other_loops = [loop for loop in inspection.loops if loop not in main_nest]
+        for loop in main_nest:
             self._loop(loop)
         if self.everything:
-            for loop in others:
+            for loop in other_loops:
                 self._loop(loop)
             return
-        for loop in others[: self.most]:
+        for loop in other_loops[: self.most]:
             changes = f"  changes {_some(loop.changes.names, 4)}" if loop.changes.names else ""
             alone = f"  not watched: {loop.why_unwatched}" if loop.why_unwatched else changes
             where = self._at(loop.id.path, loop.line)
             output.out(f"  {where}  {loop.kind} {'/'.join(loop.point)}{alone}")
-        self._more(others, "loop")
+        self._more(other_loops, "loop")
 
     def _more(self, items: Sequence[object], word: str) -> None:
         if len(items) > self.most:

@@ -1,6 +1,6 @@
-"""The only module that prints: answers go to stdout, notes and errors to stderr.
+"""Print: answers to stdout, notes and errors to stderr. Only this module of the package prints.
 
-It also formats rows as text: JSON, CSV, Markdown, or a table for people.
+This module also formats rows as text: JSON, CSV, Markdown, or a table for people.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _CONTROL = re.compile(
 
 
 def plain(value: Any) -> Any:
-    """Return `value` in JSON's own types, nothing rounded and nothing lost silently.
+    """Return `value` as JSON types, without rounding or dropping anything.
 
-    JSON has no NaN and no infinities; they become the strings "NaN", "Infinity" and "-Infinity",
-    since null would claim that nothing was logged.
+    JSON has no NaN and no infinities; these become the strings "NaN", "Infinity" and "-Infinity",
+    because null would say that nothing was logged.
 
     >>> plain({"loss": float("nan"), "at": (1, 2)})
     {'loss': 'NaN', 'at': [1, 2]}
@@ -70,9 +70,9 @@ def plain(value: Any) -> Any:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return `value` as JSON; floats are written so that they read back as the same float."""
+    """Return `value` as JSON; a reader gets the same floats."""
     text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
-    # control characters that JSON allows and a terminal obeys; escaped, they read back the same
+    # escape control characters that JSON allows but a terminal obeys; a reader gets the same text
     return _CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
@@ -99,7 +99,7 @@ def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterato
 def csv_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     """Yield CSV with a header; None is an empty field, an object is its JSON."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\r\n")  # so that it quotes both of these
+    writer = csv.writer(buffer, lineterminator="\r\n")  # with this, \r and \n in values are quoted
     for row in chain([columns], _cells(rows)):
         writer.writerow(row)
         yield buffer.getvalue()[:-2]
@@ -133,7 +133,7 @@ def _escape(text: str) -> str:
 
 
 def cell(value: Any) -> str:
-    """Return a value as text for people: six digits, no braces where avoidable.
+    """Return a value as text for people: numbers with six digits, None as an empty text.
 
     >>> cell(0.000123456789), cell(None), cell(True)
     ('0.000123457', '', 'true')
@@ -159,7 +159,7 @@ def _is_stored(value: Any) -> bool:
 
 
 def _nested(value: Any) -> str:
-    """Return a list or dictionary as JSON; stored arrays in it are described in words."""
+    """Return a list or dictionary as JSON, in which stored arrays are described in words."""
     if isinstance(value, Mapping):
         items = (f"{json_text(str(key))}: {_nested(item)}" for key, item in value.items())
         return f"{{{', '.join(items)}}}"
@@ -204,9 +204,9 @@ def short_moment(seconds: float) -> str:
 def fitted(
     columns: Sequence[str], rows: Sequence[Sequence[str]], room: int, *, shrink: int
 ) -> list[list[str]]:
-    """Return rows whose last `shrink` columns are cut so that every row fits into `room` characters.
+    """Return the rows with the last `shrink` columns shortened, so that every row fits into `room` characters.
 
-    The widest column is cut first; no column gets narrower than its heading.
+    The widest column is shortened first; no column gets narrower than its heading.
 
     >>> fitted(["run", "command"], [["a", "train.py --lr 0.1"]], 12, shrink=1)
     [['a', 'train.py…']]
@@ -228,7 +228,7 @@ def fitted(
 
 
 def plural(count: int, word: str) -> str:
-    """Return `count` with its word, in the plural if it is not one."""
+    """Return `count` and `word`, in the plural unless `count` is 1."""
     from rearview.model.wording import plural as counted  # importing the model takes time
 
     return counted(count, word)
@@ -297,13 +297,13 @@ def note(text: str) -> None:
     print(safe(text), file=sys.stderr, flush=True)
 
 
-def said(text: str) -> None:
-    """Print a note on stderr that begins with our name, because a script's output is there too."""
+def prefixed_note(text: str) -> None:
+    """Print a note on stderr that begins with "rearview:", because a script's output is there too."""
     note(paint(f"rearview: {text}", DIM, sys.stderr))
 
 
 def problem(message: str, slug: str) -> None:
-    """Print one of our own errors: the message, and where the documentation explains it."""
+    """Print an error of Rearview: the message, and where the documentation explains the error."""
     name = paint("rearview:", RED, sys.stderr)
     where = paint(f"(docs/errors.md#{slug})", DIM, sys.stderr)
     note(f"{name} {message} {where}")
@@ -363,7 +363,7 @@ def _project_status() -> tuple[int, Path | None]:
 
 
 def block(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print labelled lines, labels in one column."""
+    """Print lines with labels, which are aligned in one column."""
     pairs = [(printable(label, line=True), text) for label, text in pairs]
     width = max((len(label) for label, _ in pairs), default=0)
     for label, text in pairs:
@@ -381,15 +381,15 @@ def width() -> int:
 
 
 def room(columns: int) -> int:
-    """Return the characters that the cells of one line of a table may take."""
+    """Return how many characters the cells of one line of a table may take together."""
     between = 3 if sys.stdout.isatty() else 2
     return width() - between * (columns - 1)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool]) -> None:
-    """Print a table of texts: with rules on a terminal, as aligned plain text elsewhere.
+    """Print a table of texts: with rules on a terminal, as aligned plain text in a pipe or file.
 
-    Only a terminal wraps long cells; in a pipe or file every row is one line.
+    Only on a terminal are long cells wrapped; in a pipe or file every row is one line.
     """
     columns = [printable(name, line=True) for name in columns]
     rows = [[_one_line(cell) for cell in row] for row in rows]
@@ -413,7 +413,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seque
 
 
 def _one_line(cell: str) -> str:
-    """Return a cell on one line; control characters other than our colours are escaped."""
+    """Return a cell as one line, with all control characters escaped except our own colour codes."""
     parts = re.split(f"(\x1b\\[{_OURS}[0-9]+m)", cell)
     return "".join(
         part if odd % 2 else printable(part, line=True) for odd, part in enumerate(parts)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rearview._history import Event, SegmentProgress
 
 SHOW_AFTER = 2.0
-"""Seconds before progress is shown."""
+"""Seconds after which progress is shown."""
 PLAIN_EVERY = 10.0
 """Seconds between lines if stderr is not a terminal."""
 LINES_EVERY = 1.0
@@ -48,7 +48,7 @@ def _spin(text: str, done: threading.Event) -> None:
     if done.wait(SHOW_AFTER):
         return
     if not sys.stderr.isatty():
-        output.said(f"{text} …")
+        output.prefixed_note(f"{text} …")
         return
     from rich.console import Console
     from rich.text import Text
@@ -62,10 +62,10 @@ def _spin(text: str, done: threading.Event) -> None:
 
 
 class Bar:
-    """Shows the events of a backfill as bars: one for each busy worker and one for the whole.
+    """Shows the progress of a backfill as bars: one for each busy worker, and one for the whole backfill.
 
-    Without a terminal or colours, it prints a line now and then. Only its own thread draws, so that the
-    clock moves between events. Its memory does not grow with the number of segments.
+    Without a terminal or colours, it prints a line every ten seconds. Only its own thread draws, so that the
+    times change between events too. The memory that it needs does not grow with the number of segments.
     """
 
     def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,7 +86,7 @@ class Bar:
             self._event = event
 
     def tick(self) -> None:
-        """Show the progress, if the backfill has run for long enough."""
+        """Show the progress if the backfill has run for `SHOW_AFTER` seconds."""
         now, event = self._clock(), self._event
         if event is None or now - self._start < SHOW_AFTER:
             return
@@ -94,13 +94,13 @@ class Bar:
             self._draw(event)
         elif now - self._last >= PLAIN_EVERY:
             self._last = now
-            left = (
+            time_left = (
                 "" if event.seconds_left is None else f", about {duration(event.seconds_left)} left"
             )
             busy = f" on {plural(event.workers, 'worker')}" if event.workers else ""
-            output.said(
+            output.prefixed_note(
                 f"{event.fraction:.0%} done, {self._ended} of {plural(event.total, 'segment')}"
-                f"{_waiting_text(event)}{busy}{left}"
+                f"{_waiting_text(event)}{busy}{time_left}"
             )
 
     def _draw(self, event: Event) -> None:
@@ -171,7 +171,7 @@ class Lines:
         self._last: float | None = None
 
     def __call__(self, event: Event) -> None:
-        """Print one event; of the `progress` events, at most one per second."""
+        """Print one event, but at most one `progress` event per second."""
         if event.kind == "progress":
             now = self._clock()
             if self._last is not None and now - self._last < LINES_EVERY:

@@ -1,4 +1,4 @@
-"""Execute a notebook for `run` and `resume`: check it, send its cells to a kernel, print their output."""
+"""Run a notebook for the commands `run` and `resume`: check the file, run its cells in a kernel, print their output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_together(*rules: tuple[bool, str]) -> None:
 def notebook_options(
     target: str, words: list[str], out: Path | None, timeout: float | None
 ) -> tuple[Path | None, float | None]:
-    """Return --out and --timeout, which may come after the notebook's name; other words are refused."""
+    """Return --out and --timeout, also if they come after the notebook's name; raise for any other word there."""
     remaining = list(words)
     while remaining:
         name, _, value = remaining.pop(0).partition("=")
@@ -59,7 +59,7 @@ def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
         if (count := cell.get("execution_count")) is not None
     ]
     if not quiet and counts != sorted(counts):
-        output.said(
+        output.prefixed_note(
             f"the cells of {target} were last executed in another order than that of the notebook "
             f"({', '.join(map(str, counts[:12]))}); here they run from top to bottom"
         )
@@ -88,7 +88,7 @@ def run_notebook(
         where = (
             f"cell {executed.cell} of {target} failed" if executed.cell else f"{target} was not run"
         )
-        output.said(f"{where}: {executed.why}{_hint(executed.raised)}")
+        output.prefixed_note(f"{where}: {executed.why}{_hint(executed.raised)}")
     return executed.code
 
 
@@ -99,7 +99,7 @@ def _hint(raised: str) -> str:
 
 
 def resumed_run(command: LaunchCommand) -> str | None:
-    """Return the stopped run that a preemptible notebook resumes, or None."""
+    """Return the id of the stopped run that the command of a notebook resumes, or None."""
     from rearview.notebook.kernel_client import control_of
 
     return control_of(command).resume

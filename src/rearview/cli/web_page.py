@@ -52,26 +52,26 @@ def ui(
     machine reaches it, and only with the token that the link has. It changes nothing unless it is
     started with --allow-replay. Ctrl-C ends it, and the backfills that it started.
     """
-    from rearview.web.server import Page, bound, needs_libraries, serve
+    from rearview.web.server import Page, check_libraries, listening_socket, serve
 
     if token is not None and len(token) < 16:
         raise click.BadParameter("has fewer than 16 characters.", param_hint="--token")
-    needs_libraries()
-    past = open_history()
+    check_libraries()
+    history = open_history()
     if folder is not None:
         from rearview.web.snapshot import write_snapshot
 
         with waiting("writing the page"):
-            file = write_snapshot(past, folder)
+            file = write_snapshot(history, folder)
         output.out(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
         return
     try:
-        sock = bound(host, PORT if port is None else port)
+        sock = listening_socket(host, PORT if port is None else port)
     except Exception:
         if port is not None:
             raise
-        sock = bound(host, 0)
-    page = Page(past, writable=allow_replay, host=host, **({"token": token} if token else {}))
+        sock = listening_socket(host, 0)
+    page = Page(history, writable=allow_replay, host=host, **({"token": token} if token else {}))
     shown = f"[{host}]" if ":" in host else host
     link = f"http://{shown}:{sock.getsockname()[1]}/#token={page.token}"
     output.out(link)

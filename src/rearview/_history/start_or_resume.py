@@ -1,8 +1,9 @@
-"""The command that records a run from the current folder, or resumes a run that was stopped.
+"""Prepare the command that starts a run in the current folder, or that resumes a stopped run.
 
-`start_run` returns the command that records, `RunResumer` the one that resumes a run from its last checkpoint,
-with its own source or with that of the work tree; the command line runs them. `rearview run` imports this module
-and little else, so this module must not import the rest of `_history`.
+`start_run` returns the command that starts and records a run. `RunResumer` returns the command that resumes a run
+from its last checkpoint, with the source of the run or of the work tree. The callers, such as the command line, run
+these commands. `rearview run` imports this module and little else, so this module must not import the rest of
+`_history`.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class Preemption:
     remote: str | None = None
     retries: int = 1000
     exit_every: float | None = None
-    """Seconds after which the run saves and exits."""
+    """Seconds after which the run saves and exits; None for no limit."""
     waits: bool = False
-    """The run may have to wait for its start: its id is reserved now."""
+    """Whether the run may have to wait for its start; its id is then reserved at once."""
 
 
 def start_run(
@@ -65,8 +66,8 @@ def start_run(
 ) -> LaunchCommand:
     """Return the command that records a script or module, started from the current folder.
 
-    With `cells`, the script is divided into cells, and each point names its cell. With `preemption`, a run
-    of the same command that was stopped is resumed instead of starting a new one.
+    With `cells`, the script is divided into cells, and each point names its cell. With `preemption`, the command
+    resumes the last run of this program with these arguments if that run was stopped.
     """
     folder = Path.cwd()
     root = Path(os.environ["REARVIEW_ROOT"]) if "REARVIEW_ROOT" in os.environ else folder
@@ -92,7 +93,7 @@ def start_run(
 
 
 def _start_notebook(control: Control, folder: Path) -> LaunchCommand:
-    """Return the command of a notebook's kernel; reserve the run's id, because outputs go to its folder."""
+    """Return the command of a notebook's kernel; reserve the run's id, because outputs go to the run folder."""
     try:
         runs = Runs(Project.create(Path(control.root)))
         control = msgspec.structs.replace(control, run=runs.reserve())
@@ -169,7 +170,7 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
 
 
 def stopped_run(runs: Sequence[Run], control: Control) -> Run | None:
-    """Return the newest run of the same command if it was stopped before its end."""
+    """Return the newest run of the command of `control`, or None if that run was not stopped before its end."""
     words = tuple(redact_words(control.args))
     for run in reversed(runs):
         same_target = run.facts.target == control.target and run.argv == words
@@ -179,7 +180,7 @@ def stopped_run(runs: Sequence[Run], control: Control) -> Run | None:
 
 
 def _reserved_id(project: Project, control: Control) -> str:
-    """Return the id that was reserved for this command and has not started yet, or a new one."""
+    """Return the id that was reserved for this command if its run has not started yet, or else reserve a new id."""
     from rearview.store.maintenance.sync import command_key
 
     key = command_key(f"{int(control.module)}{control.target}", control.args)
@@ -198,9 +199,9 @@ def _reserved_id(project: Project, control: Control) -> str:
 def similar_run(
     target: str, args: Sequence[str], *, module: bool = False
 ) -> tuple[Run, Path] | None:
-    """Return the newest finished run of a program, and its folder.
+    """Return the newest finished run of a program, and its run folder; None if there is no such run.
 
-    A run with the same arguments is preferred.
+    If there are runs with the same arguments, only these count.
     """
     root = Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()) if module else root_of(Path(target))
     project = Project.find(root)
@@ -220,7 +221,7 @@ def similar_run(
 
 
 def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
-    """Return the Python files of the work tree that differ from those of a run."""
+    """Return the Python files and notebooks of the work tree that differ from the source of a run."""
     if not run.source:
         return {}
     old, new = versions.files(run.source), versions.files(versions.save(WORKTREE))
@@ -232,20 +233,22 @@ def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
 
 
 def source_note(versions: Versions, run: Run) -> tuple[str, ...]:
-    """Return a sentence if the work tree differs from the source of a run that is resumed."""
+    """Return a sentence if the work tree differs from the source of a resumed run, else nothing."""
     try:
         edited = sorted(edited_source(versions, run))
-    except RearviewError:  # the work tree cannot be saved; the run is resumed all the same
+    except (
+        RearviewError
+    ):  # the work tree cannot be saved, which need not stop the run from resuming
         return ()
     if not edited:
         return ()
-    others = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
-    text = f"the run continues with the source that it ran; {edited[0]}{others} differs in the work tree"
+    more_files = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
+    text = f"the run continues with the source that it ran; {edited[0]}{more_files} differs in the work tree"
     return (f"{text} (`rearview resume --source worktree` continues with the work tree)",)
 
 
 def environment_note(folder: Path) -> tuple[str, ...]:
-    """Return a sentence on environment variables that differ for a run that is resumed here."""
+    """Return a sentence if environment variables differ for a run that is resumed here, else nothing."""
     differing = environment_differences(folder, os.environ, resumes=True)
     return (f"environment variables differ: {'; '.join(differing)}",) if differing else ()
 
@@ -253,7 +256,7 @@ def environment_note(folder: Path) -> tuple[str, ...]:
 def fetch_run(remote: str, which: str = "latest") -> tuple[Run, tuple[str, ...]]:
     """Copy a run from a remote into the project around the current folder.
 
-    Return the run, and the source files that were missing here and are now written.
+    Return the run, and the names of its source files that the project did not have and that are now written.
     """
     from rearview.remote.open import open_remote
     from rearview.store.maintenance.sync import pending_runs, pull

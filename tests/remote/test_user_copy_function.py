@@ -5,7 +5,7 @@ import pytest
 
 from rearview.errors import RemoteError
 from rearview.remote.base import Retry
-from rearview.remote.copy_function import FunctionRemote
+from rearview.remote.user_copy_function import FunctionRemote
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A remote that uses a copy function of the user: copy(source, destination)."""
+"""A remote that sends and fetches files with a function of the user: copy(source, destination)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ FORMAT = 1
 
 
 class FunctionRemote:
-    """Keeps objects in numbered places `<at>.0`, `<at>.1`… through a copy function.
+    """Stores objects in numbered slots `<target>.0`, `<target>.1`… with a copy function of the user.
 
-    A copy function can neither list nor delete, so an index lists the keys: the place, size and checksum
-    of each. Two copies of the index are written in turn, so that a kill while one is written leaves the
-    other intact. A place is used again only after its key is gone from the index. Every object that is
-    sent is fetched again and compared.
+    The copy function can neither list nor delete, so an index has the slot, size and checksum of each key. Two
+    files hold the index and are written in turn, so that one is intact if the process is killed while it writes
+    the other. A slot is used again only after its key is gone from the index. Every object that is sent is
+    fetched again and compared.
     """
 
     def __init__(
         self,
         copy: Callable[..., Any],
-        at: str | os.PathLike[str],
+        target: str | os.PathLike[str],
         *,
         kwargs: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
     ) -> None:
-        self.copy, self.at = copy, at
+        self.copy, self.target = copy, target
         self.kwargs = dict(kwargs or {})
         self.retry = retry or Retry()
 
     def __str__(self) -> str:
-        return f"{getattr(self.copy, '__name__', 'function')}:{os.fspath(self.at)}"
+        return f"{getattr(self.copy, '__name__', 'function')}:{os.fspath(self.target)}"
 
     def put(self, local: Path, key: str) -> Stat:
         """Send the file `local` to `key`, replacing its old content in one step."""
@@ -47,9 +47,9 @@ class FunctionRemote:
         size, digest = Path(local).stat().st_size, base.checksum(Path(local))
         index = self._index()
         used = {entry[0] for entry in index["keys"].values()}
-        place = next(number for number in range(len(used) + 1) if number not in used)
-        self._copy_out(Path(local), str(place), digest)
-        self._write_index(index, {**index["keys"], key: [place, size, digest]})
+        slot = next(number for number in range(len(used) + 1) if number not in used)
+        self._copy_out(Path(local), str(slot), digest)
+        self._write_index(index, {**index["keys"], key: [slot, size, digest]})
         return Stat(key, size, digest)
 
     def get(self, key: str, local: Path) -> Stat:
@@ -60,19 +60,19 @@ class FunctionRemote:
                 f"{key} does not exist at {self}. List its keys before you fetch one.",
                 slug="remote-missing",
             )
-        place, size, digest = entry
+        slot, size, digest = entry
         local = Path(local)
         local.parent.mkdir(parents=True, exist_ok=True)
 
-        def once() -> None:
+        def attempt() -> None:
             with _scratch(local.parent) as folder:
                 part = Path(folder, local.name)
-                self.copy(self._place(str(place)), part, **self.kwargs)
+                self.copy(self._target_of(str(slot)), part, **self.kwargs)
                 if base.checksum(part) != digest:
                     raise DiffersError(f"{key} did not arrive as it was sent ({digest})")
                 part.replace(local)
 
-        self.retry.call(f"Fetching {self}/{key} to {local}", once)
+        self.retry.call(f"Fetching {self}/{key} to {local}", attempt)
         return Stat(key, size, digest)
 
     def stat(self, key: str) -> Stat | None:
@@ -85,30 +85,30 @@ class FunctionRemote:
         return tuple(sorted(key for key in self._index()["keys"] if key.startswith(prefix)))
 
     def delete(self, key: str) -> None:
-        """Free the place of `key` for the next put, if it exists."""
+        """Remove `key` from the index, if it exists; a later put uses its slot again."""
         index = self._index()
         if check_key(key) in index["keys"]:
             self._write_index(index, {k: v for k, v in index["keys"].items() if k != key})
 
-    def _place(self, suffix: str) -> Any:
-        name = f"{os.fspath(self.at)}.{suffix}"
-        return Path(name) if isinstance(self.at, os.PathLike) else name
+    def _target_of(self, suffix: str) -> Any:
+        name = f"{os.fspath(self.target)}.{suffix}"
+        return Path(name) if isinstance(self.target, os.PathLike) else name
 
     def _copy_out(self, local: Path, suffix: str, digest: str) -> None:
-        def once() -> None:
-            self.copy(local, self._place(suffix), **self.kwargs)
+        def attempt() -> None:
+            self.copy(local, self._target_of(suffix), **self.kwargs)
             with _scratch() as folder:
-                back = Path(folder, "back")
-                self.copy(self._place(suffix), back, **self.kwargs)
-                if not back.is_file():
+                returned_file = Path(folder, "back")
+                self.copy(self._target_of(suffix), returned_file, **self.kwargs)
+                if not returned_file.is_file():
                     raise DiffersError(
                         "the function brought nothing back when called with (target, path); it "
                         "must copy in both directions"
                     )
-                if (received := base.checksum(back)) != digest:
+                if (received := base.checksum(returned_file)) != digest:
                     raise DiffersError(f"{digest} was sent and {received} came back")
 
-        self.retry.call(f"Sending {local} to {self}.{suffix}", once)
+        self.retry.call(f"Sending {local} to {self}.{suffix}", attempt)
 
     def _write_index(self, old: dict[str, Any], keys: dict[str, Any]) -> None:
         counter = old["counter"] + 1
@@ -120,7 +120,7 @@ class FunctionRemote:
             self._copy_out(file, f"index.{counter % 2}", base.checksum(file))
 
     def _index(self) -> dict[str, Any]:
-        """Return the newest intact index; an empty one only if there is certainly none."""
+        """Return the newest intact index; return an empty index only if the target certainly has none."""
         indexes, failure = self._read_indexes()
         if failure is not None:
             self._check_reachable(failure)
@@ -145,12 +145,12 @@ class FunctionRemote:
     def _fetch(self, suffix: str) -> bytes | None:
         with _scratch() as folder:
             file = Path(folder, "index")
-            self.copy(self._place(suffix), file, **self.kwargs)
+            self.copy(self._target_of(suffix), file, **self.kwargs)
             return file.read_bytes() if file.is_file() else None
 
     def _check_reachable(self, failure: Exception) -> None:
-        # the function fails in the same way for "missing" and "unreachable"; if a test object can be
-        # sent and fetched, the index is missing
+        # a failed copy means that the index is missing, or that the target cannot be reached; if a test object
+        # can be sent and fetched, the index is missing
         with _scratch() as folder:
             file = Path(folder, "test")
             file.write_bytes(b"rearview\n")
