@@ -14,7 +14,7 @@ import msgspec
 
 VARIABLE = "REARVIEW_CONTROL"
 """Environment variable that holds a `Control`, so that the command line stays the program's own."""
-LAUNCHER = f"{__file__.removesuffix('model/messages.py')}runtime/first_file.py"
+LAUNCHER = f"{__file__.removesuffix('model/messages.py')}runtime/launcher.py"
 """Python file that starts a process which reads a `Control`."""
 
 

@@ -1,6 +1,6 @@
 """Run the user's script or module as `python` would, with a session around it.
 
-Started by `first_file.py`. One environment variable holds the `Control` value, so that the command
+Started by `launcher.py`. One environment variable holds the `Control` value, so that the command
 line belongs to the script alone.
 """
 
