@@ -253,9 +253,9 @@ class Changes:
         }
 
     def _plan_trial(self, staged: Staged, large: Mapping[str, CopyRange], seconds: float) -> None:
-        """Let `complete` test new buffers: does training write to them while a late copy would run?
+        """Let `complete` test whether training writes to new buffers while a late copy would run.
 
-        `seconds` is the time that copying them took.
+        `seconds` is the time that the copies have taken.
         """
         new = {
             key: copy_range.source for key, copy_range in large.items() if key not in self._history
@@ -313,8 +313,10 @@ class Changes:
         return False
 
     def training_resumes(self) -> None:
-        """End the watches that last until training resumes: the first write to a watched page costs more than
-        the copy of the page."""
+        """End the watches that last until training resumes.
+
+        The first write to a watched page costs more than the copy of the page.
+        """
         if not self._late_copies and len(self._watched) == len(self._long_watched):
             return
         ended = {key: self._watched.pop(key) for key in self._watched.keys() - self._long_watched}

@@ -329,7 +329,7 @@ def _group_room(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") ->
         names = [name for name in path.split("/") if name]
         for depth in range(len(names), -1, -1):
             folder = "/".join([base, *names[:depth]])
-            with contextlib.suppress(OSError, ValueError):  # the limit is "max", or there is no file
+            with contextlib.suppress(OSError, ValueError):  # "max", or no file
                 most = int(Path(folder, limit).read_text())
                 yield most - int(Path(folder, used).read_text()) + _reclaimable(folder)
 
