@@ -2,8 +2,8 @@
 
 Instrumented code calls functions of Rearview by names that are builtins, so that the program's globals
 stay unchanged. But joblib, Ray and Dask send functions of `__main__` to other processes as bytecode,
-with the globals that they use. Once such a library is loaded, the names are put into the globals of
-instrumented modules too, and unpickle as plain Python functions: the other processes need no Rearview.
+with the globals that these functions use. Once joblib, Ray or Dask is loaded, the names are put into the globals of
+instrumented modules too, and their values unpickle as plain Python functions: the other processes need no Rearview.
 
 `ImportTimes` measures how long a program waits for installed libraries.
 """
@@ -49,11 +49,11 @@ SHORTEST = 0.01
 
 
 class ImportTimes:
-    """Durations of imports of installed libraries by the program, not by other libraries."""
+    """Measures how long the program's imports of installed libraries take, with the imports inside these libraries."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        """Seconds by module."""
+        """By module: seconds of its import."""
         self._busy = False
 
     def watch(self, name: str, loader: Any) -> None:
@@ -77,7 +77,7 @@ class ImportTimes:
         loader.exec_module = load
 
     def facts(self) -> dict[str, float]:
-        """Return the longer durations as plain values."""
+        """Return the durations of at least `SHORTEST` seconds, rounded, by module."""
         return {
             name: round(seconds, 3) for name, seconds in self.seconds.items() if seconds >= SHORTEST
         }
@@ -103,21 +103,21 @@ _PLAIN_SOURCES = {
         f" {TRACK!r}: staticmethod(lambda *_, **__: None)}})()"
     ),
 }
-"""Source text of the plain Python function that each name unpickles as."""
+"""By name: source text of the plain Python function as which the name's value unpickles."""
 
 _PICKLERS = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "dill")
 """Libraries that pickle a function as bytecode."""
 
 _offered: dict[str, Any] = {}
-"""Values that instrumented code uses, by name."""
+"""By name: values that instrumented code uses."""
 _modules: list[weakref.ref[ModuleType]] = []
-"""Instrumented modules, referred to weakly."""
+"""Weak references to the instrumented modules."""
 _senders: set[str] = set()
 """The libraries of `_PICKLERS` that are loaded."""
 
 
 class _Named(partial[Any]):
-    """A function that unpickles as a function of plain Python."""
+    """A function of Rearview that unpickles as a function of plain Python, so that it needs no Rearview."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, (_PLAIN_SOURCES[self.name],)
@@ -132,14 +132,14 @@ def install_builtins() -> None:
 
 
 def offer(name: str, call: Callable[..., Any], **attributes: Any) -> None:
-    """Let instrumented code call `call` by `name`, also code that was loaded before."""
+    """Let instrumented code call `call` by `name`, including code that is loaded already."""
     named = _Named(call)
     vars(named).update(name=name, **attributes)
     offer_value(name, named)
 
 
 def offer_value(name: str, value: Any) -> None:
-    """Let instrumented code use `value`, which pickles without help, by `name`."""
+    """Let instrumented code use `value` by `name`; `value` must be an object that pickle can handle."""
     _offered[name] = builtins.__dict__[name] = value
     if _senders:
         _put_names_into_globals()
@@ -148,8 +148,8 @@ def offer_value(name: str, value: Any) -> None:
 def retire() -> None:
     """Let instrumented code run as under plain Python, because the interpreter is about to end.
 
-    The plain functions need no other module and are put into the program's globals: at its end,
-    Python restores its builtins before it clears the globals.
+    The plain functions need no other module and are put into the program's globals: when it ends,
+    Python restores the builtins before it clears the globals.
     """
     offer(HOOK, _loop_plainly, scalar=_ignore)
     offer(PARTS, _range_plainly)
@@ -174,7 +174,7 @@ def _ignore(_name: str, _value: Any) -> None:
 
 
 def register_module(module: ModuleType) -> None:
-    """Remember a module that is about to run instrumented code."""
+    """Remember a module that is about to execute instrumented code."""
     _modules.append(weakref.ref(module))
     if _senders:
         _put_names_into_globals()
@@ -205,22 +205,22 @@ class Compiler:
     probes: Mapping[str, Places] = field(default_factory=dict)
     """By file: positions of probes, which are guarded."""
     sources: Mapping[str, bytes] = field(default_factory=dict)
-    """Recorded source by file, if that has to run instead of the work tree."""
+    """By file: recorded source that is executed in place of the file in the work tree."""
     view: FileView | None = None
     """Translates paths in a replay; None when recording."""
     import_times: ImportTimes | None = None
-    """Times the imports of libraries, when recording."""
+    """Measures the imports of libraries when recording, else None."""
     cells: str = ""
     """Path, relative to the project, of a script that is divided into cells; empty if there is none."""
     recorded: Path | None = None
-    """Folder with the text of probed files as it was recorded, in a replay."""
+    """In a replay: folder with the recorded text of probed files, else None."""
 
     def compile(self, data: bytes, path: str) -> CodeType:
-        """Return the code of a source file; raises what plain Python would raise."""
+        """Return the instrumented code of a source file; raise what plain Python would raise."""
         return self.code(self.instrumented(data, path), path)
 
     def code(self, tree: ast.Module, path: str, flags: int = 0) -> CodeType:
-        """Return the code of an instrumented tree, compiled with the `flags` of features to come."""
+        """Return the code of an instrumented tree; `flags` are those of its `from __future__` imports."""
         code: CodeType = compile(tree, path, "exec", flags, dont_inherit=True)
         return without_targets(code) if self.watched else code
 
@@ -239,13 +239,16 @@ class Compiler:
         if self.watched and relative == self.cells:
             self._mark_cells(tree, relative, data)
         if self.view is not None or relative in self.sources:
-            # tracebacks show the source that runs, which differs from the one in the work tree
+            # tracebacks must show the source that runs, which differs from the file in the work tree
             lines = importlib.util.decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = (len(data), None, lines, path)
         return tree
 
     def _mark_cells(self, tree: ast.Module, relative: str, data: bytes) -> None:
-        """Let the script call `enter_cell` where a cell begins; one without markers only if cells are part of points."""
+        """Let the script call `enter_cell` where a cell begins.
+
+        A script without cell markers is divided into cells only if points begin with the cell.
+        """
         if self.session.cells_in_points or has_markers(importlib.util.decode_source(data)):
             offer_value(ENTER, self.session.enter_cell)
             mark_cells(tree, self._cell_starts(relative, data))
@@ -277,9 +280,9 @@ def _parse(data: bytes, path: str) -> ast.Module:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles a project file each time: instrumented code is never written to the bytecode cache.
+    """Compiles a project file each time it is loaded: instrumented code is never written to the bytecode cache.
 
-    Python's own code is compiled and cached too, so that the cache is the same as without Rearview.
+    The file is also compiled and cached as Python does, so that the cache is equal to one made without Rearview.
     Python itself then reports a file that cannot be compiled, with its own traceback.
     """
 
@@ -303,7 +306,7 @@ class _Loader(SourceFileLoader):
         return super().get_data(path if view is None else view.real(path, PathUse.RUN))
 
 
-# A program sees the loader's name in `__spec__` and in reprs, so the loader has the name of Python's own.
+# A program sees the loader's name in `__spec__` and in reprs, so the loader is named like Python's own loader.
 # Python recognises the frames of its import system by their file name and hides them in tracebacks.
 _Loader.__name__ = _Loader.__qualname__ = SourceFileLoader.__name__
 _Loader.__module__ = SourceFileLoader.__module__
@@ -322,7 +325,7 @@ class _LibraryLoader(_Loader):
 
 
 class Finder:
-    """Finds project modules and watched loops, before Python's own finder, on the same path."""
+    """Finds modules of the project and libraries with watched loops, before Python's own finder, on the same path."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
@@ -330,7 +333,7 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec Python would find, loading project files through the compiler."""
+        """Return the spec that Python would find, with a loader that instruments loops where these are watched."""
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
             return self._with_time_taken(spec)
@@ -354,7 +357,7 @@ class Finder:
 
 
 def install(compiler: Compiler) -> None:
-    """Compile every project file with `compiler` when it is imported, from now on."""
+    """From now on, compile every project file with `compiler` when it is imported."""
     _hook(compiler.session, _is_never_compiling)
     install_builtins()
     offer(WALK, LoopIterator)
@@ -385,7 +388,7 @@ class Published:
         path: Sequence[str] | None = None,  # noqa: ARG003
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Return where the published package is found, or None for any other name."""
+        """Return the spec of the published package, or None if `name` is another name."""
         return PathFinder.find_spec(name, [cls.folder], target) if name == "checkpointer" else None
 
 
@@ -410,7 +413,7 @@ def _is_never_compiling() -> bool:
 def _hook(session: Session, compiling: Callable[[], bool]) -> None:
     """Define the functions that instrumented code calls.
 
-    While `torch.compile` traces a function, its loops are left alone.
+    While `torch.compile` traces a function (`compiling` returns True), the loops of the function are not watched.
     """
     unwatched = session.unwatched
 
