@@ -1,8 +1,8 @@
 """Find, restore and compare the checkpoints of a run that is executed again.
 
-A replay or a resumed run looks up checkpoints by the loops being executed. `KnownMemory` remembers
-which stored object a memory block equals, so that it is not read or hashed again: a data set in
-memory is part of every checkpoint of a run, and the same in all of them.
+A replay or a resumed run looks up checkpoints by the loop path. `KnownMemory` remembers
+which stored object a memory block equals, so that the object is not read or hashed again: for example, a data set
+in memory is equal in all checkpoints of a run.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class KnownFrom(Enum):
     """How Rearview learned that memory equals an object."""
 
     READ = "read"
-    """It was filled from the store."""
+    """The object was read from the store into the memory."""
     HASHED = "hashed"
-    """Its hash equals that of the recorded object."""
+    """The hash of the memory equals the hash of the object."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _KnownBlock:
 
 @dataclass(slots=True)
 class KnownMemory:
-    """Memory of this process that equals stored objects, as long as it is not written."""
+    """Remembers which memory of this process equals stored objects, until the memory is written."""
 
     pages: Pages = field(default_factory=Pages)
     blocks: dict[int, _KnownBlock] = field(default_factory=dict)
@@ -68,11 +68,11 @@ class KnownMemory:
         return self.pages.unwritten(block.watch, view)
 
     def note(self, view: memoryview, oid: str, how: KnownFrom) -> None:
-        """Remember that `view` now holds `oid`.
+        """Remember that `view` now holds the object `oid`; `how` says how Rearview knows.
 
-        Its pages are watched only after the same object was read, or hashed, twice: most memory
-        changes every time, and watching costs more than reading. A hash after a read does not count
-        as the second time, because every restored state is compared shortly after.
+        The pages are watched only after the object was read twice, or hashed twice: most memory
+        changes between two checkpoints, and watching costs more than reading. A hash after a read does not count
+        as the second time, because every restored state is compared soon after the restore.
         """
         if len(view) < TRACK_FROM or not self.pages.available:
             return
@@ -92,9 +92,9 @@ Key = tuple[Edge, tuple[LoopStep, ...]]
 
 
 def key_of(edge: Edge, path: Sequence[LoopStep]) -> Key:
-    """Return the key of a checkpoint: its edge and its path of (loop, ordinal, index).
+    """Return the key of a checkpoint: its edge, and its loop path of (loop, ordinal, index).
 
-    After a loop the last index does not matter and is replaced by -1.
+    At the end of a loop the last index does not matter and is replaced by -1.
     """
     if edge is Edge.END:
         path = [*path[:-1], path[-1]._replace(iteration=-1)]
@@ -109,16 +109,18 @@ class CheckpointIndex:
     store: Checkpoints
     complete: dict[Key, Checkpoint] = field(default_factory=dict)
     partial: dict[Key, Checkpoint] = field(default_factory=dict)
-    """Checkpoints with missing parts; their other parts can be compared."""
+    """Checkpoints with missing parts, which serve only for comparison."""
     starts: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
-    """Iterations at which a loop can be entered, in order, by its path without the index."""
+    """By loop path without the last index: iterations at which the loop can be entered, sorted."""
     restored: int = 0
+    """Number of checkpoints that were restored."""
     seconds: float = 0.0
     """Seconds spent restoring."""
     pending: Checkpoint | None = None
+    """The checkpoint to which `advance` brings a loop; None if none is chosen."""
     known_memory: KnownMemory = field(default_factory=KnownMemory)
     _last_roots: tuple[str, dict[str, list[str]]] = field(default=("", {}))
-    """The oid of the part with the roots in the last checkpoint used, and the decoded roots."""
+    """The oid of the part with the roots in the last loaded checkpoint, and the decoded roots."""
 
     @classmethod
     def of(
@@ -142,7 +144,10 @@ class CheckpointIndex:
         return index
 
     def anchor(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Walk the anchors if the recording walked them at this boundary."""
+        """Walk the anchors of the outermost loop if the recording walked them before iteration `index`.
+
+        Raise if they differ from the recorded anchors.
+        """
         nest = self.session.nest
         if nest is None or nest.entry is not entry or nest.anchors is not None:
             return
@@ -172,7 +177,7 @@ class CheckpointIndex:
                     yield key, checkpoint
 
     def at(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
-        """Return the complete checkpoint at a boundary; None if there is none, or no anchors yet."""
+        """Return the complete checkpoint at a boundary, or None if there is none or the anchors were not walked yet."""
         checkpoint = self.complete.get(key_of(edge, path))
         nest = self.session.nest
         if checkpoint is None or nest is None or nest.anchors is None:
@@ -180,14 +185,20 @@ class CheckpointIndex:
         return checkpoint
 
     def to_compare(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
-        """Return the checkpoint to compare with at a boundary; a partial one if there is no other."""
+        """Return the checkpoint to compare the state with at a boundary, or None if there is none.
+
+        A partial checkpoint is returned only if there is no complete one.
+        """
         nest = self.session.nest
         if nest is None or nest.anchors is None:
             return None
         return self.at(edge, path) or self.partial.get(key_of(edge, path))
 
     def nearest(self, path: Sequence[LoopStep], goal: int) -> Checkpoint | None:
-        """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""
+        """Return the last checkpoint after the current iteration, up to iteration `goal`, or None if there is none.
+
+        Loop and iteration are the last in `path`.
+        """
         _, steps = key_of(Edge.START, path)
         *outer, (site, ordinal, index) = steps
         starts = self.starts.get(_loop(steps), [])
@@ -197,7 +208,7 @@ class CheckpointIndex:
         return self.at(Edge.START, [*outer, LoopStep(site, ordinal, starts[best])])
 
     def has_more(self, path: Sequence[LoopStep], reach: int) -> bool:
-        """Return True if a checkpoint to compare with follows, up to iteration `reach` of this loop."""
+        """Return True if a checkpoint follows after `path`, up to iteration `reach` of the last loop in it."""
         _, steps = key_of(Edge.START, path)
         for key, checkpoint in (*self.complete.items(), *self.partial.items()):
             last = checkpoint.meta.path[-1].iteration
@@ -207,7 +218,7 @@ class CheckpointIndex:
         return False
 
     def advance(self, source: Iterator[Any], count: int, frame: FrameType) -> None:
-        """Draw and drop `count` items, then restore the pending checkpoint."""
+        """Draw `count` items from the loop's iterator `source` and drop them, then restore the pending checkpoint."""
         deque(draw_items(source, count), maxlen=0)
         assert self.pending is not None
         self.restore(self.pending, frame)
@@ -253,14 +264,14 @@ class CheckpointIndex:
         self.seconds += perf_counter() - begun
 
     def _recorded_roots(self, loaded: LoadedCheckpoint) -> dict[str, list[str]]:
-        """Return the recorded roots of a checkpoint; decoded once as long as they are the same."""
+        """Return the recorded roots of a checkpoint; equal roots of several checkpoints are decoded once."""
         oid = loaded.checkpoint.parts["roots"].oid
         if oid != self._last_roots[0]:
             self._last_roots = (oid, msgspec.json.decode(loaded["roots"]))
         return self._last_roots[1]
 
     def difference(self, checkpoint: Checkpoint, frame: FrameType) -> Difference | None:
-        """Return the first difference between the live state and `checkpoint`, or None."""
+        """Return the first difference between the live state and `checkpoint`, or None if they are equal."""
         nest = self.session.nest
         assert nest is not None
         assert nest.anchors is not None
@@ -271,7 +282,7 @@ class CheckpointIndex:
         captured = capture(nest.anchors, matching)
 
         def same(key: str, current_key: str) -> bool:
-            # the recorded object need not be read: its name is its hash
+            # the stored object need not be read: its oid is the hash of its bytes
             view, oid = as_bytes(captured.buffers[current_key]), checkpoint.parts[key].oid
             if self.known_memory.holds(view, oid):
                 return True
@@ -296,7 +307,7 @@ def _loop(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:
 
 
 def _plain(root: str) -> str:
-    """Return the name of a root as the user knows it.
+    """Return the name of a root in words for the user.
 
     >>> _plain("local:0:main:model"), _plain("global:__main__:lr")
     ('model in main', 'lr in __main__')

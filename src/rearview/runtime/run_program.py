@@ -1,6 +1,6 @@
 """Run the user's script or module as `python` would, with a session around it.
 
-Started by `launcher.py`. One environment variable holds the `Control` value, so that the command
+`launcher.py` starts this. One environment variable holds the `Control` value, so that the command
 line belongs to the script alone.
 """
 
@@ -39,18 +39,18 @@ THREAD_PREFIX = "rearview-"
 """Start of the name of every background thread."""
 _INTERRUPTED = 130
 _KILLED = object()
-"""Takes the place of the exit code of an interrupted program, which Python ends by SIGINT."""
+"""Value returned in place of an exit code for an interrupted program, which Python ends with SIGINT."""
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")[
     : 4 if sys.version_info >= (3, 12) else 3
 ]
-"""Names in `sys` of the exception that ended the program."""
+"""Names in `sys` that hold the exception that ended the program."""
 _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def main(plain: frozenset[str] | None = None) -> None:
-    """Run the program that the control variable describes; ends the process.
+    """Run the program that the control variable describes, then end the process.
 
-    `plain` are the modules that Python had loaded before any of Rearview; None if not known.
+    `plain` are the names of the modules that Python had loaded before Rearview; None if unknown.
     """
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
     _remove_lent_variables(control)
@@ -92,8 +92,8 @@ def main(plain: frozenset[str] | None = None) -> None:
 def _leave(control: Control, code: Any) -> NoReturn:
     """End the process as `sys.exit(code)` does.
 
-    A replay only waits for threads and calls exit handlers, which may contain probes. Python would then take
-    all modules apart, which takes half a second for a large library, and nothing observes the program any more.
+    In a replay, this only waits for threads and calls exit handlers, which may contain probes. Python would also
+    clear all modules, which takes half a second for a large library and has no effect on the replay.
     """
     if control.segment is None:
         sys.exit(code)
@@ -131,7 +131,7 @@ def _begin(control: Control, shared: SharedStart | None) -> Any:
 def refuse(exc: RearviewError) -> None:
     """Print why nothing is run, and where the documentation explains it."""
     text = f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n"
-    # a notebook kernel has replaced the stream and forwards the text written to it
+    # a notebook kernel has replaced the stream and would forward the text: write to the original
     real: int | None = getattr(sys.stderr, "_original_stdstream_copy", None)
     if real is not None:
         os.write(real, text.encode())
@@ -140,10 +140,10 @@ def refuse(exc: RearviewError) -> None:
 
 
 def guard_exit(session: Any) -> None:
-    """Finish the session whenever the process ends, except by a kill."""
+    """Finish the session when the process ends in any way, except by a kill."""
     from rearview.runtime.sandbox.printed_lines import unwatch_streams
 
-    # both run after the program's own handlers and the end of the session
+    # the next two run after the program's own handlers and after the end of the session
     atexit.register(unwatch_streams)
     atexit.register(retire)
     atexit.register(lambda: session.finish(None))
@@ -160,10 +160,10 @@ def guard_exit(session: Any) -> None:
 
 
 def _warn_of_own_threads_only(name: str) -> None:
-    """Let `os.fork` warn of threads of the program, as Python does, and not of Rearview's.
+    """Let the function `name` of `os` warn about threads of the program, as Python does, but not about Rearview's.
 
-    Python's own warning is raised at the line that calls it, which is here: unlike one in the
-    program's main file it is not shown.
+    Python's own warning is not shown: it names the line of the call, which is in this file, and Python shows
+    such warnings only for lines of the program's main file.
     """
     real = getattr(os, name)
 
@@ -187,7 +187,7 @@ def _warn_of_own_threads_only(name: str) -> None:
 def hide_background_threads() -> None:
     """Leave Rearview's threads out of `threading.enumerate()` and `active_count()`.
 
-    Some programs wait until these functions show no other thread; Rearview's threads would make them
+    Some programs wait until these functions show only the main thread; with Rearview's threads, they would
     wait for ever.
     """
     original = threading.enumerate
@@ -226,7 +226,7 @@ def run(
         session.note_failure(exc)
         return exc.code  # Python handles any value
     except BaseException as exc:
-        failure = exc  # shown when it is handled: a hook that fails has no context then
+        failure = exc  # shown below: within this block, a hook that fails would have it as context
     else:
         session.code = 0
         return 0
@@ -254,10 +254,10 @@ def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
 def _die_interrupted() -> None:
     """Let the interpreter kill itself with SIGINT at its end, as after a plain Ctrl-C.
 
-    Python does so after a KeyboardInterrupt in code that it runs itself, as here, unless
+    Python does this after a KeyboardInterrupt in code that it executes itself, unless
     `SystemExit` ends the process.
     """
-    import ctypes  # needed by the few programs that are interrupted
+    import ctypes  # only interrupted programs need this
 
     hook, last = sys.excepthook, {name: vars(sys)[name] for name in _LAST if name in vars(sys)}
     sys.excepthook = lambda *_: None
@@ -286,11 +286,14 @@ def exit_code(exc: SystemExit) -> int:
 def prepare(
     control: Control, session: Any, plain: frozenset[str] | None = None
 ) -> tuple[Callable[..., Any], *tuple[Any, ...]]:
-    """Create `__main__`, set argv and path as `python` does; return the call that runs the program."""
+    """Create `__main__`, set `sys.argv` and `sys.path` as `python` does; return the call that runs the program.
+
+    The call is a function and its arguments.
+    """
     from rearview.runtime.sandbox.file_view import PathUse
 
     main_module = sys.modules["__main__"]
-    # a `__main__` without a file was created by Rearview, and libraries may refer to it
+    # Rearview has created a `__main__` that has no file; keep it: libraries may refer to it
     module = ModuleType("__main__") if hasattr(main_module, "__file__") else main_module
     for name in ("__file__", "__cached__"):
         vars(module).pop(name, None)
@@ -334,9 +337,9 @@ def prepare(
 
 
 def _run_unrecorded(control: Control, session: Any) -> None:
-    """Let plain Python report a script that cannot be compiled; does not return.
+    """Replace this process by plain Python, which reports a script that cannot be compiled; does not return.
 
-    Python reads a file differently than `compile` reads bytes, and reports encoding errors differently.
+    Python reads a file differently from `compile`, and reports encoding errors differently.
     """
     from rearview.runtime.start_recording import RUN_VARIABLE
 
@@ -356,9 +359,9 @@ def _insert(folder: str, plain: frozenset[str] | None) -> None:
 
 
 def _unload_shadowed(folder: str, plain: frozenset[str]) -> None:
-    """Unload modules whose names the program also uses, such as `secrets` for a `secrets.py`.
+    """Unload the modules of Rearview that a file in `folder` shadows, such as `secrets` for a `secrets.py`.
 
-    Rearview keeps its references to them; the program imports its own, as under plain Python.
+    Rearview keeps its references to these modules; the program imports its own, as under plain Python.
     """
     loaded = {name.partition(".")[0] for name in sys.modules.keys() - plain} - {
         "__main__",
@@ -380,7 +383,7 @@ def _path_in_program(session: Any, file: str) -> str:
 
 
 def _origin(name: str) -> str | None:
-    """Return the file that `-m name` would run, None if there is none; imports nothing."""
+    """Return the file that `python -m name` would run, or None if there is none; import nothing."""
     path: Sequence[str] | None = None
     spec = None
     prefix = ""
@@ -405,7 +408,8 @@ def show(exc: BaseException, code: int = 1) -> int:
     vars(sys).update(zip(_LAST, (*exception_info, exc), strict=False))
     hook = sys.excepthook
     if hook is sys.__excepthook__ and _runs_kept_text(exc.__traceback__):
-        hook = traceback.print_exception  # shows the recorded source; Python's reads the work tree
+        # this one shows the recorded source; Python's hook would read the work tree
+        hook = traceback.print_exception
     try:
         hook(*exception_info)
     except SystemExit as exit_request:
@@ -420,7 +424,7 @@ def show(exc: BaseException, code: int = 1) -> int:
 
 
 def _runs_kept_text(trace: TracebackType | None) -> bool:
-    """Return True if a frame runs the source of a version instead of the work tree."""
+    """Return True if a frame runs recorded source instead of a file of the work tree."""
     while trace is not None:
         entry = linecache.cache.get(trace.tb_frame.f_code.co_filename)
         if entry is not None and len(entry) > 1 and entry[1] is None:
