@@ -1,12 +1,13 @@
-"""Run the set-up of several segments once, then fork a process for each of them.
+"""Run the set-up of several segments once, then fork a process for each segment.
 
 A process of the fork server (`fork_server.py`) becomes the set-up process of some segments: it replays the
-start of their program and stops where they part. Segments of different runs part at a top-level statement
-of the script; segments of one run part at the main loop. Each fork then becomes the replay of its own
-segment, with its own session, folder, files, random key, clock and records.
+start of their program and stops where the segments begin to differ. For segments of different runs this is a
+top-level statement of the script; for segments of one run it is the main loop. Each fork then becomes the replay of
+one segment, with its own session, folder, files, random key, clock and records.
 
-The set-up ends early, before the statement that does something a fork cannot inherit or that depends on
-the run. Before each statement that may do so, the process forks a standby, which takes over if it does.
+The set-up ends early, before a statement whose effects depend on the run or cannot be inherited by a forked
+process. Before each statement that may be of this sort, the process forks a *standby*. If the statement is,
+the process ends and the standby continues from the state before the statement.
 docs/decisions/shared-start.md says why this is sound.
 """
 
@@ -49,27 +50,27 @@ from rearview.runtime.session import Session
 from rearview.state.codecs.rng import read_global, write_global
 from rearview.store.files import open_file
 
-# the file functions of the system: those of a replay are patched
+# the original file functions: a replay patches them for the program
 _chdir, _getcwd, _scandir, _mkdir, _open = os.chdir, os.getcwd, os.scandir, os.mkdir, open
 _readlink, _utime, _exit, _fork = os.readlink, os.utime, os._exit, os.fork
 
 MOST_CARRIED = 64 << 20
-"""Bytes that a set-up may write and still be shared: each segment gets a copy of the files."""
+"""Most bytes that a shared set-up may write to files: each segment gets a copy of these."""
 _UNFIT_LIBRARIES = {
     **dict.fromkeys(("wandb", "mlflow", "comet_ml", "neptune"), "it has loaded {}, a tracker"),
     **dict.fromkeys(("jax", "tensorflow", "polars", "ray", "pyspark", "grpc"), "{} keeps threads"),
     "cupy": "{} holds a device",
 }
-"""Libraries after whose import a process is not forked, and why."""
+"""By library: why a process that has imported the library is not forked."""
 _PROCESSES = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.exec", "pty.spawn")
 _OPENMP = re.compile(r"/lib(?:g|i|)omp[^/]*\.so[^/]*$")
 _RELEASED = b"."
 
 
 class SharedSetup:
-    """The set-up process of some segments; their replays are forked from it.
+    """A set-up process, from which the replays of several segments are forked.
 
-    `session.shared_setup` is this object as long as the set-up runs: the session reports what the program
+    `session.shared_setup` is this object while the set-up runs: the session reports to it what the program
     logs and which loops it enters.
     """
 
@@ -84,14 +85,14 @@ class SharedSetup:
         self.start = start
         self._channel = channel
         self._spared = shared.seconds
-        """Seconds that everything before this set-up took."""
+        """Seconds that everything before this set-up has taken."""
         self._hooks = shared.hooks
         self._session = session
         self._began = perf_counter()
         self._seconds = 0.0
         self._used_paths: set[str] = set()
         if self.across_runs:
-            # checkpoints are those of one run: a loop of the set-up must not be restored from them
+            # checkpoints belong to one run: no loop of a set-up for several runs may be restored from them
             session.checkpoint_index = CheckpointIndex(session, session.checkpoint_index.store)
         self._tree = os.path.realpath(session.segment.tree)
         self._carried: list[_Carried] = before._carried if before is not None else []
@@ -103,12 +104,13 @@ class SharedSetup:
             path: _content(f"{self._tree}/{path}") if about[0] == "file" else b""
             for path, about in self._files.items()
         }
-        """Contents of the files in the tree: a statement that cannot be shared may have changed them."""
+        """Contents of the files in the scratch tree before the set-up, which a statement may change."""
         self._standby: tuple[int, int] | None = None
         """Process id of the standby, and the pipe to it; None if there is no standby."""
         self._reason = ""
+        """Why the set-up has ended; empty if all its statements were executed."""
         self._line = 0
-        """Line of the statement that runs."""
+        """First line of the statement that is executed."""
         view = self._hooks.view
         view.used_paths = set(before._used_paths) if before is not None else set()
         self._view = (set(view.gone), set(view.made_files), view.changes)
@@ -116,7 +118,7 @@ class SharedSetup:
         self._drawn = self._randomness.stream.drawn
         self._loaded = set(self._randomness.loaded)
         self._seeded: set[str] = set(before._seeded) if before is not None else set()
-        """Generators that the program has seeded: they no longer depend on the run."""
+        """Names of random generators that the program has seeded: these no longer depend on the run."""
         self._readers: set[str] = set()
         self._own_fork = False
         self._clock.listeners[:] = [self._readers.add]
@@ -140,12 +142,15 @@ class SharedSetup:
         return self._hooks.clock
 
     def on_log(self, *, fresh: bool) -> None:
-        """End the set-up before the statement that logs: each run has its own records."""
+        """End the set-up before a statement that logs, because each run has its own records.
+
+        Segments of one run may share a statement that logs what the run has recorded (not `fresh`).
+        """
         if self.across_runs or fresh:
             self.refuse("it logs values")
 
     def on_loop(self, site: str, index: int) -> None:
-        """Act before iteration `index` of an outermost loop."""
+        """End the set-up before the main loop is entered; segments of one run are forked here."""
         if site not in self.start.loops:
             return
         if self.across_runs:
@@ -154,16 +159,19 @@ class SharedSetup:
             self._park()
 
     def on_process(self, event: str) -> None:
-        """Note that the program starts a process."""
+        """Remember that the program starts a process, as the audit event `event` shows."""
         if not self._own_fork:
             self._started = self._started or f"it starts a process ({event})"
 
     def on_environment(self) -> None:
-        """Note that the program reads all environment variables, with those of Rearview among them."""
+        """Remember that the program reads all environment variables, which include Rearview's own."""
         self._started = self._started or "it copies the environment"
 
     def run(self, call: Callable[..., Any], *args: Any) -> None:
-        """Run the program that `call(*args)` runs, up to where segments part; returns in segments only."""
+        """Run the program with `call(*args)` until segments begin to differ; return only in forked segments.
+
+        In a segment, this returns when the program has ended.
+        """
         if not self.across_runs:
             run_at_bottom(call, *args)
             if self._session.shared_setup is not None:
@@ -187,7 +195,10 @@ class SharedSetup:
                 return
 
     def _advance(self, script: SetupScript, done: int, namespace: dict[str, Any]) -> int:
-        """Execute the shared statements; return how many are done when one cannot be shared."""
+        """Execute the statements to share, after the first `done`; return how many are executed.
+
+        These are all of them, or those before a statement that cannot be shared.
+        """
         assert self.start.statements is not None
         statements = script.statements(self._session, self.start.statements)
         for statement in statements[done:]:
@@ -208,7 +219,10 @@ class SharedSetup:
         return done
 
     def _fork_standby(self) -> bool:
-        """Fork a standby that waits here; return True in the standby, if it has to take over."""
+        """Fork a standby that waits in this call; return False in this process, True in a standby that continues.
+
+        The standby continues when this process has ended; when it is not needed any more, it ends here.
+        """
         reading, writing = os.pipe()
         pid = self._fork()
         if pid:
@@ -237,7 +251,7 @@ class SharedSetup:
             os.waitpid(pid, 0)
 
     def refuse(self, reason: str) -> NoReturn:
-        """End the set-up before the present statement; the standby takes over."""
+        """End the set-up before the current statement: end this process and let the standby, if any, continue."""
         if self._standby is None:
             self.quit(reason)
         text = f"{reason} (line {self._line})"
@@ -245,7 +259,7 @@ class SharedSetup:
         self._leave()
 
     def quit(self, reason: str) -> NoReturn:
-        """End the set-up for good: its segments start without it."""
+        """End the set-up without forking segments: these start on their own."""
         with contextlib.suppress(OSError):
             ready = ForkServerReady(perf_counter() - self._began, reason, usable=False)
             os.write(self._channel, msgspec.json.encode(ready))
@@ -256,13 +270,16 @@ class SharedSetup:
         _exit(0)
 
     def _fork(self) -> int:
-        """Fork; the child can continue the program as this process can."""
+        """Fork a child that can continue the program as this process can; return its process id, 0 in the child."""
         with self._continued():
             return _fork()
 
     @contextlib.contextmanager
     def _continued(self) -> Iterator[None]:
-        """Undo, in a forked child, what Python and Rearview do there for a child that is on its own."""
+        """In children forked inside the `with` block, undo what Python and Rearview do after a fork.
+
+        Such a child continues the program: it watches loops, and has the random state of the parent.
+        """
         session, pid = self._session, os.getpid()
         stack, state = session.stack, read_global()
         self._own_fork = True
@@ -277,7 +294,10 @@ class SharedSetup:
                 write_global(state)
 
     def _obstacle(self, *, seeds: bool = False) -> str:
-        """Return why the process must not be forked here, or why its state depends on the run."""
+        """Return why the process must not be forked here, or why its state depends on the run; else an empty text.
+
+        `seeds` is True after a statement that only gives seeds.
+        """
         for library, why in _UNFIT_LIBRARIES.items():
             if library in sys.modules:
                 return why.format(library)
@@ -293,7 +313,7 @@ class SharedSetup:
         )
 
     def _files_left(self) -> str:
-        """Return which change of files by the set-up the segments cannot inherit; empty if there is none."""
+        """Return why segments cannot inherit the changes of files by the set-up; empty if they can."""
         left = open_files() - self._open
         left = {
             file
@@ -308,7 +328,7 @@ class SharedSetup:
         return self._note_written() if view.changes != self._view[2] else ""
 
     def _note_written(self) -> str:
-        """Note the files that the set-up has written; return why segments cannot have them."""
+        """Remember the files that the set-up has written; return why segments cannot have them, or an empty text."""
         now = _files_below(self._tree)
         for path, about in self._files.items():
             if now.get(path) != about:
@@ -327,7 +347,7 @@ class SharedSetup:
         return ""
 
     def _depends_on_run(self, *, seeds: bool) -> str:
-        """Return why the state after the set-up depends on the run that it was replayed for."""
+        """Return why the state after the set-up depends on the run that is replayed; empty if it does not."""
         readers = {name for name in self._readers if name not in READING_CLOCK}
         if readers:
             return "it reads the clock"
@@ -343,7 +363,7 @@ class SharedSetup:
         return ""
 
     def _moved_generators(self) -> set[str]:
-        """Return the global random generators that are not where the key of the run has put them."""
+        """Return the names of the global random generators that are no longer in the state given by the run's key."""
         now, initial = read_global(), self._randomness.initial()
         return {
             name
@@ -352,7 +372,7 @@ class SharedSetup:
         }
 
     def _park(self) -> None:
-        """Stay at the entry of the main loop, and fork segments from here; returns in each of them."""
+        """Wait at the entry of the main loop and fork segments from here; return only in the forked segments."""
         reason = self._obstacle()
         if reason:
             self.quit(reason)
@@ -360,9 +380,9 @@ class SharedSetup:
         self._continue(request, None, -1)
 
     def _serve(self) -> tuple[SpawnRequest, int]:
-        """Fork a process for each request; returns in these."""
+        """Fork a process for each request; return only in the forked processes."""
         self._session.shared_setup = None
-        self._session.closed = True  # the end of this process is not that of a replay
+        self._session.closed = True  # no replay ends when this process ends
         self._clock.listeners.clear()
         _watching.clear()
         self._used_paths = self._hooks.view.used_paths or set()
@@ -378,7 +398,10 @@ class SharedSetup:
     def _continue(
         self, request: SpawnRequest, script: SetupScript | None, done: int
     ) -> SetupScript | Any:
-        """Become the replay of the segment that a request names; return its script."""
+        """Turn this process into the replay of the segment in `request`; return the segment's script.
+
+        `script` is the script of the set-up, of which `done` statements are executed; None at the main loop.
+        """
         session = self._session
         control = msgspec.json.decode(request.environment[VARIABLE], type=Control)
         with _open("/proc/self/fd/1", "rb") as printed:
@@ -407,13 +430,13 @@ class SharedSetup:
         return own
 
     def _give_back(self, reason: str) -> NoReturn:
-        """End this process: its segment cannot continue from here. Another set-up process may suit it."""
+        """End this process, because its segment cannot continue from here; another set-up process may suit it."""
         os.write(2, f"not shared: {reason}\n".encode())
         self._session.closed = True
         _exit(UNLIKE)
 
     def _difference(self, fresh: Replayer, script: SetupScript) -> str:
-        """Return how the tree of another segment differs in files that the set-up used; empty if it does not."""
+        """Return how the tree of segment `fresh` differs in files that the set-up used; empty if it does not."""
         session = self._session
         for attribute in ("root", "settings", "arg_values"):
             if getattr(fresh, attribute) != getattr(session, attribute):
@@ -455,7 +478,7 @@ class SharedSetup:
         return ""
 
     def _take_files(self, fresh: Replayer) -> None:
-        """Copy the files that the set-up has written to the segment's own tree, and go to its working folder."""
+        """Copy the files that the set-up has written into the segment's own tree, and change folders to this tree."""
         own_tree = os.path.realpath(fresh.segment.tree)
         for each in self._carried:
             target = f"{own_tree}/{each.path}"
@@ -477,7 +500,7 @@ class SharedSetup:
                 folders[:] = map(moved, folders)
 
     def _take_session(self, fresh: Replayer, inputs: RunInputs, request: SpawnRequest) -> None:
-        """Give the session the segment of `fresh`, with its records and report."""
+        """Give this process's session the segment of `fresh`, with the records and the report."""
         session, hooks = self._session, self._hooks
         assert fresh.view is not None
         hooks.view.take_over(fresh.view)
@@ -505,14 +528,14 @@ class SharedSetup:
         point_trackers(Path(session.segment.tree).parent)
 
     def _follow(self, inputs: RunInputs) -> None:
-        """Let random numbers and the clock follow another run."""
+        """Let random numbers and the clock be those of the run with these inputs."""
         self._randomness.follow(inputs.key, seeded=self._seeded)
         self._clock.follow(inputs.folder / clocks.FILE, inputs.clock_rule)
 
 
 @dataclass(slots=True)
 class _Carried:
-    """A file or folder that the set-up has made in its tree."""
+    """A file or folder that the set-up has created in its tree."""
 
     path: str
     folder: bool
@@ -530,7 +553,7 @@ def _on_process(event: str, _args: tuple[Any, ...]) -> None:
 
 
 def watch() -> None:
-    """Notice the processes that the program starts, and copies of its environment."""
+    """From now on, report to the set-up the processes that the program starts, and copies of the environment."""
     listen(_on_process, *_PROCESSES)
     environ: Any = type(os.environ)
     real = environ.__iter__
@@ -553,7 +576,7 @@ def _called_by_rearview(frame: Any) -> bool:
 
 
 def _left_behind() -> str:
-    """Return which thread or memory of this process a fork would lose or share; empty if there is none."""
+    """Return which thread a fork would lose or which memory it would share; empty if there is none."""
     threads = threads_left()
     if threads:
         return f"a thread was left behind: {min(threads)}"
@@ -566,7 +589,7 @@ def _left_behind() -> str:
 
 
 def _end_openmp_threads() -> None:
-    """End the threads of the OpenMP libraries in this process; they start again when they are needed."""
+    """End the threads of OpenMP libraries in this process; the libraries start new ones when needed."""
     if not threads_left():
         return
     with _open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
@@ -578,7 +601,7 @@ def _end_openmp_threads() -> None:
 
 
 def _files_below(folder: str, prefix: str = "") -> dict[str, tuple[str, str | int, int]]:
-    """Return the files, folders and links below a folder, by their path in it: kind, target or size, time."""
+    """Return (kind, target or size, time) of the files, folders and links below a folder, by path in this folder."""
     files: dict[str, tuple[str, str | int, int]] = {}
     with _scandir(folder) as entries:
         for entry in entries:

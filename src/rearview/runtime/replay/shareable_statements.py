@@ -1,7 +1,7 @@
 """The top-level statements of a script, for a set-up that several segments share.
 
-`SetupScript` compiles them one by one. A statement is *safe* if its text alone shows that it does nothing that a fork
-could not inherit. A statement that only gives seeds makes random generators independent of the run.
+`SetupScript` compiles the statements one by one. A statement is *safe* if its text alone shows that a forked process
+inherits all its effects. A statement that only gives seeds makes random generators independent of the run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SEEDS = frozenset(
 )
 """Functions that give a seed to a random generator."""
 _HARMLESS = frozenset({"torch.use_deterministic_algorithms", "torch.cuda.is_available"})
-"""Functions that draw no random number, often called next to those that give seeds."""
+"""Functions that draw no random number and are often called together with functions that give seeds."""
 _SEEDED = {"random": "random", "np": "numpy", "numpy": "numpy", "torch": "torch"}
-"""By the name under which a script uses it: the library whose generator gets a seed."""
+"""By name in a script: the library that the name must mean."""
 _PLAIN = (ast.Constant, ast.Name, ast.Attribute, ast.Load)
 _BEYOND_SEEDS = (
     *(ast.Import, ast.ImportFrom, ast.For, ast.While, ast.With, ast.Global, ast.Lambda),
@@ -46,28 +46,29 @@ class SetupStatement:
 
     code: CodeType
     safe: bool
-    """Whether it does nothing that a fork could not inherit, by its text alone."""
+    """Whether the text of the statement shows that a forked process inherits all its effects."""
     seeds: bool
-    """Whether it only gives seeds to random generators."""
+    """Whether the statement only gives seeds to random generators."""
     first_line: int
 
 
 @dataclass
 class SetupScript:
-    """The program's script, statement by statement."""
+    """The program's script, divided into its top-level statements."""
 
     path: str
     relative: str
+    """Path relative to the project."""
     source: ast.Module
-    """As it was written."""
+    """The syntax tree of the script as it was written."""
     tree: ast.Module
-    """With its loops instrumented."""
+    """The syntax tree with instrumented loops."""
     flags: int
-    """Compiler flags of its `from __future__` imports."""
+    """Compiler flags of the script's `from __future__` imports."""
 
     @classmethod
     def read(cls, session: Replayer, path: str) -> SetupScript:
-        """Return the script at `path` as the segment of `session` runs it."""
+        """Return the script at `path`, with the text that the segment of `session` runs."""
         data = Path(session.real(path, PathUse.RUN)).read_bytes()
         source = ast.parse(data)
         tree = session.compiler.instrumented(data, path)
@@ -80,7 +81,7 @@ class SetupScript:
         return cls(path, relative, source, tree, flags)
 
     def statements(self, session: Replayer, count: int) -> list[SetupStatement]:
-        """Return the instrumented statements that the first `count` statements of the source became."""
+        """Return the instrumented statements made from the first `count` statements of the source."""
         functions = {
             node.name: node for node in self.source.body if isinstance(node, ast.FunctionDef)
         }
@@ -102,7 +103,7 @@ class SetupScript:
         return statements
 
     def rest(self, session: Replayer, done: int) -> CodeType:
-        """Return the code of everything after the first `done` statements."""
+        """Return the code of all statements after the first `done` ones."""
         return self._code(session, self.tree.body[done:])
 
     def _code(self, session: Replayer, body: list[ast.stmt]) -> CodeType:
@@ -110,7 +111,7 @@ class SetupScript:
         return code
 
     def sharing_key(self, session: Replayer, done: int) -> tuple[Any, ...]:
-        """Return a value that is equal in two versions that can share the first `done` statements."""
+        """Return a value that is equal for two versions if these can share the first `done` statements."""
         last = max((node.end_lineno or 0 for node in self.tree.body[:done]), default=0)
         loops = [
             history.site.id
@@ -124,7 +125,7 @@ class SetupScript:
         return (done, code, sorted(loops), drawn, session.compiler.autolog)
 
     def forget_rest(self, session: Session, done: int) -> None:
-        """Drop the loops of this version that come after its first `done` statements."""
+        """Forget the loops of this version that come after its first `done` statements."""
         last = max((node.end_lineno or 0 for node in self.tree.body[:done]), default=0)
         for name, history in list(session.histories.items()):
             if history.site.path == self.relative and history.site.line > last:
@@ -137,7 +138,7 @@ def _line(node: ast.stmt) -> int:
 
 
 def is_safe(node: ast.stmt) -> bool:
-    """Return True if a statement only binds names to functions, constants or modules that are loaded."""
+    """Return True if a statement only binds names to functions, constants or modules that are already loaded."""
     if isinstance(node, ast.Import):
         return all(alias.name in sys.modules for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -153,9 +154,9 @@ def is_safe(node: ast.stmt) -> bool:
 
 
 def only_gives_seeds(node: ast.stmt, functions: Mapping[str, ast.FunctionDef]) -> bool:
-    """Return True if a statement does nothing but give seeds, which draw no random number themselves.
+    """Return True if a statement only gives seeds to random generators, and draws no random number.
 
-    It may do so through a function of the script that does nothing else.
+    It may also call a function of the script that only gives seeds.
     """
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
         return False
@@ -176,11 +177,11 @@ def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:
                 if name not in _SEEDS | _HARMLESS:
                     return False
                 if name in _SEEDS and not (part.args or part.keywords):
-                    return False  # without a number it draws one
+                    return False  # a call without a seed draws a random one
             elif isinstance(part, _BEYOND_SEEDS):
                 return False
             elif isinstance(part, (ast.Name, ast.arg)):
-                # a name of a library that the script binds to another object
+                # the script may bind the name of a library to another object
                 bound = isinstance(part, ast.arg) or not isinstance(part.ctx, ast.Load)
                 name = part.arg if isinstance(part, ast.arg) else part.id
                 if bound and name in _SEEDED:
@@ -189,7 +190,7 @@ def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:
 
 
 def names_mean_libraries(namespace: Mapping[str, Any]) -> bool:
-    """Return True if the names by which seeds are given mean the libraries that have these names."""
+    """Return True if the names in `_SEEDED` mean their libraries in `namespace`, where they are bound."""
     return all(
         name not in namespace or namespace[name] is sys.modules.get(library)
         for name, library in _SEEDED.items()

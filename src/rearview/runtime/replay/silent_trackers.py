@@ -1,9 +1,9 @@
 """Experiment trackers in a replay: silent, with event files for the values that probes log.
 
 During a replay nothing reaches TensorBoard, W&B or MLflow: the program's own values were sent when it was
-recorded, and the values that a probe logs there become records (`logged_values`). `EventFiles` also writes
-those that a probe gives to a TensorBoard writer, with a second writer of the same library, to the store's
-folder `tensorboard/<run>/<replay>`. The folder gets that name when the replay ends without a difference.
+recorded, and the values that a probe logs with a tracker become records (`logged_values`). If a probe logs with a
+TensorBoard writer, `EventFiles` also writes these values, with a second writer of the same library, to the store's
+folder `tensorboard/<run>/<replay>`. The folder gets this name when the replay ends without a difference.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ METHODS = frozenset(
         *("add_images", "add_figure", "add_text", "add_audio", "add_video", "add_pr_curve"),
     }
 )
-"""Methods of a writer whose calls are written again."""
+"""Methods of a TensorBoard writer; probes that call them also write to `EventFiles`."""
 REAL = "_rearview_file_writer"
-"""Attribute of a writer's module that holds the real file writer class while it is silenced."""
+"""Attribute of a writer's module that holds the real file writer class while `SilentWriter` replaces this class."""
 
 
 def logged_values(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by name that a call of a tracker's method logs.
+    """Return the values that a call of a tracker's method logs, by name.
 
     >>> logged_values("add_scalar", ("loss", 0.5, 3), {}), logged_values("log", ({"a": 1},), {"step": 2})
     ({'loss': 0.5}, {'a': 1})
@@ -68,16 +68,16 @@ _REVERSED = {"log_text", "log_image", "log_figure"}
 
 
 def plain(value: Any) -> Any:
-    """Return a tensor or array of one element as the number it holds; other values as they are."""
+    """Return the number in a tensor or array without dimensions; return any other value unchanged."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     return value
 
 
 def silence(folder: Path) -> None:
-    """Silence trackers in a replay: they write nothing and contact no server.
+    """Silence trackers in a replay: these write nothing and contact no server.
 
-    `folder` receives the files of trackers that cannot work without files.
+    Trackers that cannot work without files write them to `folder`.
     """
     point_trackers(folder)
     for name in _WRITERS:
@@ -94,14 +94,14 @@ def point_trackers(folder: Path) -> None:
 
 
 class SilentWriter:
-    """Replaces the file writer of TensorBoard or tensorboardX, and writes nothing."""
+    """Takes the place of the file writer of TensorBoard or tensorboardX, and writes nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         named = (kwargs[name] for name in ("log_dir", "logdir", "file_prefix") if name in kwargs)
         self._log_dir = str(args[0] if args else next(named, ""))
 
     def get_logdir(self) -> str:
-        """Return the folder that would be written to."""
+        """Return the folder to which the real writer would write."""
         return self._log_dir
 
     def __getattr__(self, name: str) -> Any:
@@ -128,7 +128,7 @@ def _silence_mlflow(module: ModuleType) -> None:
 def _silenced(real: Callable[..., Any]) -> Callable[..., None]:
     """Return a function that does nothing and has the name of `real`.
 
-    A program may refer to it (`from mlflow import set_tracking_uri`), and its state must look as recorded.
+    The program's state may refer to `real` (`from mlflow import set_tracking_uri`), and must look as recorded.
     """
 
     @functools.wraps(real)
@@ -139,7 +139,7 @@ def _silenced(real: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _silence_wandb(module: ModuleType, folder: Path) -> None:
-    """Keep a run of W&B offline, in `folder`; a disabled one stays disabled."""
+    """Let a run of W&B stay offline and write to `folder`; a disabled run stays disabled."""
     real = module.init
 
     @functools.wraps(real)
@@ -163,7 +163,7 @@ class EventFiles:
         self._failed = False
 
     def add(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Write a probe's call of a writer method; a failure ends the files, not the replay."""
+        """Repeat a probe's call of a writer's method with a real writer; after a failure, write no more files."""
         module = next((sys.modules[name] for name in _WRITERS if name in sys.modules), None)
         if method not in METHODS or self._failed or module is None or not hasattr(module, REAL):
             return
@@ -182,7 +182,7 @@ class EventFiles:
         return self._writer
 
     def close(self, *, good: bool) -> None:
-        """End the files; those of a replay that was not good are removed."""
+        """Close the files; remove them if the replay was not good."""
         if self._writer is None:
             return
         try:

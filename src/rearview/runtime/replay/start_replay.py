@@ -1,12 +1,12 @@
 """Set up a session that replays a segment.
 
-A replay patches random numbers, the clock and the functions for files. Libraries take hold of such
-functions when they are imported (`from time import time`), so the patches come first, and are
-directed to a run once that is known: at once in a fresh process, after the fork in a process of the
+A replay patches the functions for random numbers, clock and files. Libraries bind names to these
+functions when they are imported (`from time import time`), so the patches are installed first, and are
+directed to a run when this is known: at once in a fresh process, after the fork in a process of the
 fork server. Processes that a replay starts run in its scratch tree and log into the replay.
 
-Probes run under a guard (`guard_probes`): it restores random state, and everything else that a probe might
-change, after the probe has run.
+Probes run under a guard (`guard_probes`): after a probe has run, the guard restores the random state and the position
+in the recorded clock readings.
 
 Modules that only recording needs are not imported here.
 """
@@ -63,23 +63,23 @@ _PATHS = ("dir", "orig_dir", "init_main_from_path")
 
 
 class ParentReplay(msgspec.Struct, frozen=True):
-    """The replay that a process belongs to."""
+    """The replay to which a child process belongs."""
 
     root: str
     run: str
     replay: str
     names: tuple[str, ...]
-    """Names to record; the others were recorded before."""
+    """Names to record; all other names were recorded before."""
 
 
 def parent_replay() -> ParentReplay | None:
-    """Return the replay that started this process, if one did."""
+    """Return the replay that started this process, or None if none did."""
     text = os.environ.get(VARIABLE)
     return msgspec.json.decode(text, type=ParentReplay) if text else None
 
 
 def join_children(parent: ParentReplay, view: FileView) -> None:
-    """Let processes started from now on belong to the replay."""
+    """Let processes that are started from now on belong to the replay `parent`."""
     os.environ[VARIABLE] = msgspec.json.encode(parent).decode()
     after_import("multiprocessing.spawn", functools.partial(_redirect, view=view))
 
@@ -106,7 +106,7 @@ _NOWHERE = "\0"
 
 @dataclass(frozen=True, slots=True)
 class ReplayPatches:
-    """The patches of a replay: files, random numbers, clock."""
+    """The patches of a replay, for files, random numbers and the clock."""
 
     view: FileView
     randomness: entropy.Randomness | None
@@ -132,7 +132,7 @@ class ReplayPatches:
         """Direct the patches to one run: its files, its random key, its recorded clock readings.
 
         `rule` is the version of the rule by which readings were recorded. Return the positions in
-        the random stream and the clock readings, by root: they are part of the state.
+        the random stream and in the clock readings, by name of the root: both are part of the state.
         """
         positions: dict[str, list[Any]] = {}
         if self.randomness is not None:
@@ -147,25 +147,27 @@ class ReplayPatches:
 
 @dataclass(frozen=True, slots=True)
 class SharedStart:
-    """The state that a segment inherits from the fork server."""
+    """What a segment inherits from the fork server."""
 
     hooks: ReplayPatches
     seconds: float
-    """Seconds that it would have taken to start without the fork server."""
+    """Seconds that the fork server has spared this process."""
     setup: SetupStart | None = None
-    """Set if this process runs the set-up for several segments and forks them."""
+    """Which set-up this process runs for several segments; None if it runs a single segment."""
     channel: int = -1
-    """Its socket, if it does."""
+    """Socket on which a set-up process gets its requests; -1 in any other process."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """Inputs of the run that a replay repeats."""
+    """Inputs of a run that its replays repeat."""
 
     key: bytes
-    """The key that random numbers follow."""
+    """The key from which the random numbers of the run are derived."""
     folder: Path
+    """The folder of the run."""
     clock_rule: int
+    """Version of the rule by which clock readings were recorded."""
 
 
 def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
@@ -191,7 +193,7 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
 
 
 def parent_of(session: Replayer) -> ParentReplay:
-    """Return the value by which child processes find the replay that they belong to."""
+    """Return the value that tells child processes to which replay they belong."""
     segment = session.segment
     return ParentReplay(str(session.project.root), session.run, segment.replay, segment.names)
 
@@ -248,7 +250,7 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
 
 
 def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[str]) -> FileView:
-    """Return the view of a program that believes the project to be at `root`, where it was.
+    """Return the view of files for a program that sees its project at `root`, where the run was recorded.
 
     `created` are the files that the run created.
     """
@@ -292,7 +294,7 @@ def guard_probes(session: Replayer) -> None:
         try:
             yield
         except Exception as exc:
-            trace = exc.__traceback__  # the first entry is this generator; the probe comes next
+            trace = exc.__traceback__  # the first entry is this generator, the second the probe
             session.note_probe_error(exc, trace and trace.tb_next)
             raise
         finally:
@@ -320,7 +322,7 @@ def guard_probes(session: Replayer) -> None:
 
 
 class _LightGuard:
-    """The guard of a probe that draws no random numbers: only marks that a probe runs."""
+    """The guard of a probe that draws no random numbers: it only counts the probe as running."""
 
     __slots__ = ("session",)
 
@@ -346,7 +348,7 @@ def _restore_declared(live: Any, before: Any) -> None:
 
 
 def _state_of(generator: Any) -> Any:
-    """Return the state of a generator that the program holds: Python's, NumPy's or torch's."""
+    """Return the state of a random generator of Python, NumPy or torch; None if it is of another library."""
     if hasattr(generator, "bit_generator"):
         return copy.deepcopy(generator.bit_generator.state)
     for getter in ("getstate", "get_state"):
