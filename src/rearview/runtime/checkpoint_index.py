@@ -146,7 +146,7 @@ class CheckpointIndex:
     def anchor(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Walk the anchors of the outermost loop if the recording walked them before iteration `index`.
 
-        Raise if they differ from the recorded anchors.
+        Raise if the live objects differ from the recorded anchors.
         """
         nest = self.session.nest
         if nest is None or nest.entry is not entry or nest.anchors is not None:

@@ -117,7 +117,7 @@ _senders: set[str] = set()
 
 
 class _Named(partial[Any]):
-    """A function of Rearview that unpickles as a function of plain Python, so that it needs no Rearview."""
+    """A function of Rearview that unpickles as a function of plain Python, in processes without Rearview."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, (_PLAIN_SOURCES[self.name],)

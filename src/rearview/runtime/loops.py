@@ -206,7 +206,7 @@ class LoopSession(Protocol):
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring the loop from iteration `index` to `target` without running those in between."""
+        """Bring a loop from iteration `index` to `target` without running the iterations in between."""
 
     def slice(self, entry: LoopEntry, size: int) -> int:
         """Return how many iterations may pass unobserved, at most `size`."""
@@ -215,7 +215,7 @@ class LoopSession(Protocol):
         """Act when the iterator has no more items; return True if the loop has ended."""
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Take a loop off the stack, however it was left."""
+        """Take a loop off the stack, after its last item or (if not `ended`) after an early exit."""
 
 
 def iterate(

@@ -114,7 +114,7 @@ def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
 
 @dataclass(slots=True)
 class DeepLoopCounts:
-    """Iteration counts of a loop inside two or more others."""
+    """Iteration counts of a loop inside two or more other loops."""
 
     path: list[str]
     """Ids of the loops from the outermost inner loop down to this loop."""

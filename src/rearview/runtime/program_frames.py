@@ -228,7 +228,7 @@ _OWN_CALLS = 4
 
 
 def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
-    """Call `call(*args)`; its first Python frame has no visible frame below it."""
+    """Call `call(*args)` such that the program sees no frame of Rearview below the first frame of this call."""
     supported, before = _supported(), sys.getprofile()
     if not supported or before is not None:
         call(*args)
@@ -348,7 +348,7 @@ def _settle_keras(iterator: Any) -> None:
 def _await_keras(callbacks: Any) -> None:
     """Wait until the callbacks that Keras runs in threads have handled all batches so far.
 
-    Keras itself waits for them only at the end of an epoch. Callbacks change state, so without this
+    Keras itself waits for these callbacks only at the end of an epoch. Callbacks change state: without this wait,
     the state at a boundary would depend on timing.
     """
     futures = getattr(callbacks, "_futures", None)

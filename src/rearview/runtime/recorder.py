@@ -182,7 +182,7 @@ class Recorder(Session):
     def _is_captured_each(self, entry: LoopEntry) -> bool:
         """Return True if the variables of a loop are captured after each iteration, also after a short one.
 
-        They are in the first iterations of an outermost loop, until the time allowed for it is used up.
+        This is done in the first iterations of an outermost loop, until the time allowed for capturing is used up.
         """
         nest = self.nest
         return (

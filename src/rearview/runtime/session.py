@@ -287,7 +287,7 @@ class Session:
         self.stack.append(entry)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Take a loop off the stack, however it was left."""
+        """Take a loop off the stack, after its last item or (if not `ended`) after an early exit."""
         if entry.site.loose:
             self.loose = [loop for loop in self.loose if loop is not entry]
             self.learn(entry)
@@ -429,7 +429,7 @@ class Session:
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring the loop from iteration `index` to `target` without running those in between."""
+        """Bring a loop from iteration `index` to `target` without running the iterations in between."""
         raise AssertionError
 
     def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:

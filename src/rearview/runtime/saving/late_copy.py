@@ -1,8 +1,8 @@
 """Copy large buffers: by several threads while training waits, or late, after training has resumed.
 
 Between a boundary and the next step of the optimizer, training only reads weights and moments, and this time is
-mostly longer than a copy takes. A late copy uses it: the pages are watched, training resumes, and a thread copies
-the buffers. If a page was written before it was copied, the copy is thrown away.
+mostly longer than a copy takes. A late copy uses this time: the pages are watched, training resumes, and a thread
+copies the buffers. If a page was written before its copy, the copy is thrown away.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _work(pieces: Iterator[CopyRange]) -> None:
 
 
 def _cut(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
-    """Return the ranges in pieces; several threads may draw from the iterator, as it is that of a list."""
+    """Return the ranges in pieces; several threads may draw from this iterator: a list's iterator is thread-safe."""
     return iter(
         [
             CopyRange(to + at, source + at, min(PIECE, nbytes - at))
@@ -112,7 +112,7 @@ class LateCopy:
         self._keep_watching = keep_watching
         self._lock = threading.Lock()
         self._copied: list[PageWatch] = []
-        """Watches over copied pages, as long as they are kept."""
+        """Watches over copied pages, to be returned by `stop_watching`."""
         self._over = threading.Event()
 
     def begin(self) -> LateCopy:

@@ -159,7 +159,7 @@ class Lease:
     end: int
     view: memoryview
     spare: bool = False
-    """Whether it is separate memory, outside the mapping."""
+    """Whether this is separate memory, outside the mapping."""
 
 
 class Staging:
