@@ -273,7 +273,7 @@ class Recorder(Session):
 
     def _begin_iteration(self, index: int) -> None:
         """Record on the timeline that iteration `index` of the outermost loop begins."""
-        waited = self.overhead.total
+        waited = self.overhead.total_wait
         self.timeline.begin_iteration(index, waited - self._waited_before)
         self._waited_before = waited
 

@@ -300,7 +300,7 @@ class Resumer(Recorder):
             self.timeline.skipped(path[0][2] + (not whole))
         if self.clock is not None:
             self.clock.start_recording()
-        self.overhead.now = self.last = perf_counter()
+        self.overhead.counted_until = self.last = perf_counter()
 
     def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Save the end of a loop only once the checkpoint to resume from is reached."""

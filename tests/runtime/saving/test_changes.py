@@ -233,7 +233,7 @@ def test_a_buffer_submitted_again_soon_is_copied_only_if_it_was_written(
     go, writer = stalled(checkpoints), make(staging=ONE)
     if not Pages().available:
         pytest.skip("this system does not note writes to pages")
-    monkeypatch.setattr(changes, "_holds", lambda *_: pytest.fail("compared byte by byte"))
+    monkeypatch.setattr(changes, "_equals_copy", lambda *_: pytest.fail("compared byte by byte"))
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
     state = {key: np.arange(MB, dtype=np.uint8) for key in ("weights", "shared")}
     assert submit(writer, 0, state, hints=CopyHints(recapture=True))

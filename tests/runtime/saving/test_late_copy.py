@@ -12,7 +12,13 @@ from limits import HUNG
 from rearview.runtime.saving import changes, late_copy
 from rearview.runtime.saving.changes import Changes, CopyHints, Selection, staging_size
 from rearview.runtime.saving.dirty_pages import PAGE, Pages, address_of
-from rearview.runtime.saving.late_copy import CopyRange, LateCopy, WatchedCopy, read, sample_memory
+from rearview.runtime.saving.late_copy import (
+    CopyRange,
+    LateCopy,
+    WatchedCopy,
+    copy_if_mapped,
+    sample_memory,
+)
 from runtime.saving.writers import MB, equal, submit
 
 if not Pages().available:
@@ -29,13 +35,13 @@ def little(monkeypatch):
 @pytest.fixture
 def held_up(monkeypatch):
     """Let late copies wait until the returned event is set."""
-    go, real = threading.Event(), late_copy.read
+    go, real = threading.Event(), late_copy.copy_if_mapped
 
     def wait(stretch):
         assert go.wait(HUNG)
         return real(stretch)
 
-    monkeypatch.setattr(late_copy, "read", wait)
+    monkeypatch.setattr(late_copy, "copy_if_mapped", wait)
     return go
 
 
@@ -216,11 +222,11 @@ def test_memory_that_is_gone_is_not_read():
     into = ctypes.create_string_buffer(16 * PAGE)
     stretch = CopyRange(ctypes.addressof(into), address, 16 * PAGE)
     memory[:] = b"x" * len(memory)
-    assert read(stretch)
+    assert copy_if_mapped(stretch)
     assert into.raw == bytes(memory)
     assert sample_memory(address, [0, PAGE], 2) == b"xxxx"
     memory.close()
-    assert not read(stretch)
+    assert not copy_if_mapped(stretch)
     assert sample_memory(address, [0], 2) == b""
 
 

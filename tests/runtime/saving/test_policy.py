@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.runtime.saving.policy import (
-    CROWDED,
     INNER_LEAST,
-    NAIVE,
+    LOSS_WITHOUT_FREE_CORE,
+    RESTORE_PER_SAVE,
     BoundaryFacts,
     Iteration,
     Policy,
@@ -183,7 +183,7 @@ def test_the_slowdown_of_a_save_after_an_inner_loop_is_measured_in_the_outer_loo
 
 def test_before_anything_is_measured_the_processor_time_counts():
     policy = Policy(0.5).observe("epoch", Saved(blocking=0.1, background=9.0, cpu=0.2))
-    assert policy.cost("epoch") == pytest.approx(0.1 + CROWDED * 0.2)
+    assert policy.cost("epoch") == pytest.approx(0.1 + LOSS_WITHOUT_FREE_CORE * 0.2)
 
 
 def test_a_site_whose_time_is_counted_elsewhere_is_judged_by_the_run():
@@ -193,7 +193,7 @@ def test_a_site_whose_time_is_counted_elsewhere_is_judged_by_the_run():
 
 def test_restores_refine_the_scale():
     policy = Policy(0.0667).observe("epoch", Saved(blocking=1.0))
-    assert policy.restore("epoch") == pytest.approx(NAIVE)
+    assert policy.restore("epoch") == pytest.approx(RESTORE_PER_SAVE)
     assert policy.observe("epoch", Restored(5.0)).restore("epoch") == 5.0
 
 
@@ -263,5 +263,5 @@ def test_where_a_core_is_free_less_is_assumed_to_be_lost():
 
 
 def test_a_failed_save_still_counts_as_cost():
-    policy = Policy(0.1).observe("epoch", Iteration(10.0)).wasted(0.9)
+    policy = Policy(0.1).observe("epoch", Iteration(10.0)).with_spent(0.9)
     assert not policy.decide("epoch", BoundaryFacts(since=10.0, nbytes=10**9)).save

@@ -36,7 +36,7 @@ from rearview.runtime.saving.late_copy import (
     OvertakenError,
     WatchedCopy,
     WriteHistory,
-    around,
+    ranges_to_copy_now,
     sample_memory,
 )
 from rearview.runtime.saving.staging import Staged
@@ -126,16 +126,16 @@ class _SavedBuffer:
     sample: bytes
     hash: bytes | None
     """Hash of all bytes; None for a buffer that is expected to change."""
-    changes: int = 0
+    changed_saves: int = 0
     """Number of saves in a row that found the buffer changed."""
-    same: int = 0
+    unchanged_saves: int = 0
     """Number of saves in a row that found the buffer unchanged."""
 
 
 class Changes:
     """Remembers each buffer of a run from its last save, to tell unchanged buffers from changed ones.
 
-    `select` and `copy` run on the training thread, `complete`, `parts` and `learn` on the writer
+    `select` and `copy` run on the training thread, `complete`, `parts` and `remember_saved` on the writer
     thread.
     """
 
@@ -163,7 +163,7 @@ class Changes:
                 copy, unwritten = self._in_flight.get(key), self._unwritten(key, view)
                 saved = self._saved.get(key)
                 if copy is not None:
-                    if unwritten or _holds(copy, key, view):
+                    if unwritten or _equals_copy(copy, key, view):
                         selection.in_flight[key] = copy
                         continue
                 elif saved is not None and (
@@ -207,13 +207,13 @@ class Changes:
             else:
                 place[:] = view
             at += size
-        late_copies = self._late(large, changed, hints) if late else {}
+        late_copies = self._late_copies_of(large, changed, hints) if late else {}
         began = time.perf_counter()
         late_copy.copy(
             [
                 part
                 for key, copy_range in large.items()
-                for part in around(copy_range, late_copies.get(key))
+                for part in ranges_to_copy_now(copy_range, late_copies.get(key))
             ]
         )
         if late and not late_copies:
@@ -230,7 +230,7 @@ class Changes:
             self._late_copies.append(staged.late)
         return staged
 
-    def _late(
+    def _late_copies_of(
         self, large: Mapping[str, CopyRange], changed: Mapping[str, memoryview], hints: CopyHints
     ) -> dict[str, WatchedCopy]:
         """Return the copies that may be made after training has resumed; their pages are watched from now on."""
@@ -373,7 +373,7 @@ class Changes:
             parts.append(Part(key, view, ref))
         return parts
 
-    def learn(self, staged: Staged, refs: Mapping[str, ObjectRef]) -> None:
+    def remember_saved(self, staged: Staged, refs: Mapping[str, ObjectRef]) -> None:
         """Remember the buffers that a save has stored under `refs`, and whether each has changed."""
         staged.refs = refs
         for key, view in staged.views.items():
@@ -384,9 +384,9 @@ class Changes:
             elif saved is None or saved.ref.oid == ref.oid:
                 self._saved[key] = _SavedBuffer(ref, sample(view), _hash(ref, view))
             else:
-                changes = saved.changes + 1
+                changes = saved.changed_saves + 1
                 hashed = _hash(ref, view) if changes <= SELDOM else None
-                self._saved[key] = _SavedBuffer(ref, sample(view), hashed, changes=changes)
+                self._saved[key] = _SavedBuffer(ref, sample(view), hashed, changed_saves=changes)
 
     def forget(self) -> None:
         """Forget earlier saves: the next save copies everything."""
@@ -407,8 +407,8 @@ class Changes:
         keys = []
         for key, view in views.items():  # not over _saved: the writer thread may add to it
             saved = self._saved.get(key)
-            if saved is not None and saved.same and key not in self._watched:
-                if _may_hold(saved, view):
+            if saved is not None and saved.unchanged_saves and key not in self._watched:
+                if _may_be_equal(saved, view):
                     keys.append(key)
         if not keys:
             return {}
@@ -419,19 +419,19 @@ class Changes:
         self, key: str, saved: _SavedBuffer, view: memoryview, watch: PageWatch | None
     ) -> bool:
         """Return True if a buffer equals its last save; `watch` then stays, otherwise it ends."""
-        if not _may_hold(saved, view) or digest(view) != saved.hash:
+        if not _may_be_equal(saved, view) or digest(view) != saved.hash:
             if watch is not None:
                 self._pages.forget(watch)
             return False
         if watch is not None:
             self._watched[key] = watch
             self._long_watched.add(key)
-        saved.changes = 0
-        saved.same += 1
+        saved.changed_saves = 0
+        saved.unchanged_saves += 1
         return True
 
 
-def _may_hold(saved: _SavedBuffer, view: memoryview) -> bool:
+def _may_be_equal(saved: _SavedBuffer, view: memoryview) -> bool:
     """Return True if a buffer may equal its last save, judged by its size and samples."""
     if len(view) != saved.ref.nbytes or saved.hash is None:
         return False
@@ -451,7 +451,7 @@ def staging_size(changed: Mapping[str, memoryview]) -> int:
     )
 
 
-def _holds(staged: Staged, key: str, view: memoryview) -> bool:
+def _equals_copy(staged: Staged, key: str, view: memoryview) -> bool:
     """Return True if `view` equals the copy of buffer `key` in staging memory."""
     if staged.late is not None and not staged.late.over:
         return False

@@ -101,8 +101,8 @@ class Pages:
                 edges = _edges(view, address, low, high)
                 fresh[low] = PageWatch(address, len(view), low, high, edges)
         for watch in fresh.values():
-            for other in self._between(watch.low, watch.high):
-                self._drop(other)
+            for earlier in self._between(watch.low, watch.high):
+                self._drop(earlier)
         fresh = dict(list(fresh.items())[: max(0, MOST - len(self._watched))])
         for low, high in self._ranges(fresh.values(), spans):
             if not self._protect(low, high):

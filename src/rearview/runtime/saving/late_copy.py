@@ -151,7 +151,7 @@ class LateCopy:
         try:
             for batch in _batches(self.copies):
                 for key, copy in batch.items():
-                    if not read(copy.range) or not self._pages.intact(copy.watch):
+                    if not copy_if_mapped(copy.range) or not self._pages.intact(copy.watch):
                         self.overtaken.add(key)
                 with self._lock:
                     self._copied += [copy.watch for copy in batch.values()]
@@ -177,25 +177,25 @@ def _batches(copies: Mapping[str, WatchedCopy]) -> Iterator[dict[str, WatchedCop
         yield batch
 
 
-def around(whole: CopyRange, late: WatchedCopy | None) -> Iterator[CopyRange]:
+def ranges_to_copy_now(buffer: CopyRange, late: WatchedCopy | None) -> Iterator[CopyRange]:
     """Yield the parts of a buffer that training waits for: all of it, or what is not in whole pages.
 
     `late` is the late copy of the whole pages, None if the buffer is not copied late.
     """
     if late is None:
-        yield whole
+        yield buffer
         return
-    to, source, nbytes = whole
-    before, after = late.watch.low - source, late.watch.high - source
-    yield CopyRange(to, source, before)
-    yield CopyRange(to + after, source + after, nbytes - after)
+    to, source, nbytes = buffer
+    low, high = late.watch.low - source, late.watch.high - source
+    yield CopyRange(to, source, low)
+    yield CopyRange(to + high, source + high, nbytes - high)
 
 
 class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-def read(range: CopyRange) -> bool:  # noqa: A002 - the word of this module
+def copy_if_mapped(range: CopyRange) -> bool:  # noqa: A002 - the word of this module
     """Copy memory; return False if it is no longer mapped, where `memmove` would crash."""
     at = 0
     while at < range.nbytes:
@@ -219,8 +219,8 @@ def _fetch(to: int, nbytes: int, source: Sequence[_Vector]) -> int:
     readv = _process_vm_readv()
     if readv is None:
         return -1
-    into, many = _Vector(to, nbytes), (_Vector * len(source))(*source)
-    return int(readv(os.getpid(), ctypes.byref(into), 1, many, len(source), 0))
+    into, vectors = _Vector(to, nbytes), (_Vector * len(source))(*source)
+    return int(readv(os.getpid(), ctypes.byref(into), 1, vectors, len(source), 0))
 
 
 @functools.cache

@@ -24,7 +24,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.runtime.saving.policy import (
-    RUNNING,
+    WHOLE_RUN,
     BoundaryFacts,
     Iteration,
     Policy,
@@ -91,7 +91,7 @@ class DiskBudget:
 
     project: Project
     run: str
-    most: int
+    limit: int
     """Bytes that checkpoints may use; 0 means no bound."""
     used: int = -1
     """Bytes that checkpoints use; -1 if not measured yet."""
@@ -100,7 +100,7 @@ class DiskBudget:
 
     def saved(self, costs: Costs) -> None:
         """Count a durable checkpoint; called on the writer thread."""
-        if not self.most:
+        if not self.limit:
             return
         if self.used < 0:
             from rearview.store.maintenance.gc import usage  # few runs have a budget
@@ -108,13 +108,13 @@ class DiskBudget:
             self.used = usage(self.project)
         else:
             self.used += costs.stored
-        if self._is_idle() and self.used > self.most and monotonic() >= self._next_start:
+        if self._is_idle() and self.used > self.limit and monotonic() >= self._next_start:
             self._start()
 
     def close(self) -> None:
         """Start a final clean-up if the store is still over budget; do not wait for it."""
         self._is_idle()
-        if self.most and self.used > self.most:
+        if self.limit and self.used > self.limit:
             self._detach()  # a running clean-up does not see checkpoints saved after its start
             self._start(subprocess.DEVNULL)
         self._detach()
@@ -130,15 +130,15 @@ class DiskBudget:
             return True
         if self._child.poll() is None:
             return False
-        reported = self._child.communicate()[0].strip()
-        if reported.isdecimal():
-            self.used = int(reported)
+        reported_size = self._child.communicate()[0].strip()
+        if reported_size.isdecimal():
+            self.used = int(reported_size)
         self._child = None
         return True
 
     def _start(self, out: int = subprocess.PIPE) -> None:
         self._next_start = monotonic() + CLEANUP_PAUSE
-        target = str(int(self.most * CLEANUP_TARGET))
+        target = str(int(self.limit * CLEANUP_TARGET))
         command = [
             "-P",
             "-m",
@@ -181,8 +181,8 @@ class StepTimes:
     def lost(self) -> tuple[float, float]:
         """Return how many seconds all steps during a save lost, and the seconds of writing in these steps."""
         usual = _trimmed_mean(self.alone)
-        return sum(took - usual for took, _ in self.during_save), sum(
-            over for _, over in self.during_save
+        return sum(seconds - usual for seconds, _ in self.during_save), sum(
+            writing for _, writing in self.during_save
         )
 
 
@@ -231,8 +231,8 @@ class SlowdownMeter:
 
 def _trimmed_mean(seconds: deque[float]) -> float:
     """Return the mean without the longest tenth of the durations, which are long for other reasons."""
-    kept = sorted(seconds)[: max(1, len(seconds) - len(seconds) // 10)]
-    return sum(kept) / len(kept) if kept else 0.0
+    typical = sorted(seconds)[: max(1, len(seconds) - len(seconds) // 10)]
+    return sum(typical) / len(typical) if typical else 0.0
 
 
 @dataclass
@@ -242,11 +242,11 @@ class Overhead:
     policy: Policy
     file: Path
     """Where measurements are stored for the next run of the same script."""
-    now: float = field(default_factory=perf_counter)
+    counted_until: float = field(default_factory=perf_counter)
     """Time up to which computing has been counted."""
     waited: float = 0.0
-    """Seconds since `now` that the program waited for Rearview."""
-    total: float = 0.0
+    """Seconds since `counted_until` that the program waited for Rearview."""
+    total_wait: float = 0.0
     """Seconds that the program waited for Rearview in the whole run."""
     lost: float = 0.0
     """Estimated seconds that training lost to background work."""
@@ -258,7 +258,7 @@ class Overhead:
     """Number of saves that were begun and whose end has not been counted."""
     captures: dict[int, tuple[str, float]] = field(default_factory=dict)
     """By number of the checkpoint: the site, and the seconds that capturing the state took."""
-    done: deque[tuple[int, Costs, Reason | None]] = field(default_factory=deque)
+    finished_saves: deque[tuple[int, Costs, Reason | None]] = field(default_factory=deque)
     """Saves that the writer thread has finished and that the policy has not counted."""
     slowdown: SlowdownMeter = field(default_factory=SlowdownMeter)
     disk_budget: DiskBudget | None = None
@@ -266,19 +266,19 @@ class Overhead:
     """By reason: the number of checkpoints that were not saved."""
     _entered: bool = False
     _began: float = field(default_factory=perf_counter)
-    _unpaid: float = 0.0
+    _allowed_beyond_budget: float = 0.0
     """Expected seconds of the saves that `affords` has allowed beyond the budget."""
     _writing: float = 0.0
     """Seconds of writing in the current iteration."""
-    _total_at_iteration: float = 0.0
-    """Value of `total` when the current iteration began."""
-    _used: float = field(default_factory=process_time)
-    """Processor seconds of this process up to `now`."""
-    _rate: float = 1.0
+    _wait_at_iteration: float = 0.0
+    """Value of `total_wait` when the current iteration began."""
+    _cpu_counted: float = field(default_factory=process_time)
+    """Processor seconds of this process up to `counted_until`."""
+    _busy_cores: float = 1.0
     """Number of cores that training keeps busy."""
-    _spent: float = 0.0
-    """Processor seconds of training in the recent time from which `_rate` is computed."""
-    _over: float = 0.0
+    _window_cpu: float = 0.0
+    """Processor seconds of training in the recent time from which `_busy_cores` is computed."""
+    _window_seconds: float = 0.0
     """Seconds of this recent time."""
 
     @classmethod
@@ -301,42 +301,45 @@ class Overhead:
         The policy gets it with depth 1: the computing time of the run is counted elsewhere (`_count`), once.
         """
         self._count()
-        alone = max(0.0, seconds - (self.total - self._total_at_iteration))
-        writing, self._writing, self._total_at_iteration = self._writing, 0.0, self.total
+        alone = max(0.0, seconds - (self.total_wait - self._wait_at_iteration))
+        writing, self._writing, self._wait_at_iteration = self._writing, 0.0, self.total_wait
         event = Iteration(alone, depth=1, overlap=min(writing, alone))
         self.policy = self.policy.observe(site, event)
 
     def begin_step(self, loop: str, index: int, written: float) -> None:
         """Count a step of a loop inside the outermost one; `written` is the writing time so far."""
-        self.slowdown.begin_step(loop, index, perf_counter(), written, self.total)
+        self.slowdown.begin_step(loop, index, perf_counter(), written, self.total_wait)
 
     def _count(self) -> None:
         """Report to the policy the computing time since the last call, and the saves that have ended."""
         now = perf_counter()
-        seconds = max(0.0, now - self.now - self.waited)
-        self.now, self.waited = now, 0.0
+        seconds = max(0.0, now - self.counted_until - self.waited)
+        self.counted_until, self.waited = now, 0.0
         self._measure_rate(seconds)
         writing = 0.0
-        while self.done:
-            writing += self._count_save(*self.done.popleft())
+        while self.finished_saves:
+            writing += self._count_save(*self.finished_saves.popleft())
         self._writing += writing
         computing = Iteration(seconds, depth=0, overlap=min(writing, seconds))
-        self.policy = self.policy.observe(RUNNING, computing)
+        self.policy = self.policy.observe(WHOLE_RUN, computing)
 
     def _measure_rate(self, seconds: float) -> None:
         """Measure how many cores training keeps busy, averaged: a save reports its processor time at its end."""
         used = process_time()
-        spent, self._used = used - self._used - sum(costs.cpu for _, costs, _ in self.done), used
-        self._spent, self._over = self._spent + spent, self._over + seconds
-        if self._over > _RATE_FROM:
-            self._rate = max(0.0, self._spent) / self._over
-        if self._over > _RATE_WINDOW:
-            self._spent, self._over = self._spent / 2, self._over / 2
+        background = sum(costs.cpu for _, costs, _ in self.finished_saves)
+        spent, self._cpu_counted = used - self._cpu_counted - background, used
+        self._window_cpu += spent
+        self._window_seconds += seconds
+        if self._window_seconds > _RATE_FROM:
+            self._busy_cores = max(0.0, self._window_cpu) / self._window_seconds
+        if self._window_seconds > _RATE_WINDOW:
+            self._window_cpu /= 2
+            self._window_seconds /= 2
 
     def _count_save(self, seq: int, costs: Costs, skipped: Reason | None) -> float:
         """Report a save that has ended to the policy; return its seconds of background work."""
         self.in_flight -= 1
-        site, capture = self.captures.pop(seq, (RUNNING, 0.0))
+        site, capture = self.captures.pop(seq, (WHOLE_RUN, 0.0))
         if costs.saved:
             blocking, slowdown = costs.blocking + capture, self.slowdown.slowdown()
             event = Saved(blocking, costs.background, costs.cpu, self.crowded, *slowdown)
@@ -344,7 +347,7 @@ class Overhead:
             self.policy = self.policy.observe(site, event)
             self.lost += self.policy.paid - paid - event.blocking
         else:
-            self.policy = self.policy.wasted(costs.blocking + capture)
+            self.policy = self.policy.with_spent(costs.blocking + capture)
             if skipped is not None:
                 self.refusals[skipped] += 1
         return costs.background
@@ -352,7 +355,7 @@ class Overhead:
     @property
     def crowded(self) -> float:
         """Fraction of a core that a background thread lacks: 0 if training leaves one free."""
-        return min(1.0, max(0.0, self._rate + 1 - _CORES))
+        return min(1.0, max(0.0, self._busy_cores + 1 - _CORES))
 
     def decide(self, site: str, since: float, depth: int, *, ends: bool = False) -> SaveDecision:
         """Decide whether to save at a site now; `ends` is True if an inner loop has just ended.
@@ -376,10 +379,10 @@ class Overhead:
         """
         cost = self.policy.cost(site)
         share = min(0.05, self.policy.epsilon)
-        allowed = max(0.1, share * (perf_counter() - self._began)) - self._unpaid
+        allowed = max(0.1, share * (perf_counter() - self._began)) - self._allowed_beyond_budget
         if not self.policy.epsilon or cost > allowed:
             return False
-        self._unpaid += cost
+        self._allowed_beyond_budget += cost
         return True
 
     def begin_save(self, seq: int, site: str, seconds: float) -> None:
@@ -389,8 +392,8 @@ class Overhead:
 
     def skip_save(self, seq: int, reason: Reason) -> None:
         """Count a checkpoint that the writer refused; the time of its capture counts as a cost."""
-        _, seconds = self.captures.pop(seq, (RUNNING, 0.0))
-        self.policy = self.policy.wasted(seconds)
+        _, seconds = self.captures.pop(seq, (WHOLE_RUN, 0.0))
+        self.policy = self.policy.with_spent(seconds)
         self.in_flight -= 1
         self.refusals[reason] += 1
 
@@ -403,12 +406,12 @@ class Overhead:
             self.nbytes = costs.logical
             if self.disk_budget is not None:
                 self.disk_budget.saved(costs)
-        self.done.append((seq, costs, skipped))
+        self.finished_saves.append((seq, costs, skipped))
 
     def add_wait(self, seconds: float) -> None:
         """Count seconds that the program waited for Rearview."""
         self.waited += seconds
-        self.total += seconds
+        self.total_wait += seconds
 
     def enter_loop(self, seconds: float, nbytes: int) -> None:
         """Count the walk over the objects at the entry of a loop: it took `seconds` and found `nbytes` of state.
@@ -417,14 +420,15 @@ class Overhead:
         measurements of this run are dropped.
         """
         self._count()
-        self._spent = self._over = 0.0  # the set-up keeps other numbers of cores busy than training
+        # the set-up keeps other numbers of cores busy than training
+        self._window_cpu = self._window_seconds = 0.0
         self.add_wait(seconds)
         if not self._entered:
             small, large = sorted((self.size or nbytes, nbytes))
             if large > _SIMILAR_SIZE * small:
                 self.policy = replace(self.policy, sites={})
             self._entered, self.size = True, nbytes
-        self.policy = self.policy.wasted(seconds)
+        self.policy = self.policy.with_spent(seconds)
         self.nbytes = nbytes
 
     def close(self) -> None:
@@ -442,9 +446,9 @@ class Overhead:
         return {
             **asdict(costs),
             "skipped": sum(self.refusals.values()),
-            "waited": self.total,
+            "waited": self.total_wait,
             "computed": self.policy.computed,
             "lost": self.lost,
-            "overhead": (self.total + self.lost) / computed,
+            "overhead": (self.total_wait + self.lost) / computed,
             "skipped_because": dict(self.refusals.most_common(5)),
         }

@@ -19,28 +19,28 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-RECENT = 0.3
+NEWEST_WEIGHT = 0.3
 """Weight of the newest observation in a mean; older observations count less, as states grow and machines get busy."""
-PRIOR = 3
+PRIOR_ITERATIONS = 3
 """Number of iterations, during a save and without, after which measurements outweigh assumptions."""
-SHARED = 0.1
+LOSS_WITH_FREE_CORE = 0.1
 """Seconds that training is assumed to lose per background processor second if a core is free: caches are shared."""
-CROWDED = 1.5
+LOSS_WITHOUT_FREE_CORE = 1.5
 """Seconds that training is assumed to lose per background processor second if no core is free: training threads
 wait for the displaced one."""
-RUNNING = ""
+WHOLE_RUN = ""
 """Name of an additional site, for the computing time of the run as a whole."""
-NAIVE = 1.38
+RESTORE_PER_SAVE = 1.38
 """Restore time divided by save time, before a restore was measured: mean of the paper's workloads."""
-COPY = 4e9
+COPY_SPEED = 4e9
 """Bytes per second assumed for the copy, before one was measured."""
-FIXED = 5e-4
+FIXED_COST = 5e-4
 """Seconds assumed for a save of any size, before one was measured."""
-ASIDE = 5e8
+WRITE_SPEED = 5e8
 """Bytes written per second of slowdown if no core is free, before a save was measured."""
-RESERVE = 0.25
+BUDGET_RESERVE = 0.25
 """Fraction of the budget left unused if no core is free: then losses are least certain."""
-UNKNOWN = 2e-3
+UNKNOWN_COST = 2e-3
 """Seconds assumed for a save whose size is not known."""
 OUTER_SHARE = 1e-4
 """A checkpoint must spare a replay at least this fraction of the run so far: the more checkpoints there are, the
@@ -102,10 +102,10 @@ class Saved:
     """Processor seconds that background threads used."""
     crowded: float = 1.0
     """Fraction of a core that background threads lack: 0 if one was free."""
-    slowed: float = 0.0
+    slowdown: float = 0.0
     """Fraction of the background seconds that training loses, measured from its steps."""
-    sure: float = 0.0
-    """Confidence in `slowed`, from 0 to 1."""
+    confidence: float = 0.0
+    """Confidence in `slowdown`, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,31 +147,33 @@ class LoopStats:
             return self._iterated(event)
         if isinstance(event, Saved):
             cost = event.blocking
-            mean = _mix(self.save, cost)
+            mean = _updated_mean(self.save, cost)
             if self.k == 1:
                 # the first save of a run is not typical: it also stored what never changes
                 mean = min(mean, cost)
             return replace(self, k=self.k + 1, save=mean)
-        return replace(self, restores=_mix(self.restores, event.seconds))
+        return replace(self, restores=_updated_mean(self.restores, event.seconds))
 
     @property
-    def seen(self) -> int:
+    def comparable_pairs(self) -> int:
         """Number of iterations during a save that can each be compared with an iteration without a save."""
         return min(self.alone_count, self.beside_count)
 
     def contention(self, event: Saved) -> float:
         """Return the seconds that training loses to the background work of a save.
 
-        The measured slowdown of the steps (`event.slowed`) counts as far as it is sure. Otherwise iterations
-        during a save are compared with iterations without a save. Until enough of both were measured, the
-        estimate is `CROWDED` times the processor time of the save, or `SHARED` times if a core is free.
+        The measured slowdown of the steps (`event.slowdown`) counts as far as its confidence goes. For the rest,
+        iterations during a save are compared with iterations without a save. Until enough of both were measured,
+        the estimate is the processor time of the save, times `LOSS_WITHOUT_FREE_CORE` or `LOSS_WITH_FREE_CORE`.
         """
-        estimate = event.cpu * (SHARED + (CROWDED - SHARED) * event.crowded)
-        if self.seen and self.overlap > 0:
+        more_loss = (LOSS_WITHOUT_FREE_CORE - LOSS_WITH_FREE_CORE) * event.crowded
+        estimate = event.cpu * (LOSS_WITH_FREE_CORE + more_loss)
+        if self.comparable_pairs and self.overlap > 0:
             rate = min(1.0, max(0.0, (self.beside - self.alone) / self.overlap))
-            sure = self.seen / (self.seen + PRIOR)
-            estimate = (1 - sure) * estimate + sure * rate * event.background
-        return (1 - event.sure) * estimate + event.sure * event.slowed * event.background
+            confidence = self.comparable_pairs / (self.comparable_pairs + PRIOR_ITERATIONS)
+            estimate = (1 - confidence) * estimate + confidence * rate * event.background
+        measured = event.slowdown * event.background
+        return (1 - event.confidence) * estimate + event.confidence * measured
 
     def facts(self) -> dict[str, Any]:
         """Return the measurements that the next run can use, by name."""
@@ -179,9 +181,9 @@ class LoopStats:
             "save": self.save,
             "restores": self.restores,
             "alone": self.alone,
-            "alone_count": min(self.alone_count, PRIOR),
+            "alone_count": min(self.alone_count, PRIOR_ITERATIONS),
             "beside": self.beside,
-            "beside_count": min(self.beside_count, PRIOR),
+            "beside_count": min(self.beside_count, PRIOR_ITERATIONS),
             "overlap": self.overlap,
         }
 
@@ -197,27 +199,27 @@ class LoopStats:
         return cls(**numbers)
 
     def _iterated(self, event: Iteration) -> LoopStats:
-        grown = replace(self, n=self.n + 1, computed=self.computed + event.seconds)
+        counted = replace(self, n=self.n + 1, computed=self.computed + event.seconds)
         if not self.n:
-            return grown  # the first iteration is not typical: it fills caches
+            return counted  # the first iteration is not typical: it fills caches
         if event.overlap > 0:
             count = self.beside_count + 1
-            weight = max(RECENT, 1 / count)
+            weight = max(NEWEST_WEIGHT, 1 / count)
             return replace(
-                grown,
+                counted,
                 beside=self.beside + weight * (event.seconds - self.beside),
                 overlap=self.overlap + weight * (event.overlap - self.overlap),
                 beside_count=count,
             )
         count = self.alone_count + 1
-        weight = max(RECENT, 1 / count)
+        weight = max(NEWEST_WEIGHT, 1 / count)
         return replace(
-            grown, alone=self.alone + weight * (event.seconds - self.alone), alone_count=count
+            counted, alone=self.alone + weight * (event.seconds - self.alone), alone_count=count
         )
 
 
-def _mix(mean: float | None, value: float) -> float:
-    return value if mean is None else (1 - RECENT) * mean + RECENT * value
+def _updated_mean(mean: float | None, value: float) -> float:
+    return value if mean is None else (1 - NEWEST_WEIGHT) * mean + NEWEST_WEIGHT * value
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +294,8 @@ class Policy:
             computed += event.seconds
         elif isinstance(event, Saved):
             # the site of a loop's end has no iterations: take the slowdown from the best measured site
-            others = (other for key, other in self.sites.items() if key != RUNNING)
-            best_measured = max((site, *others), key=lambda each: each.seen)
+            measured_sites = (stats for key, stats in self.sites.items() if key != WHOLE_RUN)
+            best_measured = max((site, *measured_sites), key=lambda each: each.comparable_pairs)
             event = Saved(event.blocking + best_measured.contention(event))
             paid += event.blocking
         site = site.observe(event)
@@ -330,36 +332,38 @@ class Policy:
         if site is not None and site.save is not None:
             return site.save
         # a save at another site of this run stores about the same state
-        measured = [other.save for other in self.sites.values() if other.save is not None]
+        measured = [stats.save for stats in self.sites.values() if stats.save is not None]
         if measured:
             return max(measured)
-        return FIXED + nbytes / COPY + crowded * nbytes / ASIDE if nbytes else UNKNOWN
+        if not nbytes:
+            return UNKNOWN_COST
+        return FIXED_COST + nbytes / COPY_SPEED + crowded * nbytes / WRITE_SPEED
 
     def restore(self, name: str, nbytes: int = 0) -> float:
         """Return R: the seconds that a restore is expected to take; a multiple of M until one was measured."""
         site = self.sites.get(name)
         if site is not None and site.restores is not None:
             return site.restores
-        return NAIVE * self.cost(name, nbytes)
+        return RESTORE_PER_SAVE * self.cost(name, nbytes)
 
     def share(self, name: str) -> float:
         """Return the fraction of computing time that saving at this site may take."""
         cost = self.cost(name)
-        scale = self.restore(name) / cost if cost else NAIVE
+        scale = self.restore(name) / cost if cost else RESTORE_PER_SAVE
         return min(1 / (1 + scale), self.epsilon)
 
     def _over_budget(
         self, name: str, facts: BoundaryFacts, cost: float, restore: float
     ) -> SaveDecision | None:
-        allowed = self.epsilon * (1 - RESERVE * facts.crowded)
+        allowed = self.epsilon * (1 - BUDGET_RESERVE * facts.crowded)
         share = min(cost / (cost + restore) if cost else 1.0, allowed)
         # equation 4 over all sites together: nested loops share one budget
         computed = max(self.computed, facts.since)
-        left = share * computed - self.paid
-        if cost > left:
+        allowance = share * computed - self.paid
+        if cost > allowance:
             text = (
                 f"it would cost {_s(cost)}; {share * 100:.3g} % of the {_s(computed)} computed so far "
-                f"leave {_s(max(left, 0))}"
+                f"leave {_s(max(allowance, 0))}"
             )
             return SaveDecision(False, Reason.OVER_BUDGET, text, cost)
         site = self.sites.get(name)
@@ -383,8 +387,8 @@ class Policy:
         if brief and cost > BRIEF_SHARE * facts.since:
             text = f"it would save {_s(facts.since)}, too little for the {_s(cost)} that it costs"
             return SaveDecision(False, Reason.LITTLE_FOR_COST, text, cost)
-        least = self.computed * (INNER_SHARE if facts.depth else OUTER_SHARE)
-        if facts.since < least:
+        least_seconds = self.computed * (INNER_SHARE if facts.depth else OUTER_SHARE)
+        if facts.since < least_seconds:
             text = f"it would save {_s(facts.since)}, too little of the {_s(self.computed)} run"
             return SaveDecision(False, Reason.LITTLE_OF_RUN, text, cost)
         return None
@@ -406,7 +410,7 @@ class Policy:
             return SaveDecision(False, Reason.FOR_OUTER_LOOP, text, cost)
         return None
 
-    def wasted(self, seconds: float) -> Policy:
+    def with_spent(self, seconds: float) -> Policy:
         """Return this policy with `seconds` spent on a checkpoint that was not saved."""
         return replace(self, paid=self.paid + seconds)
 

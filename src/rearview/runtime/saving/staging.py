@@ -280,7 +280,7 @@ class Staging:
         if self._leases:
             raise MemoryError(f"{need} bytes of staging memory are not available")
         self.close()
-        preferred = self.bound or max(2 * need, _memory())
+        preferred = self.bound or max(2 * need, _total_memory())
         for size in (preferred + -preferred % PAGE, need + -need % PAGE):
             try:
                 self._map = mmap.mmap(
@@ -302,20 +302,22 @@ def free_memory() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - before a copy
             kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
-        left = kib << 10
+        available = kib << 10
     except (OSError, StopIteration, ValueError):
-        left = _memory()
-    return max(0, min([left, *_group_room()]))
+        available = _total_memory()
+    return max(0, min([available, *_group_room()]))
 
 
-def _group_room(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Iterator[int]:
+def _group_room(
+    root: str = "/sys/fs/cgroup", groups_file: str = "/proc/self/cgroup"
+) -> Iterator[int]:
     """Yield, for each memory limit of this process's control groups, the bytes left until it is reached.
 
     Containers and batch systems set memory limits and kill a process that exceeds one. Both versions
     of control groups are read; a limit that cannot be read is ignored.
     """
     try:
-        with open(own, encoding="utf-8") as lines:  # noqa: PTH123 - before a copy
+        with open(groups_file, encoding="utf-8") as lines:  # noqa: PTH123 - before a copy
             groups = [line.rstrip("\n").split(":", 2)[1:] for line in lines]
     except (OSError, ValueError):
         return
@@ -330,8 +332,8 @@ def _group_room(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") ->
         for depth in range(len(names), -1, -1):
             folder = "/".join([base, *names[:depth]])
             with contextlib.suppress(OSError, ValueError):  # "max", or no file
-                most = int(Path(folder, limit).read_text())
-                yield most - int(Path(folder, used).read_text()) + _reclaimable(folder)
+                limit_bytes = int(Path(folder, limit).read_text())
+                yield limit_bytes - int(Path(folder, used).read_text()) + _reclaimable(folder)
 
 
 def _reclaimable(folder: str) -> int:
@@ -344,6 +346,6 @@ def _reclaimable(folder: str) -> int:
     return next((int(word[1]) for word in words if word[0] == "inactive_file"), 0)
 
 
-def _memory() -> int:
+def _total_memory() -> int:
     """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

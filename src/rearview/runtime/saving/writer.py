@@ -216,19 +216,19 @@ class Writer:
 
     def close(self, timeout: float | None = None) -> bool:
         """Wait for all saves, end the thread and free the memory; return False on timeout."""
-        done = self.drain(timeout)
+        drained = self.drain(timeout)
         with self._changed:
             self._changed.wait_for(lambda: self._preparing is None, timeout)
             self._closed = True
             self._changed.notify_all()
             thread, self._thread = self._thread, None
-        if done:
+        if drained:
             if thread is not None:
                 thread.join()
             self._staging.close()
             self._changes.close()
             self._device.close()
-        return done
+        return drained
 
     @property
     def background_seconds(self) -> float:
@@ -301,8 +301,8 @@ class Writer:
 
     def _has_slot(self) -> bool:
         # one more than there is room for: its state may mostly equal that of the checkpoint in flight
-        most = min(self._staging.depth + 1, DEEPEST)
-        return self._in_flight < most and not self._device.busy
+        slots = min(self._staging.depth + 1, DEEPEST)
+        return self._in_flight < slots and not self._device.busy
 
     def _memory_is_ready(self, wait: bool) -> bool:
         """Return True if no memory is being prepared; with `wait`, wait until none is."""
@@ -433,7 +433,7 @@ class Writer:
         parts = self._changes.parts(pending.staged, pending.unchanged)
         parts.append(Part(SKELETON, pending.snapshot.skeleton))
         checkpoint = self._checkpoints.save(pending.snapshot, parts)
-        self._changes.learn(pending.staged, checkpoint.parts)
+        self._changes.remember_saved(pending.staged, checkpoint.parts)
         return checkpoint
 
     def _notify(self, snapshot: Snapshot, costs: Costs, skipped: Reason | None) -> None:
@@ -531,8 +531,8 @@ def lower_priority() -> None:
     """Lower the priority of this thread, so that training gets scarce cores first; on Linux, threads have their own."""
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):
-        now = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, now + NICENESS))
+        nice = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, nice + NICENESS))
 
 
 class OwnsThreads(Protocol):
