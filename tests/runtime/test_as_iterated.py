@@ -31,7 +31,7 @@ class Watching(Session):
         sources_of(entry.source, lambda _: True)
         return index
 
-    def exhausted(self, entry, index, frame):
+    def on_exhausted(self, entry, index, frame):
         sources_of(entry.source, lambda _: True)
         return True
 

@@ -136,7 +136,7 @@ def arg(name: str, default: V) -> V:
     if text is None:
         text = given_on(sys.argv[1:], name)
     value = default if text is None else converted(name, text, default)
-    session.argument({name: value})
+    session.record_arguments({name: value})
     return value
 
 
@@ -146,7 +146,7 @@ def params(values: Mapping[str, Any]) -> None:
     They become arguments: columns that can be used in conditions. A later value replaces an earlier one.
     """
     if values:
-        current().argument({str(name): value for name, value in values.items()})
+        current().record_arguments({str(name): value for name, value in values.items()})
 
 
 def given_on(argv: list[str], name: str) -> str | None:
@@ -212,11 +212,11 @@ def checkpointing(**objects: Any) -> Iterator[None]:
     requested values, and restores what they changed.
     """
     session = current()
-    before = dict(session.declared)
+    outer_objects = dict(session.declared)
     session.declared.update(objects)
     session.checkpointing += 1
     try:
         yield
     finally:
         session.checkpointing -= 1
-        session.declared = before
+        session.declared = outer_objects

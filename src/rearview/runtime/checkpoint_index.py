@@ -21,7 +21,7 @@ import msgspec
 from rearview.errors import ReplayError
 from rearview.model import Checkpoint, Edge, LoopStep
 from rearview.runtime.loops import LoopEntry
-from rearview.runtime.program_frames import as_recorded, load_modules, qualified, rebind
+from rearview.runtime.program_frames import as_recorded, load_modules, rebind
 from rearview.runtime.sandbox.file_view import PathUse
 from rearview.runtime.sandbox.written_files import put_back
 from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, address_of
@@ -47,7 +47,7 @@ class KnownFrom(Enum):
 class _KnownBlock:
     nbytes: int
     oid: str
-    ways: tuple[KnownFrom, ...]
+    known_from: tuple[KnownFrom, ...]
     watch: PageWatch | None
 
 
@@ -67,7 +67,7 @@ class KnownMemory:
             return False
         return self.pages.unwritten(block.watch, view)
 
-    def note(self, view: memoryview, oid: str, how: KnownFrom) -> None:
+    def remember(self, view: memoryview, oid: str, how: KnownFrom) -> None:
         """Remember that `view` now holds the object `oid`; `how` says how Rearview knows.
 
         The pages are watched only after the object was read twice, or hashed twice: most memory
@@ -81,10 +81,10 @@ class KnownMemory:
         if block is not None and block.watch is not None:
             self.pages.forget(block.watch)
         same = block is not None and (block.oid, block.nbytes) == (oid, len(view))
-        ways = block.ways if block is not None and same else ()
-        watch = self.pages.watch(view) if how in ways else None
+        known_from = block.known_from if block is not None and same else ()
+        watch = self.pages.watch(view) if how in known_from else None
         self.blocks[address] = _KnownBlock(
-            len(view), oid, ways if how in ways else (*ways, how), watch
+            len(view), oid, known_from if how in known_from else (*known_from, how), watch
         )
 
 
@@ -140,10 +140,10 @@ class CheckpointIndex:
             else:
                 index.complete[key] = checkpoint
                 if checkpoint.edge is Edge.START:
-                    insort(index.starts.setdefault(_loop(key[1]), []), key[1][-1][2])
+                    insort(index.starts.setdefault(_without_index(key[1]), []), key[1][-1][2])
         return index
 
-    def anchor(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
+    def walk_recorded_anchors(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Walk the anchors of the outermost loop if the recording walked them before iteration `index`.
 
         Raise if the live objects differ from the recorded anchors.
@@ -158,21 +158,21 @@ class CheckpointIndex:
                 recorded = msgspec.json.decode(loaded["anchors"])
                 live, _ = self.session.roots(frame)
                 matching = as_recorded(live, recorded["names"])
-                missing = [name for name in recorded["names"] if name not in matching]
-                if missing:
+                missing_names = [name for name in recorded["names"] if name not in matching]
+                if missing_names:
                     raise ReplayError(
-                        f"{_plain(missing[0])} existed when the run entered the loop {entry.site.name}, "
+                        f"{_root_in_words(missing_names[0])} existed when the run entered the loop {entry.site.name}, "
                         "and does not exist now. The program took another path; was an input changed?",
                         slug="anchors",
                     )
-                self.session.anchor(nest, index, matching, recorded["signature"]).check(
+                self.session.walk_anchors(nest, index, matching, recorded["signature"]).check(
                     recorded["signature"]
                 )
                 return
 
     def _of_loop(self, head: tuple[str, int]) -> Iterator[tuple[Key, Checkpoint]]:
-        for kept in (self.complete, self.partial):
-            for key, checkpoint in kept.items():
+        for checkpoints in (self.complete, self.partial):
+            for key, checkpoint in checkpoints.items():
                 if key[1][0][:2] == head:
                     yield key, checkpoint
 
@@ -201,11 +201,11 @@ class CheckpointIndex:
         """
         _, steps = key_of(Edge.START, path)
         *outer, (site, ordinal, index) = steps
-        starts = self.starts.get(_loop(steps), [])
-        best = bisect_right(starts, goal) - 1
-        if best < 0 or starts[best] <= index:
+        starts = self.starts.get(_without_index(steps), [])
+        position = bisect_right(starts, goal) - 1
+        if position < 0 or starts[position] <= index:
             return None
-        return self.at(Edge.START, [*outer, LoopStep(site, ordinal, starts[best])])
+        return self.at(Edge.START, [*outer, LoopStep(site, ordinal, starts[position])])
 
     def has_more(self, path: Sequence[LoopStep], reach: int) -> bool:
         """Return True if a checkpoint follows after `path`, up to iteration `reach` of the last loop in it."""
@@ -213,7 +213,7 @@ class CheckpointIndex:
         for key, checkpoint in (*self.complete.items(), *self.partial.items()):
             last = checkpoint.meta.path[-1].iteration
             later = last > steps[-1][2] or checkpoint.edge is Edge.END
-            if _loop(key[1]) == _loop(steps) and later and last <= reach:
+            if _without_index(key[1]) == _without_index(steps) and later and last <= reach:
                 return True
         return False
 
@@ -234,7 +234,7 @@ class CheckpointIndex:
         recorded = self._recorded_roots(loaded)
         load_modules(recorded["names"])
         live, frames = self.session.roots(frame)
-        functions = [qualified(program_frame.f_code) for program_frame in frames]
+        functions = [program_frame.f_code.co_qualname for program_frame in frames]
         if functions != recorded["frames"]:
             raise ReplayError(
                 f"The checkpoint at {checkpoint.point} was taken in {' → '.join(recorded['frames'])}; "
@@ -256,7 +256,7 @@ class CheckpointIndex:
             view, oid = as_bytes(memory), checkpoint.parts[key].oid
             if not self.known_memory.holds(view, oid):
                 loaded.read_into(key, view)
-                self.known_memory.note(view, oid, KnownFrom.READ)
+                self.known_memory.remember(view, oid, KnownFrom.READ)
 
         values = restore(nest.anchors, matching, skeleton, loaded.__getitem__, read)
         rebind(values, matching, frames)
@@ -288,7 +288,7 @@ class CheckpointIndex:
                 return True
             if digest(view) != oid:
                 return False
-            self.known_memory.note(view, oid, KnownFrom.HASHED)
+            self.known_memory.remember(view, oid, KnownFrom.HASHED)
             return True
 
         skeleton = bytes(loaded["skeleton"])
@@ -302,14 +302,14 @@ class CheckpointIndex:
         )
 
 
-def _loop(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:
+def _without_index(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:
     return (*steps[:-1], steps[-1][:2])
 
 
-def _plain(root: str) -> str:
+def _root_in_words(root: str) -> str:
     """Return the name of a root in words for the user.
 
-    >>> _plain("local:0:main:model"), _plain("global:__main__:lr")
+    >>> _root_in_words("local:0:main:model"), _root_in_words("global:__main__:lr")
     ('model in main', 'lr in __main__')
     """
     _, _, scoped = root.partition(":")

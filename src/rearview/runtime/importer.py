@@ -29,7 +29,7 @@ from time import perf_counter
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.loops import LoopHistory, untouched
+from rearview.runtime.loops import LoopHistory, direct_iterator
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.cells import ENTER, cell_starts, cut, has_markers, mark_cells
@@ -252,11 +252,17 @@ class Compiler:
         if self.session.cells_in_points or has_markers(importlib.util.decode_source(data)):
             offer_value(ENTER, self.session.enter_cell)
             mark_cells(tree, self._cell_starts(relative, data))
-            self.session.cut_into([cell.text for cell in cut(importlib.util.decode_source(data))])
+            self.session.begin_cells(
+                [cell.text for cell in cut(importlib.util.decode_source(data))]
+            )
 
     def _cell_starts(self, relative: str, data: bytes) -> dict[int, int]:
-        kept = self.recorded / relative if self.recorded is not None else None
-        recorded = kept.read_bytes() if kept is not None and kept.is_file() else data
+        recorded_file = self.recorded / relative if self.recorded is not None else None
+        recorded = (
+            recorded_file.read_bytes()
+            if recorded_file is not None and recorded_file.is_file()
+            else data
+        )
         return cell_starts(
             importlib.util.decode_source(recorded), importlib.util.decode_source(data)
         )
@@ -419,14 +425,14 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
 
     def plain_hook(site: str, items: Any) -> Any:
         if site in unwatched:
-            return itertools.repeat(None) if items is None else untouched(items)
+            return itertools.repeat(None) if items is None else direct_iterator(items)
         return session.hook(site, items, sys._getframe(1))
 
     def hook_unless_compiling(site: str, items: Any) -> Any:
         if compiling():
             return itertools.repeat(None) if items is None else items
         if site in unwatched:
-            return itertools.repeat(None) if items is None else untouched(items)
+            return itertools.repeat(None) if items is None else direct_iterator(items)
         return session.hook(site, items, sys._getframe(1))
 
     def plain_parts(site: str, numbers: Any) -> Any:
@@ -443,5 +449,5 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
         hook, parts = plain_hook, plain_parts
     else:
         hook, parts = hook_unless_compiling, parts_unless_compiling
-    offer(HOOK, hook, scalar=session.scalar)
+    offer(HOOK, hook, scalar=session.log_scalar)
     offer(PARTS, parts)

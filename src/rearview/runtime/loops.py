@@ -90,10 +90,10 @@ class LoopEntry:
     """The range that the loop runs over; None if it runs over other items."""
     span: tuple[int, int] | None = None
     """First number and step of a target that counts evenly, else None."""
-    held: list[Any] | None = None
+    target_values: list[Any] | None = None
     """Values of the target in each iteration, if they are plain numbers or texts; else None."""
-    noting: bool = False
-    """Whether each iteration adds a value to `held`."""
+    remembers_values: bool = False
+    """Whether each iteration adds a value to `target_values`."""
     source: Any = None
     """The iterator from which the items come."""
     walk: LoopIterator | None = None
@@ -117,7 +117,7 @@ class LoopEntry:
             return self.index
         return self.index + self.sliced - length_hint(self.counter)
 
-    def inside(self) -> dict[str, int]:
+    def inner_entries(self) -> dict[str, int]:
         """Return how often each inner loop was entered in the current iteration, by loop id.
 
         Loops that run while the item is being produced are counted separately from loops of the body.
@@ -125,8 +125,8 @@ class LoopEntry:
         producing = self.received is not None and length_hint(self.received) > length_hint(
             self.counter
         )
-        if self.counted != (here := (self.now, producing)):
-            self.counted, self.ordinals = here, {}
+        if self.counted != (current := (self.now, producing)):
+            self.counted, self.ordinals = current, {}
         return self.ordinals
 
     def label(self, index: int) -> Any:
@@ -139,7 +139,7 @@ class LoopEntry:
             value = self.value
         return None if value == index else value
 
-    def note_target(self, source: Any, *, remember: bool) -> None:
+    def observe_target(self, source: Any, *, remember: bool) -> None:
         """Determine how the loop target counts, or which values it takes.
 
         If the items of `source` do not tell, each value is remembered later. Without `remember`, only counting is
@@ -149,23 +149,27 @@ class LoopEntry:
         if not remember or self.span is not None:
             return
         if type(source) in _OVER_ITEMS:
-            self.held = _held(*_items(source))
+            self.target_values = _plain_values(*_sequence_and_drawn(source))
         else:
-            self.held, self.noting = [], True
+            self.target_values, self.remembers_values = [], True
 
-    def hold(self, item: Any) -> Any:
+    def take_item(self, item: Any) -> Any:
         """Remember the value of the target; return `item`."""
-        self.value = _scalar(item)
-        if self.noting:
-            self.note(self.index)
+        self.value = _plain_value(item)
+        if self.remembers_values:
+            self.remember_value(self.index)
         return item
 
-    def note(self, index: int) -> None:
-        """Add the value of the target in iteration `index` to `held`; if it is unknown, remember no more values."""
-        if self.held is None or self.value is None or not len(self.held) == index < _MOST_VALUES:
-            self.held, self.noting = None, False
+    def remember_value(self, index: int) -> None:
+        """Add the value of the target in iteration `index` to `target_values`; if it is unknown, remember no more values."""
+        if (
+            self.target_values is None
+            or self.value is None
+            or not len(self.target_values) == index < _MOST_VALUES
+        ):
+            self.target_values, self.remembers_values = None, False
         else:
-            self.held.append(self.value)
+            self.target_values.append(self.value)
 
     def slice_of(self, source: Iterator[Any], size: int) -> Iterator[Any]:
         """Return an iterator over the next `size` items of `source`; draws each item only when the loop needs it."""
@@ -173,15 +177,19 @@ class LoopEntry:
         self.counter, self.received = repeat(source, size), repeat(True, size)
         items = compress(map(next, self.counter), self.received)
         if size == 1:
-            return map(self.hold, items)
-        if self.noting:
-            self.held, self.noting = None, False
+            return map(self.take_item, items)
+        if self.remembers_values:
+            self.target_values, self.remembers_values = None, False
         return items
 
     def values(self) -> list[Any] | None:
         """Return the values of the target in all iterations so far, or None if they are unknown."""
         count = max(0, self.now + 1)
-        return self.held[:count] if self.held and len(self.held) >= count else None
+        return (
+            self.target_values[:count]
+            if self.target_values and len(self.target_values) >= count
+            else None
+        )
 
     def step(self) -> Step:
         """Return the current iteration as a step of a point."""
@@ -211,7 +219,7 @@ class LoopSession(Protocol):
     def slice(self, entry: LoopEntry, size: int) -> int:
         """Return how many iterations may pass unobserved, at most `size`."""
 
-    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+    def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Act when the iterator has no more items; return True if the loop has ended."""
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
@@ -229,7 +237,7 @@ def iterate(
     """
     sequence = entry.sequence = items if type(items) is range else None
     simple = sequence is not None or items is None
-    entry.note_target(items, remember=not simple and len(session.stack) < 2)
+    entry.observe_target(items, remember=not simple and len(session.stack) < 2)
     source: Iterator[Any] = iter(()) if simple else items
     entry.source = source
     size = 1
@@ -247,11 +255,11 @@ def iterate(
                 index = session.advance(entry, source, index, target, sys._getframe(1))
             if sequence is not None and index >= len(sequence):
                 entry.index = index - 1
-                ended = session.exhausted(entry, index, sys._getframe(1))
+                ended = session.on_exhausted(entry, index, sys._getframe(1))
                 return
             entry.index = index  # values logged while an item is produced belong to its iteration
             size = session.slice(entry, size)
-            over = False
+            is_over = False
             if simple:
                 part = None if sequence is None else sequence[index : index + size]
                 entry.sliced = (size if part is None else len(part)) - 1
@@ -262,16 +270,16 @@ def iterate(
             else:
                 yield entry.slice_of(source, size)
                 remaining = length_hint(entry.received)
-                over = remaining > 0
+                is_over = remaining > 0
                 index += size - remaining
             entry.counter = entry.received = None
             entry.index = index - 1
-            if over:
+            if is_over:
                 if remaining < size and session.boundary(entry, index, sys._getframe(1)) is None:
                     ended = True
                 else:
                     entry.index = index - 1
-                    ended = session.exhausted(entry, index, sys._getframe(1))
+                    ended = session.on_exhausted(entry, index, sys._getframe(1))
                 return
             now = perf_counter()
             size = _next_size(size, now - last, session.stride)
@@ -280,7 +288,7 @@ def iterate(
         session.leave(entry, sys._getframe(1), ended=ended)
 
 
-def watched(items: Any) -> bool:
+def is_watched_already(items: Any) -> bool:
     """Return True if `items` is an iterator that this module has made, so that the loop is watched already."""
     return type(items) is chain and any(
         type(referent) is GeneratorType and referent.gi_code is iterate.__code__
@@ -288,7 +296,7 @@ def watched(items: Any) -> bool:
     )
 
 
-def untouched(source: Any) -> Any:
+def direct_iterator(source: Any) -> Any:
     """Return an iterator over `source` such that `for` does not call an `__iter__` of the user again.
 
     Python's own iterators are returned unchanged: they are the fastest.
@@ -298,7 +306,7 @@ def untouched(source: Any) -> Any:
     return source
 
 
-def suspended(
+def iterate_in_generator(
     session: LoopSession, entry: LoopEntry, walk: LoopIterator
 ) -> Generator[Iterable[Any], None, None]:
     """Yield a loop in a generator or coroutine as one slice; `walk` counts its items."""
@@ -334,25 +342,25 @@ def _span(source: Any) -> tuple[int, int] | None:
     if type(source) is range:
         return source.start, source.step
     if type(source) in _OVER_NUMBERS:
-        numbers, begun = _items(source)
-        return numbers.start + begun * numbers.step, numbers.step
+        numbers, drawn = _sequence_and_drawn(source)
+        return numbers.start + drawn * numbers.step, numbers.step
     if type(source) is enumerate:
         reduced: Any = source.__reduce__()
         return reduced[1][1], 1
     return None
 
 
-def _items(source: Any) -> tuple[Any, int]:
+def _sequence_and_drawn(source: Any) -> tuple[Any, int]:
     """Return the sequence that an iterator of Python runs over, and the number of items already drawn.
 
-    >>> _items(iter([7, 8])), _items(iter(range(3)))
+    >>> _sequence_and_drawn(iter([7, 8])), _sequence_and_drawn(iter(range(3)))
     (([7, 8], 0), (range(0, 3), 0))
     """
-    _, (over, *_), *begun = source.__reduce__()
-    return over, begun[0] or 0 if begun else 0
+    _, (sequence, *_), *drawn = source.__reduce__()
+    return sequence, drawn[0] or 0 if drawn else 0
 
 
-def _scalar(item: Any) -> Any:
+def _plain_value(item: Any) -> Any:
     """Return the number or text that names an iteration, or None if the item has none."""
     if type(item) is tuple and item:
         item = item[0]
@@ -361,17 +369,17 @@ def _scalar(item: Any) -> Any:
     return None
 
 
-def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | None:
+def _plain_values(items: list[Any] | tuple[Any, ...], drawn: int = 0) -> list[Any] | None:
     """Return the values that a loop target will take, or None if they are not plain numbers or texts.
 
-    >>> _held([0.1, 0.01]), _held((("a", 1), ("b", 2))), _held([object()]), _held([1, 2, 3], 1)
+    >>> _plain_values([0.1, 0.01]), _plain_values((("a", 1), ("b", 2))), _plain_values([object()]), _plain_values([1, 2, 3], 1)
     ([0.1, 0.01], ['a', 'b'], None, [2, 3])
     """
-    if type(items) not in (list, tuple) or not begun < len(items) <= _MOST_VALUES:
+    if type(items) not in (list, tuple) or not drawn < len(items) <= _MOST_VALUES:
         return None
-    if _scalar(items[begun]) is None:
+    if _plain_value(items[drawn]) is None:
         return None
-    values = [_scalar(item) for item in items[begun:]]
+    values = [_plain_value(item) for item in items[drawn:]]
     return None if None in values else values
 
 

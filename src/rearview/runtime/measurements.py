@@ -61,9 +61,9 @@ def changed_versions(recorded: Mapping[str, str], current: Mapping[str, str]) ->
 
 def changed_inputs(recorded: Mapping[str, list[Any]], real: Callable[[str], str]) -> Iterator[str]:
     """Yield a phrase for each input file that has changed; `real` returns the path of a file in this process."""
-    for path, about in recorded.items():
+    for path, recorded_fingerprint in recorded.items():
         try:
-            same = fingerprint(Path(real(path)))[2] == about[2]
+            same = fingerprint(Path(real(path)))[2] == recorded_fingerprint[2]
         except OSError:
             yield f"{path} is gone"
             continue
@@ -130,8 +130,9 @@ class LoopTimings:
     site: str
     name: str
     entered: float
-    """Seconds from the start of the program."""
+    """Seconds from the start of the program to the entry of the loop."""
     left: float = 0.0
+    """Seconds from the start of the program to the end of the loop."""
     iterations: Durations = field(default_factory=Durations)
     inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     """By id of an inner loop: its seconds and iterations in each iteration of the outermost loop."""
@@ -139,19 +140,19 @@ class LoopTimings:
     """Loops inside inner loops, by the ids on their loop path, joined by ` > `."""
     counts: dict[str, list[int]] = field(default_factory=dict)
     """By id of a loop at any depth: its iterations in each iteration of the outermost loop."""
-    first: int = 0
+    first_index: int = 0
     """Index of the first iteration that was measured: earlier ones ran in an earlier process of the run."""
     index: int = 0
     """Index of the current iteration."""
-    now: float = 0.0
+    iteration_began: float = 0.0
     """Time at which the current iteration began."""
     span: tuple[int, int] | None = None
     """(start, step) of a target that counts evenly, else None."""
     spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
     """By id of an inner loop: (start, step) of its target."""
-    held: list[Any] | None = None
+    target_values: list[Any] | None = None
     """Values of the target in each iteration; None if the target counts evenly, or if they are unknown."""
-    helds: dict[str, list[Any] | None] = field(default_factory=dict)
+    inner_target_values: dict[str, list[Any] | None] = field(default_factory=dict)
     """By id of an inner loop: the values of its target."""
     varied: set[str] = field(default_factory=set)
     """Ids of inner loops whose target took other values in another entry of the loop."""
@@ -168,7 +169,7 @@ class Timeline:
     def enter(self, site: str, name: str) -> None:
         """Record that an outermost loop begins."""
         now = perf_counter()
-        self.nests.append(LoopTimings(site, name, now - self.began, now=now))
+        self.nests.append(LoopTimings(site, name, now - self.began, iteration_began=now))
 
     def begin_iteration(self, index: int, waited: float) -> None:
         """Record that iteration `index` of the outermost loop begins.
@@ -178,13 +179,13 @@ class Timeline:
         nest = self.nests[-1]
         now = perf_counter()
         if index > nest.index:
-            nest.iterations.add(index - nest.index, max(0.0, now - nest.now - waited))
-        nest.index, nest.now = index, now
+            nest.iterations.add(index - nest.index, max(0.0, now - nest.iteration_began - waited))
+        nest.index, nest.iteration_began = index, now
 
     def skipped(self, index: int) -> None:
         """Record that iterations before `index` ran in an earlier process of the run."""
         if self.nests:
-            self.nests[-1].first = index
+            self.nests[-1].first_index = index
 
     def add_inner_loop(
         self,
@@ -193,20 +194,22 @@ class Timeline:
         seconds: float,
         count: int,
         span: tuple[int, int] | None = None,
-        held: list[Any] | None = None,
+        target_values: list[Any] | None = None,
     ) -> None:
         """Add an inner loop that has ended in iteration `index` of the outermost loop.
 
-        `span` is (start, step) of the loop's target if it counts evenly; otherwise `held` are its values.
+        `span` is (start, step) of the loop's target if it counts evenly; otherwise `target_values` are its values.
         """
         if not self.nests:
             return
         nest = self.nests[-1]
         if count:
-            common = _longer(nest.helds.setdefault(site, held), held)
-            if (common is None and held is not None) or nest.spans.setdefault(site, span) != span:
+            first_values = nest.inner_target_values.setdefault(site, target_values)
+            common = _longer(first_values, target_values)
+            values_vary = common is None and target_values is not None
+            if values_vary or nest.spans.setdefault(site, span) != span:
                 nest.varied.add(site)
-            nest.helds[site] = common
+            nest.inner_target_values[site] = common
         if 0 <= index < _COUNTED:
             spent = nest.inner.setdefault(site, [])
             spent += [(0.0, 0)] * (index + 1 - len(spent))
@@ -228,12 +231,12 @@ class Timeline:
             deep.counts += [0] * (index + 1 - len(deep.counts))
             deep.counts[index] += count
 
-    def leave(self, span: tuple[int, int] | None, held: list[Any] | None = None) -> None:
-        """Record that the outermost loop has ended; `span` and `held` describe its target."""
+    def leave(self, span: tuple[int, int] | None, target_values: list[Any] | None = None) -> None:
+        """Record that the outermost loop has ended; `span` and `target_values` describe its target."""
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
             self.nests[-1].span = span
-            self.nests[-1].held = held
+            self.nests[-1].target_values = target_values
 
     def facts(self) -> MainLoop:
         """Return the timings of the main loop, which took the most time; without a `site` if there was no loop."""
@@ -263,11 +266,11 @@ class Timeline:
                 for names, deep in main.deep.items()
             },
             counts=main.counts,
-            counted=(main.first, _COUNTED),
+            counted=(main.first_index, _COUNTED),
             alone=sum(nest.site == main.site for nest in long) == 1,
             span=main.span,
-            held=main.held,
-            helds=_unvaried(main.helds, main.varied),
+            held=main.target_values,
+            helds=_unvaried(main.inner_target_values, main.varied),
             spans=_unvaried(main.spans, main.varied),
             varied=sorted(main.varied),
         )

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
-from types import CodeType, FrameType, GeneratorType, ModuleType
+from types import FrameType, GeneratorType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from rearview.source.instrument import PART, TURN
@@ -67,20 +67,20 @@ def project_frames(
     out: their locals are globals.
     """
     frames: list[FrameType] = []
-    between: list[FrameType] = []
-    inside = False
+    library_frames: list[FrameType] = []
+    in_library_loop = False
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
         if belongs(file):
-            frames += between
-            between = []
+            frames += library_frames
+            library_frames = []
             if code.co_name != "<module>" and not code.co_name.startswith("<cell line"):
                 frames.append(frame)
         else:
-            inside = inside or file in loops
-            if inside and not file.startswith(_OURS):
-                between.append(frame)
+            in_library_loop = in_library_loop or file in loops
+            if in_library_loop and not file.startswith(_OURS):
+                library_frames.append(frame)
         frame = frame.f_back
     frames.reverse()
     return frames
@@ -101,20 +101,20 @@ class Modules:
     """Returns True for a name in this module that belongs to the kernel."""
     names: list[str] = field(default_factory=list)
     """Names of the project's modules, from the last examination."""
-    seen: tuple[int, str] = (0, "")
+    examined: tuple[int, str] = (0, "")
     """Number of loaded modules and the name of the last loaded one, at the last examination."""
 
     def __iter__(self) -> Iterator[tuple[str, ModuleType]]:
         """Yield names and modules, `__main__` first, then sorted."""
         latest = (len(sys.modules), next(reversed(sys.modules)))
-        if latest != self.seen:
+        if latest != self.examined:
             names = [
                 name
                 for name in list(sys.modules)
                 if name != ALIAS and self._ours(sys.modules.get(name))
             ]
             self.names = sorted(names, key=lambda name: (name != "__main__", name))
-            self.seen = latest
+            self.examined = latest
         for name in self.names:
             module = sys.modules.get(name)
             if module is not None and self._ours(module):  # the module may have been replaced
@@ -141,18 +141,13 @@ def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
             if not (name.startswith("__") and (name.endswith("__") or name.startswith(_COMPILED))):
                 roots_by_name[f"global:{module_name}:{name}"] = value
     for depth, frame in enumerate(frames):
-        where = f"local:{depth}:{qualified(frame.f_code)}:"
+        where = f"local:{depth}:{frame.f_code.co_qualname}:"
         for name, value in sorted(frame.f_locals.items()):
             if name not in (TURN, PART) and (
                 name not in CLOCKS or modules.belongs(frame.f_code.co_filename)
             ):
                 roots_by_name[where + name] = value
     return roots_by_name
-
-
-def qualified(code: CodeType) -> str:
-    """Return the qualified name of the function that `code` belongs to."""
-    return code.co_qualname
 
 
 def as_recorded(live: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -164,10 +159,10 @@ def as_recorded(live: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
     {'global:__mp_main__:lr': 1}
     """
     head = f"global:{ALIAS}:"
-    under = {
+    live_names = {
         n: f"global:__main__:{n.removeprefix(head)}" if n.startswith(head) else n for n in names
     }
-    return {name: live[own] for name, own in under.items() if own in live}
+    return {name: live[live_name] for name, live_name in live_names.items() if live_name in live}
 
 
 def load_modules(names: Iterable[str]) -> None:
@@ -181,10 +176,10 @@ def load_modules(names: Iterable[str]) -> None:
             importlib.import_module(place)
 
 
-def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[FrameType]) -> None:
+def rebind(values: Mapping[str, Any], live: Mapping[str, Any], frames: list[FrameType]) -> None:
     """Bind the names of `values` (as `roots` spells names) in their modules and frames.
 
-    A global that is in `before` (the roots now) but not in `values` did not exist in the recorded state, and is
+    A global that is in `live` (the roots now) but not in `values` did not exist in the recorded state, and is
     removed.
     """
     by_frame: dict[int, dict[str, Any]] = {}
@@ -198,7 +193,7 @@ def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[Fr
                 space[name_part] = value
         elif kind == "local":
             by_frame.setdefault(int(owner), {})[name_part.rpartition(":")[2]] = value
-    for key in before:
+    for key in live:
         kind, owner, name = key.split(":", 2)
         if kind == "global" and key not in values and owner != ALIAS:
             vars(sys.modules[owner]).pop(name, None)
@@ -229,17 +224,17 @@ _OWN_CALLS = 4
 
 def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
     """Call `call(*args)` such that the program sees no frame of Rearview below the first frame of this call."""
-    supported, before = _supported(), sys.getprofile()
-    if not supported or before is not None:
+    can_hide, profiler = _can_hide_frames(), sys.getprofile()
+    if not can_hide or profiler is not None:
         call(*args)
         return
-    own = sys._getframe()
+    caller = sys._getframe()
 
     def first(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
             sys.setprofile(None)
-            if frame.f_back is own:
-                _cut(frame, own)
+            if frame.f_back is caller:
+                _hide_frames_below(frame, caller)
 
     sys.setprofile(first)
     try:
@@ -249,7 +244,7 @@ def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
             sys.setprofile(None)
 
 
-def _supported() -> bool:
+def _can_hide_frames() -> bool:
     return (
         sys.implementation.name == "cpython"
         and sys.version_info[:2] == (3, 11)
@@ -258,7 +253,7 @@ def _supported() -> bool:
     )
 
 
-def _cut(frame: FrameType, below: FrameType) -> None:
+def _hide_frames_below(frame: FrameType, below: FrameType) -> None:
     inner = _inner(frame)
     if _word(inner, _OBJECT) == id(frame) and _word(inner, _BELOW) == _inner(below):
         ctypes.c_void_p.from_address(inner + _BELOW * _WORD).value = None
@@ -340,8 +335,8 @@ def clear_library_references(frames: Iterable[FrameType], files: Collection[str]
 def _settle_keras(iterator: Any) -> None:
     """Drop the iterator that Keras keeps between two epochs and replaces before its next use."""
     running = getattr(iterator, "_epoch_iterator", None)
-    over = isinstance(running, GeneratorType) and running.gi_frame is None
-    if over and getattr(iterator, "steps_per_epoch", 0) is None:
+    is_over = isinstance(running, GeneratorType) and running.gi_frame is None
+    if is_over and getattr(iterator, "steps_per_epoch", 0) is None:
         vars(iterator)["_current_iterator"] = None
 
 

@@ -32,7 +32,7 @@ from rearview.runtime.cells.cell_inputs import ScriptCells
 from rearview.runtime.final_message import closing_lines, print_closing_lines
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, ended_at_test
 from rearview.runtime.measurements import Timeline, surroundings
-from rearview.runtime.program_frames import position, qualified, unobserved
+from rearview.runtime.program_frames import position, unobserved
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.sandbox.program_inputs import InputFiles
@@ -51,7 +51,7 @@ _WALKING_SHARE = 0.01
 """Fraction of the run's duration so far that walks over the program's objects may take."""
 _FREE_WALKING = 0.1
 """Seconds that these walks may take in any case."""
-_CAPTURED_EACH = 100
+_CAPTURED_ITERATIONS = 100
 """In so many first iterations of an outermost loop, variables are captured after each; later, only after some."""
 _BRIEF = 0.001
 """Seconds; a shorter loop is not worth skipping in a replay."""
@@ -103,14 +103,14 @@ class Recorder(Session):
     """Names to record; None for all. In a child of a replay, other names were recorded before."""
     seq: int = 0
     """Number of the last checkpoint."""
-    due: dict[str, float] = field(default_factory=dict)
+    not_before: dict[str, float] = field(default_factory=dict)
     """By loop id: time before which the end of the loop is not considered; by `Edge.START`: the same for boundaries
     of inner loops."""
     failed: bool = False
     """Whether recording has failed: the program continues unrecorded."""
     iteration_began: float = 0.0
     """Time of the last boundary of the outermost loop at which the policy was asked, or of the loop's start."""
-    last: float = 0.0
+    last_saved: float = 0.0
     """Time of the last saved boundary that a replay could start from."""
     finished: bool = False
     hint: str = ""
@@ -123,7 +123,7 @@ class Recorder(Session):
         self.walk_seconds = 0.0
         self._waited_before = 0.0
         """Seconds that the program had waited for Rearview when the current iteration began."""
-        self._outer_due = 0.0
+        self._outer_not_before = 0.0
         """Time before which no boundary of the outermost loop is considered."""
         self.timeline = Timeline()
         self._prefixes = PointEncoder()
@@ -146,26 +146,28 @@ class Recorder(Session):
             self._begin_iteration(entry.now + 1)
         super().leave(entry, frame, ended=ended)
         if self.assigned is not None:
-            self._loop_left(entry, frame)
+            self._capture_after_loop(entry, frame)
         if outermost:
             self.timeline.leave(entry.span, entry.values())
         elif self.stack and not entry.site.loose:
-            self._count(entry)
+            self._add_inner_loop(entry)
 
-    def _count(self, entry: LoopEntry) -> None:
+    def _add_inner_loop(self, entry: LoopEntry) -> None:
         """Add an inner loop that has ended to the timeline, with its iterations."""
-        outer, *between = self.stack
+        outermost, *middle_loops = self.stack
         count = max(0, entry.now + 1)
-        self.timeline.add_iterations(entry.site.id, outer.now, count)
-        if between:
-            path = [*(around.site.id for around in between), entry.site.id]
-            self.timeline.add_deep_loop(path, outer.now, count)
+        self.timeline.add_iterations(entry.site.id, outermost.now, count)
+        if middle_loops:
+            path = [*(loop.site.id for loop in middle_loops), entry.site.id]
+            self.timeline.add_deep_loop(path, outermost.now, count)
         else:
             took = perf_counter() - entry.started
             values = entry.values()
-            self.timeline.add_inner_loop(entry.site.id, outer.now, took, count, entry.span, values)
+            self.timeline.add_inner_loop(
+                entry.site.id, outermost.now, took, count, entry.span, values
+            )
 
-    def _iteration_ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
+    def _capture_after_iteration(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Capture the variables of a loop whose iteration `index` has ended."""
         if self.assigned is None or self.failed or index < 0 or self.nest is None or self.pending:
             return
@@ -177,9 +179,9 @@ class Recorder(Session):
 
     def slice(self, entry: LoopEntry, size: int) -> int:
         """Return how many iterations may pass unobserved: 1 if variables are captured after each, else as usual."""
-        return 1 if self._is_captured_each(entry) else super().slice(entry, size)
+        return 1 if self._captures_each_iteration(entry) else super().slice(entry, size)
 
-    def _is_captured_each(self, entry: LoopEntry) -> bool:
+    def _captures_each_iteration(self, entry: LoopEntry) -> bool:
         """Return True if the variables of a loop are captured after each iteration, also after a short one.
 
         This is done in the first iterations of an outermost loop, until the time allowed for capturing is used up.
@@ -190,12 +192,12 @@ class Recorder(Session):
             and nest is not None
             and nest.entry is entry
             and bool(entry.site.assigned)
-            and entry.history.iterations + entry.now < _CAPTURED_EACH
+            and entry.history.iterations + entry.now < _CAPTURED_ITERATIONS
             and not self.assigned.allowance.used_up
         )
 
     @unobserved
-    def _loop_left(self, entry: LoopEntry, frame: FrameType | None) -> None:
+    def _capture_after_loop(self, entry: LoopEntry, frame: FrameType | None) -> None:
         """Capture the variables of a loop that has ended, if it runs in another function than the loop around it."""
         assert self.assigned is not None
         self.assigned.loop_ended(entry)
@@ -207,9 +209,9 @@ class Recorder(Session):
             or self.pending
         ):
             return
-        around = self.stack[-1]
-        around.history.nests = True
-        if frame is None or id(frame) != entry.frame or around.frame == entry.frame:
+        outer_loop = self.stack[-1]
+        outer_loop.history.nests = True
+        if frame is None or id(frame) != entry.frame or outer_loop.frame == entry.frame:
             return  # the loop around this one is in the same function, and captures the variables
         if entry.history.nests or entry.now < 0:
             return
@@ -224,14 +226,14 @@ class Recorder(Session):
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
-        if self.assigned is None or not index or not self._is_captured_each(entry):
+        if self.assigned is None or not index or not self._captures_each_iteration(entry):
             self._at_boundary(nest, entry, index, frame)
             return index
         # this boundary exists only because variables are captured: its duration counts as theirs
-        allowance, done = self.assigned.allowance, (self.seq, self.walk_seconds)
+        allowance, counts = self.assigned.allowance, (self.seq, self.walk_seconds)
         began, spent = thread_time(), allowance.spent
         self._at_boundary(nest, entry, index, frame)
-        if (self.seq, self.walk_seconds) == done:  # no save and no walk took part of the time
+        if (self.seq, self.walk_seconds) == counts:  # no save and no walk took part of the time
             allowance.add(began, counted=allowance.spent - spent)
         return index
 
@@ -239,7 +241,7 @@ class Recorder(Session):
         if self.loops_begin is not None:
             begin, self.loops_begin = self.loops_begin, None
             begin(frame)
-        self._iteration_ended(entry, index - 1, frame)
+        self._capture_after_iteration(entry, index - 1, frame)
         if self.signals is not None and self.signals.requested is not None:
             self.leave_program(entry, index, frame)
         due = False
@@ -258,7 +260,7 @@ class Recorder(Session):
                 self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
-                    anchors = self.anchor(nest, index, self.roots(frame)[0])
+                    anchors = self.walk_anchors(nest, index, self.roots(frame)[0])
                     self.walk_seconds += nest.seconds
                     self.overhead.enter_loop(nest.seconds, memory_of(anchors.alive()))
                     self.writer.prepare(self.overhead.nbytes)
@@ -282,13 +284,13 @@ class Recorder(Session):
 
         Soon after a refusal the policy is not asked again, so that short iterations cost less.
         """
-        return not index or self.settings.every or perf_counter() >= self._outer_due
+        return not index or self.settings.every or perf_counter() >= self._outer_not_before
 
     def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
         """Return True if the policy should be asked about a boundary of an inner loop; the question takes 0.1 ms."""
         now = perf_counter()
-        since = now - max(entry.started, self.last)
-        return since >= INNER_LEAST and now >= self.due.get(Edge.START, 0.0)
+        since = now - max(entry.started, self.last_saved)
+        return since >= INNER_LEAST and now >= self.not_before.get(Edge.START, 0.0)
 
     def leave_program(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Save a checkpoint and end the process with exit code 85: a signal has asked for it; the run can be resumed.
@@ -326,15 +328,15 @@ class Recorder(Session):
         allowed = _FREE_WALKING + _WALKING_SHARE * (now - self.began)
         return self.walk_seconds <= allowed or now - entry.started > 20 * self.walk_seconds
 
-    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+    def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Consider a checkpoint after a loop whose iterator has no more items."""
         self.after_loop(entry, index, frame)
         return True
 
-    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
+    def on_early_exit(self, entry: LoopEntry, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that was left by `break`."""
         if not entry.site.loose and not ended_at_test(entry, frame):
-            self._iteration_ended(entry, entry.now, frame)
+            self._capture_after_iteration(entry, entry.now, frame)
         if position(frame) in entry.site.breaks:
             self.after_loop(entry, entry.now, frame)
 
@@ -346,7 +348,7 @@ class Recorder(Session):
             return
         try:
             now = perf_counter()
-            early = now - entry.started < _BRIEF or now < self.due.get(entry.site.id, 0.0)
+            early = now - entry.started < _BRIEF or now < self.not_before.get(entry.site.id, 0.0)
             if nest.anchors is not None and (nest.entry is entry or not early):
                 self.consider(entry, index, Edge.END, frame)
         except Exception as exc:
@@ -357,13 +359,13 @@ class Recorder(Session):
         depth = len(self.stack) - 1
         ends = edge is Edge.END and depth == 1  # a replay can skip to the end of an inner loop
         begun = perf_counter()
-        since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
+        since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last_saved))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
         if not decision.save and not self._is_affordable_end(entry, edge):
             if edge is Edge.START and not depth:
-                self._outer_due = begun + _RECONSIDER_AFTER
+                self._outer_not_before = begun + _RECONSIDER_AFTER
             else:
-                self.due[Edge.START if edge is Edge.START else entry.site.id] = (
+                self.not_before[Edge.START if edge is Edge.START else entry.site.id] = (
                     begun + _RECONSIDER_AFTER
                 )
             self.overhead.add_wait(perf_counter() - begun)
@@ -372,9 +374,9 @@ class Recorder(Session):
         if refusal is not None:
             self.overhead.refusals[refusal] += 1
             return
-        took = self.save(entry, index, edge, frame)
-        if took and edge is Edge.START:
-            self.last = perf_counter()
+        accepted = self.save(entry, index, edge, frame)
+        if accepted and edge is Edge.START:
+            self.last_saved = perf_counter()
         self.overhead.add_wait(perf_counter() - begun)
 
     def _is_affordable_end(self, entry: LoopEntry, edge: Edge) -> bool:
@@ -405,7 +407,7 @@ class Recorder(Session):
             nest.encoded = msgspec.json.encode(anchors)
         origin = {
             "names": list(roots),
-            "frames": [qualified(program_frame.f_code) for program_frame in frames],
+            "frames": [program_frame.f_code.co_qualname for program_frame in frames],
         }
         files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers: dict[str, Any] = {
@@ -440,10 +442,10 @@ class Recorder(Session):
             likely_unchanged=captured.likely_unchanged,
             free_core=self.overhead.crowded < _CROWDED,
         )
-        taken = self.writer.submit(snapshot, wait=wait or self.settings.every, hints=hints)
-        if not taken:
+        accepted = self.writer.submit(snapshot, wait=wait or self.settings.every, hints=hints)
+        if not accepted:
             self.overhead.skip_save(self.seq, self.writer.reason or Reason.FAILED)
-        return taken and not (wait and captured.missing)
+        return accepted and not (wait and captured.missing)
 
     def point_of(self, entry: LoopEntry, index: int) -> Point:
         """Return the point of a checkpoint of `entry` at iteration `index`."""
@@ -468,14 +470,14 @@ class Recorder(Session):
         except Exception as exc:
             self.fail(exc)
 
-    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+    def record_arguments(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Record hyper-parameters of the run; `origin` says where the program got them from."""
         try:
             self.runs.update_args(self.run, values, origin)
         except Exception as exc:
             self.fail(exc)
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child, watch no loops and save no checkpoints; records still go to the run."""
         self.watching = False
         self.checkpointing = 0
@@ -483,7 +485,7 @@ class Recorder(Session):
         self.captured = self.assigned = None
         self.printing.remove()
 
-    def deleted(self) -> None:
+    def stop_recording(self) -> None:
         """Stop recording: the program is about to remove the store."""
         self.writer.close()
         self.records.close()
@@ -508,7 +510,7 @@ class Recorder(Session):
                 stacklevel=2,
             )
 
-    def cut_into(self, texts: Sequence[str]) -> None:
+    def begin_cells(self, texts: Sequence[str]) -> None:
         """Record the lineage of the script's cells, whose source is `texts`."""
         if not self.joins:
             folder = self.runs.folder(self.run)

@@ -51,9 +51,9 @@ class Restart:
     def __call__(self, checkpoint: Checkpoint, why: RearviewError) -> None:
         """Start again from a checkpoint less deep in the loops than `checkpoint`; does not return."""
         depth = len(checkpoint.meta.path) - 1
-        way = "resuming from an earlier one" if depth else "starting over"
+        next_step = "resuming from an earlier one" if depth else "starting over"
         sys.stderr.write(
-            f"rearview: the run cannot be resumed from the checkpoint at {checkpoint.point}; {way} ({why})\n"
+            f"rearview: the run cannot be resumed from the checkpoint at {checkpoint.point}; {next_step} ({why})\n"
         )
         sys.stderr.flush()
         self._begin(msgspec.structs.replace(self.control, depth=depth))
@@ -103,7 +103,7 @@ class Restart:
 class SourceChange:
     """Refuses an edited source if a changed line runs before the program reaches the checkpoint."""
 
-    mend: ResumeEdit
+    edit: ResumeEdit
     root: str
     point: str
     """Point of the checkpoint, as text."""
@@ -123,7 +123,7 @@ class SourceChange:
 
     def skipped(self, loop: str) -> None:
         """Refuse if a skipped loop, which ended before the checkpoint, would have run a changed line."""
-        for path, line in self.mend.run_in(loop):
+        for path, line in self.edit.run_in(loop):
             self._refuse(path, line)
 
     def failed(self, exc: RearviewError) -> NoReturn:
@@ -138,18 +138,18 @@ class SourceChange:
         path = self._files.get(name)
         if path is None:
             path = self._files[name] = os.path.relpath(os.path.realpath(name), self.root)
-        return self._line if event == "call" and self.mend.lines.get(path) else None
+        return self._line if event == "call" and self.edit.lines.get(path) else None
 
     def _line(self, frame: FrameType, event: str, _arg: Any) -> Any:
         if self._stopped:
             return None
         path = self._files[frame.f_code.co_filename]
-        if event == "line" and frame.f_lineno in self.mend.lines[path]:
+        if event == "line" and frame.f_lineno in self.edit.lines[path]:
             self._refuse(path, frame.f_lineno)
         return self._line
 
     def _refuse(self, path: str, line: int) -> NoReturn:
-        change = self.mend.lines[path][line]
+        change = self.edit.lines[path][line]
         self.leave(
             f"line {line} of {path} {change} and runs before the checkpoint at {self.point}, so the "
             "state saved there was computed without it"
@@ -186,7 +186,7 @@ class Resumer(Recorder):
     origin: Checkpoint | None = None
     """The checkpoint that the run was resumed from, once it is reached."""
 
-    def cut_into(self, texts: Sequence[str]) -> None:
+    def begin_cells(self, texts: Sequence[str]) -> None:
         """Record no lineage: loops of cells before the checkpoint are skipped, so the cost of cells is unknown."""
 
     @property
@@ -217,7 +217,7 @@ class Resumer(Recorder):
         if depth == len(target_path) and self.target.edge is Edge.END:
             self._restore_large_files()
             self._skip(path, frame)
-            self._arrived()
+            self._begin_recording()
             return None
         goal: int = target_path[depth - 1][2]
         if goal > index:
@@ -229,7 +229,7 @@ class Resumer(Recorder):
 
     def _anchor(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         try:
-            self.checkpoint_index.anchor(entry, index, frame)
+            self.checkpoint_index.walk_recorded_anchors(entry, index, frame)
         except RearviewError as exc:
             if self.source_change is not None:
                 self.source_change.failed(exc)
@@ -245,8 +245,8 @@ class Resumer(Recorder):
     ) -> int:
         """Bring the loop to its pending checkpoint; if this is the one to resume from, recording begins here."""
         assert self.target is not None
-        arrives = self.checkpoint_index.pending is self.target
-        if arrives:
+        is_target = self.checkpoint_index.pending is self.target
+        if is_target:
             self._restore_large_files()
         checkpoint = self.checkpoint_index.pending
         try:
@@ -254,8 +254,8 @@ class Resumer(Recorder):
         except StateError as exc:
             self._restart(checkpoint, exc)
             raise
-        if arrives:
-            self._arrived()
+        if is_target:
+            self._begin_recording()
         return target
 
     def _skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
@@ -287,7 +287,7 @@ class Resumer(Recorder):
         if self.outputs is not None:
             self.outputs.bring_back(self.target.meta.outputs.get("large", ()))
 
-    def _arrived(self) -> None:
+    def _begin_recording(self) -> None:
         self.origin, self.target = self.target, None
         if self.source_change is not None:
             self.source_change.stop()
@@ -296,11 +296,11 @@ class Resumer(Recorder):
             self.runs.note(self.run, "continued", facts)
         if self.origin is not None:
             path = self.origin.meta.path
-            whole = len(path) == 1 and self.origin.edge is not Edge.END
-            self.timeline.skipped(path[0][2] + (not whole))
+            full_iteration = len(path) == 1 and self.origin.edge is not Edge.END
+            self.timeline.skipped(path[0][2] + (not full_iteration))
         if self.clock is not None:
             self.clock.start_recording()
-        self.overhead.counted_until = self.last = perf_counter()
+        self.overhead.counted_until = self.last_saved = perf_counter()
 
     def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Save the end of a loop only once the checkpoint to resume from is reached."""

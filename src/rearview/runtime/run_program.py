@@ -168,8 +168,8 @@ def _warn_of_own_threads_only(name: str) -> None:
     real = getattr(os, name)
 
     def fork() -> Any:
-        answer = real()
-        child = answer[0] if name == "forkpty" else answer
+        result = real()
+        child = result[0] if name == "forkpty" else result
         if child and threading.active_count() > 1:
             warnings.warn(
                 f"This process (pid={os.getpid()}) is multi-threaded, use of {name}() may lead to "
@@ -177,7 +177,7 @@ def _warn_of_own_threads_only(name: str) -> None:
                 DeprecationWarning,
                 stacklevel=2,
             )
-        return answer
+        return result
 
     replacement: Any = PatchedBuiltin(fork, real)
     for home in {os, sys.modules[real.__module__]}:
@@ -302,8 +302,8 @@ def prepare(
     module.__dict__["__builtins__"] = sys.modules["builtins"]
     register_module(module)
     sys.modules["__main__"] = module
-    way = ["-m"] if control.module else []
-    sys.orig_argv[1:] = [*sys.orig_argv[1:-1], *way, control.target, *control.args]
+    options = ["-m"] if control.module else []
+    sys.orig_argv[1:] = [*sys.orig_argv[1:-1], *options, control.target, *control.args]
     if control.module:
         folder = session.real(os.getcwd())  # noqa: PTH109 - patched in a replay
         _insert(folder, plain)
@@ -407,7 +407,7 @@ def show(exc: BaseException, code: int = 1) -> int:
     exception_info = (type(exc), exc, exc.__traceback__)
     vars(sys).update(zip(_LAST, (*exception_info, exc), strict=False))
     hook = sys.excepthook
-    if hook is sys.__excepthook__ and _runs_kept_text(exc.__traceback__):
+    if hook is sys.__excepthook__ and _runs_recorded_text(exc.__traceback__):
         # this one shows the recorded source; Python's hook would read the work tree
         hook = traceback.print_exception
     try:
@@ -423,7 +423,7 @@ def show(exc: BaseException, code: int = 1) -> int:
     return code
 
 
-def _runs_kept_text(trace: TracebackType | None) -> bool:
+def _runs_recorded_text(trace: TracebackType | None) -> bool:
     """Return True if a frame runs recorded source instead of a file of the work tree."""
     while trace is not None:
         entry = linecache.cache.get(trace.tb_frame.f_code.co_filename)
@@ -435,13 +435,13 @@ def _runs_kept_text(trace: TracebackType | None) -> bool:
 
 def _strip_all(exc: BaseException) -> None:
     """Remove Rearview's frames from the traceback of an exception and of its causes."""
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     todo: list[BaseException | None] = [exc]
     while todo:
         exception = todo.pop()
-        if exception is None or id(exception) in seen:
+        if exception is None or id(exception) in visited_ids:
             continue
-        seen.add(id(exception))
+        visited_ids.add(id(exception))
         exception.__traceback__ = strip(exception.__traceback__)
         todo += [exception.__cause__, exception.__context__]
         todo += getattr(exception, "exceptions", ())
@@ -449,11 +449,11 @@ def _strip_all(exc: BaseException) -> None:
 
 def strip(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without Rearview's frames."""
-    kept: Sequence[TracebackType] = []
+    program_entries: Sequence[TracebackType] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
-            kept = [*kept, trace]
+            program_entries = [*program_entries, trace]
         trace = trace.tb_next
-    for entry, following in zip(kept, [*kept[1:], None], strict=False):
+    for entry, following in zip(program_entries, [*program_entries[1:], None], strict=False):
         entry.tb_next = following
-    return kept[0] if kept else None
+    return program_entries[0] if program_entries else None

@@ -20,10 +20,10 @@ from rearview.runtime.loops import (
     SLICE,
     LoopEntry,
     LoopHistory,
+    direct_iterator,
+    is_watched_already,
     iterate,
-    suspended,
-    untouched,
-    watched,
+    iterate_in_generator,
 )
 from rearview.runtime.program_frames import (
     Modules,
@@ -163,16 +163,16 @@ class Session:
 
     def belongs(self, file: str) -> bool:
         """Return True if a file belongs to the project: it is below the root and not in an installed library."""
-        belongs = self._belongs.get(file)
-        if belongs is None:
+        cached = self._belongs.get(file)
+        if cached is None:
             path = resolved(file)
             inside = file[:1] == os.sep and path.startswith(self.root)  # not "<frozen runpy>"
             installed = "site-packages" in path or any(
                 path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
             )
             in_store = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
-            belongs = self._belongs[file] = inside and not installed and not in_store
-        return belongs
+            cached = self._belongs[file] = inside and not installed and not in_store
+        return cached
 
     def enter_cell(self, number: int) -> None:
         """Remember that a script begins its cell `number`."""
@@ -181,7 +181,7 @@ class Session:
                 self.cell = number
             self.on_cell(number)
 
-    def cut_into(self, texts: Sequence[str]) -> None:
+    def begin_cells(self, texts: Sequence[str]) -> None:
         """Record the cells of the script that is about to run, whose source is `texts`; a replay does nothing."""
 
     def on_cell(self, number: int) -> None:
@@ -199,8 +199,8 @@ class Session:
         """Return the iterator that a loop in `frame` runs over; `items` is None for a `while` loop."""
         history = self._watched(site)
         if history is None:
-            return repeat(None) if items is None else untouched(items)
-        if watched(items):  # made by `rearview.loop`
+            return repeat(None) if items is None else direct_iterator(items)
+        if is_watched_already(items):  # made by `rearview.loop`
             return items
         return self.enter(history, items, frame)
 
@@ -214,7 +214,7 @@ class Session:
             return (numbers,)
         if type(numbers) is not range:
             return (self.hook(site, iter(numbers), frame),)
-        return self._entered(history, numbers, frame)
+        return self._slices(history, numbers, frame)
 
     def _watched(self, site: str) -> LoopHistory | None:
         history = self.histories.get(site)
@@ -226,7 +226,7 @@ class Session:
         """Return True if a loop entered now is watched; loops in other threads and forked children are not."""
         return self.watching and threading.get_ident() == self.thread
 
-    def scalar(self, name: str, value: Any) -> None:
+    def log_scalar(self, name: str, value: Any) -> None:
         """Log a value that was assigned in a loop, if it is a number.
 
         A NumPy number and a tensor without dimensions count as numbers.
@@ -253,16 +253,16 @@ class Session:
             entry = LoopEntry(history, 0, id(frame))
             history.entries += 1
             walk = items if type(items) is LoopIterator else LoopIterator(items)
-            return chain.from_iterable(suspended(self, entry, walk))
-        return chain.from_iterable(self._entered(history, items, frame))
+            return chain.from_iterable(iterate_in_generator(self, entry, walk))
+        return chain.from_iterable(self._slices(history, items, frame))
 
-    def _entered(
+    def _slices(
         self, history: LoopHistory, items: Any, frame: FrameType
     ) -> Generator[Iterable[Any], None, None]:
         """Enter a loop; return its slices."""
         if self.loop_files:
             self._drop_interrupted()
-        counts = self.stack[-1].inside() if self.stack else self.ordinals
+        counts = self.stack[-1].inner_entries() if self.stack else self.ordinals
         ordinal = counts.get(history.site.id, 0)
         counts[history.site.id] = ordinal + 1
         entry = LoopEntry(history, ordinal, id(frame))
@@ -271,7 +271,7 @@ class Session:
 
     def _drop_interrupted(self) -> None:
         """Remove library loops whose frame has ended without a call of `leave`, as Ignite's `interrupt` does."""
-        while self.stack and self.stack[-1].frame not in set(_frames()):
+        while self.stack and self.stack[-1].frame not in set(_frame_ids()):
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
                 self.nest = None
@@ -290,12 +290,12 @@ class Session:
         """Take a loop off the stack, after its last item or (if not `ended`) after an early exit."""
         if entry.site.loose:
             self.loose = [loop for loop in self.loose if loop is not entry]
-            self.learn(entry)
+            self.add_to_history(entry)
             return
         if not any(loop is entry for loop in self.stack):
             return
         if not ended and frame is not None and id(frame) == entry.frame:
-            self.broken(entry, frame)
+            self.on_early_exit(entry, frame)
             if position(frame) not in entry.site.breaks:
                 self._note_left_early(entry)
         while self.stack:
@@ -304,15 +304,15 @@ class Session:
                 self.nest = None
             if last is entry:
                 break
-        self.learn(entry)
+        self.add_to_history(entry)
 
     def _note_left_early(self, entry: LoopEntry) -> None:
-        around = takewhile(lambda other: other is not entry, self.stack)
-        path = tuple([(other.frame, _step(other)) for other in (*around, entry)])
+        around = takewhile(lambda loop: loop is not entry, self.stack)
+        path = tuple([(loop.frame, _step(loop)) for loop in (*around, entry)])
         if self.left_early[: len(path)] != path:  # if equal, a loop inside this one was left too
             self.left_early = path
 
-    def learn(self, entry: LoopEntry) -> None:
+    def add_to_history(self, entry: LoopEntry) -> None:
         """Add an execution of a loop to the loop's history; stop watching a short loop that logs nothing."""
         history = entry.history
         seconds = perf_counter() - entry.started
@@ -321,8 +321,10 @@ class Session:
         history.iterations += count
         if not history.logs and not history.site.talks:
             limit = (SHORT_OUTSIDE, SHORT, SHORT_DEEP)[min(len(self.stack), 2)]
-            history.unwatched = brief = seconds < limit or (count > 100 and seconds < BRIEF * count)
-            if brief:
+            history.unwatched = is_brief = seconds < limit or (
+                count > 100 and seconds < BRIEF * count
+            )
+            if is_brief:
                 self.unwatched.add(history.site.id)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
@@ -343,7 +345,7 @@ class Session:
         """Return the step of the cell being executed, which comes first in a point; empty if there is no cell."""
         return (Step(CELL, self.cell - 1, self.cell),) if self.cell else ()
 
-    def where(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    def loops_and_indices(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return the current point as the names of its loops and their iterations."""
         if self.loose or self.cell or threading.get_ident() != self.thread:
             point = self.point()
@@ -357,7 +359,7 @@ class Session:
         """Return the loops around the current statement, outermost first."""
         if not self.loose:
             return self.stack
-        frames = list(_frames())
+        frames = list(_frame_ids())
         depth = {frame: -k for k, frame in enumerate(frames)}
         loose = [entry for entry in self.loose if entry.frame in depth]
         if not loose:
@@ -391,7 +393,7 @@ class Session:
             nest.feeds = sources_of(nest.entry.source, self.is_project_module)
         return {f"loop:{n}:{nest.entry.site.id}": source for n, source in enumerate(nest.feeds)}
 
-    def anchor(
+    def walk_anchors(
         self,
         nest: LoopNest,
         index: int,
@@ -432,11 +434,11 @@ class Session:
         """Bring a loop from iteration `index` to `target` without running the iterations in between."""
         raise AssertionError
 
-    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+    def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Act when the iterator has no more items; return True if the loop has ended."""
         raise AssertionError
 
-    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
+    def on_early_exit(self, entry: LoopEntry, frame: FrameType) -> None:
         """Act when a loop was left before its end."""
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
@@ -455,14 +457,14 @@ class Session:
             self._places[where] = place
         return place
 
-    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+    def record_arguments(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Record hyper-parameters of the run; `origin` says where the program got them from."""
         raise AssertionError
 
     def note_failure(self, exc: BaseException) -> None:
         """Remember the exception that ends the program, and the loops in which it was raised."""
         frames = {id(frame) for frame, _ in traceback.walk_tb(exc.__traceback__)}
-        path = takewhile(lambda left: left[0] in frames, self.left_early)
+        path = takewhile(lambda frame_and_step: frame_and_step[0] in frames, self.left_early)
         self.early = EarlyEnd(exception=type(exc).__name__, path=[step for _, step in path])
 
     def early_end(self, code: int) -> EarlyEnd | None:
@@ -505,7 +507,7 @@ def _step(entry: LoopEntry) -> tuple[str, int, int]:
     return (entry.site.id, entry.ordinal, entry.now)
 
 
-def _frames() -> Iterator[int]:
+def _frame_ids() -> Iterator[int]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield id(frame)

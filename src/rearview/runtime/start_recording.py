@@ -185,7 +185,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         session.compiler.cells = _relative(session, control.target)
         session.cells_in_points = control.cells
     use_session(session)
-    os.register_at_fork(after_in_child=session.forked)
+    os.register_at_fork(after_in_child=session.on_fork)
     if watched:
         session.declared[entropy.ROOT] = entropy.install(key).stream.place
         if not joins:
@@ -195,10 +195,10 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             session.clock.install()
         session.inputs = InputFiles(started)
         overwritten = None if joins else _overwritten_files(session)
-        session.outputs = Outputs(session.root, session.deleted, overwritten)
+        session.outputs = Outputs(session.root, session.stop_recording, overwritten)
         session.outputs.install()
         if not joins:
-            session.printing = PrintedLines(runs.folder(run), session.where)
+            session.printing = PrintedLines(runs.folder(run), session.loops_and_indices)
             session.printing.install()
             start_capture(session, checkpoints.objects.put)
     if not joins:
@@ -252,7 +252,7 @@ def _resume(control: Control) -> Resumer:
         session.compiler.cells = _relative(session, control.target)
     _use_source(session, run, control.source, Versions(project, settings))
     use_session(session)
-    os.register_at_fork(after_in_child=session.forked)
+    os.register_at_fork(after_in_child=session.on_fork)
     randomness = entropy.install(bytes.fromhex(run.facts.entropy))
     session.declared[entropy.ROOT] = randomness.stream.place
     rule = run.facts.clock
@@ -268,9 +268,9 @@ def _resume(control: Control) -> Resumer:
     if not afresh and overwritten.data():
         session.afresh = restart.afresh
     session.shared = frozenset(overwritten.shared)
-    session.outputs = Outputs(session.root, session.deleted, overwritten)
+    session.outputs = Outputs(session.root, session.stop_recording, overwritten)
     session.outputs.install()
-    session.printing = PrintedLines(folder, session.where)
+    session.printing = PrintedLines(folder, session.loops_and_indices)
     session.printing.install()
     start_capture(session, put, attempt=attempt)
     _start_heartbeat(runs, session)
@@ -480,7 +480,7 @@ class Unrecorded(Session):
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Record nothing."""
 
-    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+    def record_arguments(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Record nothing."""
 
     def finish(self, code: int | None) -> None:

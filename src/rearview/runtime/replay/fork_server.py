@@ -92,14 +92,18 @@ def run_fork_server(control: Control) -> tuple[Control, SharedStart]:
     loaded = _load(setup.imports, hooks)
     if loaded.unfit:
         # imports cannot be undone: start again with fewer statements
-        less = ForkServerStart(setup.channel, setup.imports[: loaded.fit], loaded.unfit, age())
-        again = msgspec.json.encode(msgspec.structs.replace(control, fork_server=less)).decode()
-        _start_fresh({**variables, **control.lent, VARIABLE: again})
+        fewer_imports = ForkServerStart(
+            setup.channel, setup.imports[: loaded.fit], loaded.unfit, age()
+        )
+        new_control = msgspec.json.encode(
+            msgspec.structs.replace(control, fork_server=fewer_imports)
+        ).decode()
+        _start_fresh({**variables, **control.lent, VARIABLE: new_control})
     seconds = age() - setup.tried
     request, channel = serve(setup.channel, ForkServerReady(seconds, setup.left_out))
     spared = max(0.0, seconds - request.waited)
     shared = SharedStart(hooks, spared, setup=request.setup, channel=channel)
-    return _become(request, loaded), shared
+    return _become_segment(request, loaded), shared
 
 
 def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
@@ -114,7 +118,7 @@ def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
             unfit = f"{type(exc).__name__}: {exc}"
         if variables.keys() - os.environ.keys():
             unfit = unfit or "an environment variable was removed"
-        unfit = unfit or _reason(hooks, open_files() - files)
+        unfit = unfit or _difference_from_fresh(hooks, open_files() - files)
         if unfit:
             break
         fit += 1
@@ -126,7 +130,7 @@ def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
     return _Loaded(names, changed, fit, unfit)
 
 
-def _reason(hooks: ReplayPatches, files: set[str]) -> str:
+def _difference_from_fresh(hooks: ReplayPatches, files: set[str]) -> str:
     """Return why a forked child would differ from a fresh process; empty if it would not."""
     assert hooks.clock is not None
     assert hooks.randomness is not None
@@ -155,19 +159,19 @@ def _is_reproducible(randomness: Randomness) -> bool:
     A library that draws names from Python's generator must be in `_DRAWING_NAMES`: its draws are repeated
     after each reseeding.
     """
-    before = read_global()
-    words = before["random"][1][-1] % _WORDS
+    random_state = read_global()
+    words = random_state["random"][1][-1] % _WORDS
     if words and not _DRAWING_NAMES & sys.modules.keys():
         return False
     randomness.words = words
     randomness.follow(randomness.stream.key)
-    return pickle.dumps(before) == pickle.dumps(read_global())
+    return pickle.dumps(random_state) == pickle.dumps(read_global())
 
 
 def threads_left() -> set[str]:
     """Return the names of the threads that a fork would lose."""
-    own = Path("/proc/self/task")
-    tasks = [task for task in own.iterdir() if task.name != str(os.getpid())]
+    tasks_folder = Path("/proc/self/task")
+    tasks = [task for task in tasks_folder.iterdir() if task.name != str(os.getpid())]
     names = {(task / "comm").read_text("utf-8", "replace").strip() for task in tasks}
     return names - _THREADS
 
@@ -198,15 +202,15 @@ def serve(
             request = msgspec.json.decode(data, type=SpawnRequest | ReapRequest)
             if isinstance(request, SpawnRequest):
                 before_fork()
-                answer = _fork()
-                if answer == 0:
+                result = _fork()
+                if result == 0:
                     requests.close()
                     return request, passed[0] if passed else -1
-                for own in passed:
-                    os.close(own)
+                for descriptor in passed:
+                    os.close(descriptor)
             else:
-                answer = os.waitstatus_to_exitcode(os.waitpid(request.pid, 0)[1])
-            requests.send(b"%d" % answer)
+                result = os.waitstatus_to_exitcode(os.waitpid(request.pid, 0)[1])
+            requests.send(b"%d" % result)
     except OSError:
         os._exit(1)
     os._exit(0)
@@ -227,7 +231,7 @@ def _fork() -> int:
     return pid
 
 
-def _become(request: SpawnRequest, loaded: _Loaded) -> Control:
+def _become_segment(request: SpawnRequest, loaded: _Loaded) -> Control:
     """Take over output, folder, cores and environment of a segment; return its control value."""
     log = open_file(request.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -236,7 +240,7 @@ def _become(request: SpawnRequest, loaded: _Loaded) -> Control:
     os.chdir(request.folder)
     if request.cores:
         os.sched_setaffinity(0, request.cores)
-    if _is_shadowed(request.module_folder, loaded.names):
+    if _changes_imports(request.module_folder, loaded.names):
         if request.setup is not None:
             os._exit(0)  # this process could share nothing: its segments start on their own
         _start_fresh(request.environment)
@@ -253,8 +257,8 @@ def _start_fresh(environment: Mapping[str, str]) -> NoReturn:
     os.execve(sys.executable, command, environment)  # noqa: S606
 
 
-def _is_shadowed(folder: str, names: frozenset[str]) -> bool:
+def _changes_imports(folder: str, names: frozenset[str]) -> bool:
     """Return True if files in a program's `folder` would change the imports of the shared libraries `names`."""
-    own = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208 - names alone
-    read = {library for file, library in _CONFIGURATION.items() if file in own}
-    return bool((own | read) & names)
+    own_modules = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208 - names alone
+    read = {library for file, library in _CONFIGURATION.items() if file in own_modules}
+    return bool((own_modules | read) & names)

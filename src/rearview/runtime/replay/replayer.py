@@ -62,24 +62,24 @@ class Replayer(Session):
     """Exit code of the run; None if the run did not come to an end."""
     run_early: EarlyEnd | None = None
     """Where the run was when it failed; None if it did not fail."""
-    created: Collection[str] = ()
+    created_files: Collection[str] = ()
     """Files that the run created."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
     """By (loops, indices, name): the values that the run logged, encoded, in order."""
     report: ReplayReport = field(default_factory=ReplayReport)
     occurrences: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     """By (loops, indices, name): number of values that the program has logged again."""
-    moved: bool = False
+    ran_code: bool = False
     """Whether code was executed since the last comparison."""
-    worked: bool = False
+    ran_loops: bool = False
     """Whether loops were executed since the last comparison or jump."""
-    skips: int = 0
+    skipped_before: int = 0
     """Number of skipped loops when the current iteration of the outermost loop began."""
-    repeats: int = 0
+    repeated_before: int = 0
     """Number of repeated recorded values at the last jump or end of the replay."""
-    proving: float = 0.0
+    comparison_seconds: float = 0.0
     """Seconds that the last comparison took."""
-    compared: float = 0.0
+    last_comparison: float = 0.0
     """Time of the last comparison."""
     probing: int = 0
     """Above 0 while a probe runs."""
@@ -89,18 +89,18 @@ class Replayer(Session):
     """Whether this exception shows that the probe is at a wrong place."""
     visited: Counter[str] = field(default_factory=Counter)
     """By loop id: number of iterations that ran, for loops whose values are wanted."""
-    since: int = 0
+    visited_until: int = 0
     """Iteration of the main loop up to which `visited` is counted."""
-    entered: bool = False
+    entered_main: bool = False
     """Whether the main loop, which is divided into segments, was entered."""
     _last_need: tuple[list[int], bool, list[LoopEntry]] = field(default=([], False, []))
-    """The last call of `needs`: ids and iterations of the loops, the answer, and the loops themselves: as long as
+    """The last call of `needs`: ids and iterations of the loops, the is_needed, and the loops themselves: as long as
     they exist, no other loop gets one of these ids."""
     closed: bool = False
     """Whether the report is written, or must not be written by this process."""
     shared_setup: SetupWatcher | None = None
     """The set-up that this process runs for several segments; None in any other process."""
-    events: EventFiles | None = None
+    event_files: EventFiles | None = None
     """Writes event files with the values that probes log to TensorBoard; None if there are none."""
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class Replayer(Session):
             self.leave_program()
         self.stop_if_beyond_run(entry, index)
         try:
-            self.checkpoint_index.anchor(entry, index, frame)
+            self.checkpoint_index.walk_recorded_anchors(entry, index, frame)
         except Exception as exc:
             self.give_up(exc)
         if outermost and self.in_main:
@@ -146,8 +146,8 @@ class Replayer(Session):
                 target: int = self.checkpoint_index.pending.meta.path[-1].iteration
                 return target
         self.report.iterations += outermost
-        self.moved = True
-        self.worked = self.worked or not outermost
+        self.ran_code = True
+        self.ran_loops = self.ran_loops or not outermost
         return index
 
     def enter_main(self, entry: LoopEntry, index: int) -> None:
@@ -155,17 +155,17 @@ class Replayer(Session):
         if self.shared_setup is not None:
             self.shared_setup.on_loop(entry.site.id, index)
         if entry.site.id == self.segment.main:
-            self.entered = True
+            self.entered_main = True
 
     def is_beyond_run(self, entry: LoopEntry, index: int) -> bool:
         """Return True if the run was interrupted before it reached iteration `index` of a loop."""
         if self.run_early is None or not self.run_early.interrupted:
             return False
-        for here, last in zip(self.path(entry, index), self.run_early.path, strict=False):
-            if (here.loop, here.ordinal) != tuple(last[:2]):
+        for step, last in zip(self.path(entry, index), self.run_early.path, strict=False):
+            if (step.loop, step.ordinal) != tuple(last[:2]):
                 return False
-            if here.iteration != last[2]:
-                return here.iteration > last[2]
+            if step.iteration != last[2]:
+                return step.iteration > last[2]
         return False
 
     def stop_if_beyond_run(self, entry: LoopEntry, index: int) -> None:
@@ -180,9 +180,9 @@ class Replayer(Session):
 
         Then the state must be compared now: no later comparison covers the code after the skipped loop.
         """
-        skipped = self.report.skipped != self.skips
-        self.worked = self.worked or (self.moved and not skipped)
-        self.skips = self.report.skipped
+        skipped = self.report.skipped != self.skipped_before
+        self.ran_loops = self.ran_loops or (self.ran_code and not skipped)
+        self.skipped_before = self.report.skipped
         return skipped
 
     def slice(self, entry: LoopEntry, size: int) -> int:
@@ -195,11 +195,11 @@ class Replayer(Session):
             return 1
         return super().slice(entry, size)
 
-    def learn(self, entry: LoopEntry) -> None:
+    def add_to_history(self, entry: LoopEntry) -> None:
         """Add an execution of a loop to the loop's history, unless the loop was skipped."""
         if entry.now >= 0:
-            self.count(entry)
-            super().learn(entry)
+            self.count_iterations(entry)
+            super().add_to_history(entry)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
         """Take a loop off the stack; count the last iterations of the main loop."""
@@ -211,10 +211,12 @@ class Replayer(Session):
         """Count the iterations of the main loop before `index` that belong to the segment."""
         ranges = self.segment.ranges.get(self.segment.main, [])
         for first, last in ranges:
-            self.visited[self.segment.main] += max(0, min(last, index) - max(first, self.since))
-        self.since = index
+            self.visited[self.segment.main] += max(
+                0, min(last, index) - max(first, self.visited_until)
+            )
+        self.visited_until = index
 
-    def count(self, entry: LoopEntry) -> None:
+    def count_iterations(self, entry: LoopEntry) -> None:
         """Count the iterations of a loop that has ended, if they belong to this segment."""
         if entry.site.id not in self.segment.owed:
             return
@@ -225,13 +227,13 @@ class Replayer(Session):
                 return
         self.visited[entry.site.id] += entry.now + 1
 
-    def lacking(self) -> list[str]:
+    def missing_iterations(self) -> list[str]:
         """Return a message for each loop that ran fewer iterations than in the run."""
         return [
             f"`{name_of(site)}` ({site.partition(':')[0]}) had {plural(self.visited[site], 'iteration')}, "
-            f"in the run {owed}"
-            for site, owed in self.segment.owed.items()
-            if self.visited[site] < owed and site not in self.unwatched
+            f"in the run {recorded_count}"
+            for site, recorded_count in self.segment.owed.items()
+            if self.visited[site] < recorded_count and site not in self.unwatched
         ]
 
     def should_compare(self) -> bool:
@@ -241,26 +243,26 @@ class Replayer(Session):
         """
         return (
             self.segment.thorough
-            or perf_counter() - self.compared >= _COMPARING_SHARE * self.proving
+            or perf_counter() - self.last_comparison >= _COMPARING_SHARE * self.comparison_seconds
         )
 
     def end_uncompared(self) -> None:
         """Count executed loops whose state will not be compared and which logged no recorded value."""
-        self.report.open += self.worked and self.report.repeated == self.repeats
-        self.worked, self.repeats = False, self.report.repeated
+        self.report.open += self.ran_loops and self.report.repeated == self.repeated_before
+        self.ran_loops, self.repeated_before = False, self.report.repeated
 
     def needs(self, entry: LoopEntry) -> bool:
         """Return True if the segment wants values inside a loop, in the current iterations of the loops around it."""
-        around = [loop for loop in self.stack if loop is not entry]
-        key = [id(entry), *[number for loop in around for number in (id(loop), loop.now)]]
+        outer_loops = [loop for loop in self.stack if loop is not entry]
+        key = [id(entry), *[number for loop in outer_loops for number in (id(loop), loop.now)]]
         if key == self._last_need[0]:  # `needs` is called before every iteration of the loop
             return self._last_need[1]
-        answer = all(map(self.in_range, around))
-        if answer and not self.segment.everywhere:
-            sites = [loop.site.id for loop in (*around, entry)]
-            answer = any(may_hold(chain, sites) for chain in self.segment.chains)
-        self._last_need = key, answer, [entry, *around]
-        return answer
+        is_needed = all(map(self.in_range, outer_loops))
+        if is_needed and not self.segment.everywhere:
+            sites = [loop.site.id for loop in (*outer_loops, entry)]
+            is_needed = any(may_hold(chain, sites) for chain in self.segment.chains)
+        self._last_need = key, is_needed, [entry, *outer_loops]
+        return is_needed
 
     @property
     def in_main(self) -> bool:
@@ -292,8 +294,8 @@ class Replayer(Session):
         if span is None:
             return ranges
         low, high = span
-        cut = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
-        return [(first, last) for first, last in cut if first < last]
+        wanted_ranges = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
+        return [(first, last) for first, last in wanted_ranges if first < last]
 
     def goal(self, entry: LoopEntry, index: int) -> int | None:
         """Return the next wanted iteration from `index` on, or None if there is none."""
@@ -307,20 +309,22 @@ class Replayer(Session):
     def may_leave(self, entry: LoopEntry, index: int) -> bool:
         """Return True if the replay may end here: the state is proved, or the next checkpoint is too far away."""
         reach = index + self.report.iterations
-        return not self.moved or not self.checkpoint_index.has_more(self.path(entry, index), reach)
+        return not self.ran_code or not self.checkpoint_index.has_more(
+            self.path(entry, index), reach
+        )
 
     def skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
         """Restore the state after a loop instead of running the loop; return False if this is not possible."""
         checkpoint = self.checkpoint_index.at(Edge.END, path) if self.segment.jump else None
         # a restore must not overwrite a state that was not compared yet
-        if checkpoint is None or self.worked:
+        if checkpoint is None or self.ran_loops:
             return False
         try:
             self.checkpoint_index.restore(checkpoint, frame)
         except Exception as exc:
             self.give_up(exc)
         self.report.skipped += 1
-        self.moved = True  # the code after the loop is executed
+        self.ran_code = True  # the code after the loop is executed
         return True
 
     def advance(
@@ -332,15 +336,15 @@ class Replayer(Session):
             self.checkpoint_index.advance(source, target - index, frame)
         except Exception as exc:
             self.give_up(exc)
-        self.moved = True
+        self.ran_code = True
         outermost = self.nest is not None and self.nest.entry is entry
         self.report.iterations += outermost
         if outermost:
-            self.since = target
+            self.visited_until = target
         return target
 
     @unobserved
-    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+    def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Compare the state after the loop; end the process if the segment is done."""
         if entry.site.loose or self.nest is None:
             return True
@@ -356,10 +360,10 @@ class Replayer(Session):
         return True
 
     @unobserved
-    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
+    def on_early_exit(self, entry: LoopEntry, frame: FrameType) -> None:
         """Compare the state after a loop that was left by `break`."""
         if position(frame) in entry.site.breaks:
-            self.exhausted(entry, entry.now, frame)
+            self.on_exhausted(entry, entry.now, frame)
 
     def give_up(self, exc: Exception) -> None:
         """End a replay after an error in a checkpoint or comparison, and ask for a second replay without jumps.
@@ -378,7 +382,7 @@ class Replayer(Session):
 
     def prove(self, checkpoint: Checkpoint | None, frame: FrameType) -> None:
         """Compare the live state with a checkpoint; do nothing if `checkpoint` is None or no code was executed."""
-        if checkpoint is None or not self.moved or self.report.difference is not None:
+        if checkpoint is None or not self.ran_code or self.report.difference is not None:
             return
         begun = perf_counter()
         try:
@@ -386,8 +390,8 @@ class Replayer(Session):
         except Exception as exc:
             self.report.difference = f"at {checkpoint.point}: {_message(exc)}"
             return
-        self.compared = perf_counter()
-        self.proving = self.compared - begun
+        self.last_comparison = perf_counter()
+        self.comparison_seconds = self.last_comparison - begun
         if difference is None:
             self.report.states += 1
         else:
@@ -395,7 +399,7 @@ class Replayer(Session):
                 f"{difference.path} at {checkpoint.point}: recorded {difference.then}, "
                 f"now {difference.now}"
             )
-        self.moved = self.worked = False
+        self.ran_code = self.ran_loops = False
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Compare values that the run has recorded, and record new ones."""
@@ -403,7 +407,7 @@ class Replayer(Session):
             return
         if self.shared_setup is not None:
             repeated = not self.probing and all(
-                (*self.where(), name) in self.recorded for name in items
+                (*self.loops_and_indices(), name) in self.recorded for name in items
             )
             self.shared_setup.on_log(fresh=not repeated)
         self.mark_logging()
@@ -414,8 +418,8 @@ class Replayer(Session):
             self.check_kinds(items)
         for name, value in () if self.probing else items.items():
             key = (*where, name)
-            before = self.recorded.get(key)
-            if before is None:
+            recorded_values = self.recorded.get(key)
+            if recorded_values is None:
                 fresh.append((name, value))
                 continue
             occurrence = self.occurrences[key]
@@ -423,10 +427,15 @@ class Replayer(Session):
             if self.report.skipped or self.checkpoint_index.restored:
                 # loops of one name share their points: skipped loops may have logged the first values
                 occurrence = next(
-                    (k for k in range(occurrence, len(before)) if before[k] == encoded), occurrence
+                    (
+                        k
+                        for k in range(occurrence, len(recorded_values))
+                        if recorded_values[k] == encoded
+                    ),
+                    occurrence,
                 )
             self.occurrences[key] = occurrence + 1
-            if occurrence < len(before) and before[occurrence] == encoded:
+            if occurrence < len(recorded_values) and recorded_values[occurrence] == encoded:
                 self.report.repeated += 1
             elif name not in self.report.differing:
                 self.report.differing.append(name)
@@ -449,7 +458,7 @@ class Replayer(Session):
         program records the values after the main loop.
         """
         if self.segment.main and not (point.steps and self.in_main):
-            return self.segment.tail if self.entered else self.segment.head
+            return self.segment.tail if self.entered_main else self.segment.head
         return all(map(self.in_range, self.stack))
 
     def note_probe_error(self, exc: Exception, trace: TracebackType | None) -> None:
@@ -482,12 +491,16 @@ class Replayer(Session):
 
         Files that the run created do not count: a replay that ends early has not created them yet.
         """
-        return {path: about for path, about in self.inputs.items() if path not in self.created}
+        return {
+            path: fingerprint
+            for path, fingerprint in self.inputs.items()
+            if path not in self.created_files
+        }
 
-    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+    def record_arguments(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Do nothing: arguments are recorded already."""
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child, watch no loops."""
         self.watching = False
         self.stack = []
@@ -502,11 +515,11 @@ class Replayer(Session):
         """Return True if the run failed, and this replay has failed in the same way and iteration."""
         if not code or code != self.run_code:
             return False
-        then, now = self.run_early, self.early_end(code)
-        if then is None or now is None:
-            return then is None  # an old run has recorded only its exit code
+        recorded_end, end = self.run_early, self.early_end(code)
+        if recorded_end is None or end is None:
+            return recorded_end is None  # an old run has recorded only its exit code
         # inner loops are not always watched, so only the outermost one is compared
-        return then.exception == now.exception and then.path[:1] == now.path[:1]
+        return recorded_end.exception == end.exception and recorded_end.path[:1] == end.path[:1]
 
     def finish(self, code: int | None) -> None:
         """Complete the report and publish it."""
@@ -519,7 +532,7 @@ class Replayer(Session):
         if not self.report.finished:
             self.report.finished = final == 0 or as_run
         if self.report.finished and not self.report.retry and self.report.error is None:
-            self.report.lacking = self.lacking()
+            self.report.lacking = self.missing_iterations()
         if final and not as_run and self.report.error is None:
             self.report.error = self.probe_error or f"the program ended with exit code {final}"
             if self.probe_error and self.report.failure is None:
@@ -534,9 +547,11 @@ class Replayer(Session):
                 *changed_versions(self.surroundings, surroundings()),
                 *changed_inputs(self._read_by_run(), self.real),
             ]
-        if self.events is not None:
+        if self.event_files is not None:
             differs = self.report.difference is not None or self.report.differing
-            self.events.close(good=self.report.finished and not differs and not self.report.retry)
+            self.event_files.close(
+                good=self.report.finished and not differs and not self.report.retry
+            )
         self.records.close()
         publish(Path(self.segment.report), msgspec.json.encode(self.report))
 
@@ -549,11 +564,11 @@ def _is_unknown_name(exc: Exception, trace: TracebackType | None) -> bool:
     """Return True if a statement itself, not a function called by it, uses an unknown name or attribute."""
     if trace is None or not isinstance(exc, (NameError, AttributeError)):
         return False
-    own = trace.tb_frame.f_code.co_filename
+    statement_file = trace.tb_frame.f_code.co_filename
     while trace.tb_next is not None:
         trace = trace.tb_next
         code = trace.tb_frame.f_code
-        if code.co_filename != own or not code.co_name.startswith("<"):
+        if code.co_filename != statement_file or not code.co_name.startswith("<"):
             return False  # only comprehensions belong to the statement
     return True
 

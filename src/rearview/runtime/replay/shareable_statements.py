@@ -85,50 +85,50 @@ class SetupScript:
         functions = {
             node.name: node for node in self.source.body if isinstance(node, ast.FunctionDef)
         }
-        before = _line(self.source.body[count]) if count < len(self.source.body) else sys.maxsize
+        next_line = _line(self.source.body[count]) if count < len(self.source.body) else sys.maxsize
         by_line = {_line(node): node for node in self.source.body}
         statements = []
         for node in self.tree.body:
-            if _line(node) >= before:
+            if _line(node) >= next_line:
                 break
-            written = by_line.get(_line(node), node)
+            source_statement = by_line.get(_line(node), node)
             statements.append(
                 SetupStatement(
                     self._code(session, [node]),
-                    safe=is_safe(written),
-                    seeds=only_gives_seeds(written, functions),
+                    safe=is_safe(source_statement),
+                    seeds=only_gives_seeds(source_statement, functions),
                     first_line=_line(node),
                 )
             )
         return statements
 
-    def rest(self, session: Replayer, done: int) -> CodeType:
-        """Return the code of all statements after the first `done` ones."""
-        return self._code(session, self.tree.body[done:])
+    def code_after(self, session: Replayer, count: int) -> CodeType:
+        """Return the code of all statements after the first `count` ones."""
+        return self._code(session, self.tree.body[count:])
 
     def _code(self, session: Replayer, body: list[ast.stmt]) -> CodeType:
         code: CodeType = session.compiler.code(ast.Module(body, []), self.path, self.flags)
         return code
 
-    def sharing_key(self, session: Replayer, done: int) -> tuple[Any, ...]:
-        """Return a value that is equal for two versions if these can share the first `done` statements."""
-        last = max((node.end_lineno or 0 for node in self.tree.body[:done]), default=0)
+    def sharing_key(self, session: Replayer, count: int) -> tuple[Any, ...]:
+        """Return a value that is equal for two versions if these can share the first `count` statements."""
+        last_line = max((node.end_lineno or 0 for node in self.tree.body[:count]), default=0)
         loops = [
             history.site.id
             for history in session.histories.values()
-            if history.site.path == self.relative and history.site.line <= last
+            if history.site.path == self.relative and history.site.line <= last_line
         ]
         probes = session.segment.probes.get(self.relative, [])
-        drawn = [drawn for line, _, drawn in sorted(probes) if line <= last]
-        body = [node for node in self.source.body if (node.end_lineno or 0) <= last]
+        drawn = [drawn for line, _, drawn in sorted(probes) if line <= last_line]
+        body = [node for node in self.source.body if (node.end_lineno or 0) <= last_line]
         code = code_hash(ast.unparse(ast.Module(body, [])))
-        return (done, code, sorted(loops), drawn, session.compiler.autolog)
+        return (count, code, sorted(loops), drawn, session.compiler.autolog)
 
-    def forget_rest(self, session: Session, done: int) -> None:
-        """Forget the loops of this version that come after its first `done` statements."""
-        last = max((node.end_lineno or 0 for node in self.tree.body[:done]), default=0)
+    def forget_loops_after(self, session: Session, count: int) -> None:
+        """Forget the loops of this version that come after its first `count` statements."""
+        last_line = max((node.end_lineno or 0 for node in self.tree.body[:count]), default=0)
         for name, history in list(session.histories.items()):
-            if history.site.path == self.relative and history.site.line > last:
+            if history.site.path == self.relative and history.site.line > last_line:
                 del session.histories[name]
 
 
@@ -161,12 +161,16 @@ def only_gives_seeds(node: ast.stmt, functions: Mapping[str, ast.FunctionDef]) -
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
         return False
     function = node.value.func
-    own = functions.get(function.id) if isinstance(function, ast.Name) else None
-    if own is None:
+    own_function = functions.get(function.id) if isinstance(function, ast.Name) else None
+    if own_function is None:
         return _calls_only_seeds([node])
     arguments = [*node.value.args, *(keyword.value for keyword in node.value.keywords)]
     plain = all(isinstance(part, _PLAIN) for argument in arguments for part in ast.walk(argument))
-    return plain and not own.decorator_list and _calls_only_seeds([own.args, *own.body])
+    return (
+        plain
+        and not own_function.decorator_list
+        and _calls_only_seeds([own_function.args, *own_function.body])
+    )
 
 
 def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:

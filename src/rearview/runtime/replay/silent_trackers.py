@@ -46,20 +46,20 @@ def logged_values(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     >>> logged_values("log_figure", ("not a name and a value",), {})
     {}
     """
-    first = args[0] if args else next((kwargs[k] for k in _NAMES if k in kwargs), None)
+    first_argument = args[0] if args else next((kwargs[k] for k in _NAMES if k in kwargs), None)
     if method == "track":
         return {str(kwargs["name"]): args[0] if args else kwargs.get("value")}
     if method == "report_scalar" and len(args) >= 3:
         return {f"{args[0]}/{args[1]}": args[2]}
     if method == "add_scalars" and len(args) > 1:
-        return {f"{first}/{key}": value for key, value in args[1].items()}
-    if method in MANY or isinstance(first, Mapping):
-        return {str(key): value for key, value in dict(first or {}).items()}
-    rest = [v for k, v in kwargs.items() if k not in {*_NAMES, *OPTIONS}]
+        return {f"{first_argument}/{key}": value for key, value in args[1].items()}
+    if method in MANY or isinstance(first_argument, Mapping):
+        return {str(key): value for key, value in dict(first_argument or {}).items()}
+    other_values = [v for k, v in kwargs.items() if k not in {*_NAMES, *OPTIONS}]
     if method in _REVERSED and len(args) > 1:
         return {str(args[1]): args[0]}
-    values = [*args[1:2], *rest]
-    return {str(first): values[0]} if first is not None and values else {}
+    values = [*args[1:2], *other_values]
+    return {str(first_argument): values[0]} if first_argument is not None and values else {}
 
 
 _NAMES = ("tag", "key", "name", "main_tag", "metrics", "params", "dictionary", "data")
@@ -67,14 +67,14 @@ _REVERSED = {"log_text", "log_image", "log_figure"}
 """Methods of MLflow that take the value first and its name second."""
 
 
-def plain(value: Any) -> Any:
+def scalar_of(value: Any) -> Any:
     """Return the number in a tensor or array without dimensions; return any other value unchanged."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     return value
 
 
-def silence(folder: Path) -> None:
+def silence_trackers(folder: Path) -> None:
     """Silence trackers in a replay: these write nothing and contact no server.
 
     Trackers that cannot work without files write them to `folder`.
@@ -122,10 +122,10 @@ def _silence_writer(module: ModuleType) -> None:
 
 def _silence_mlflow(module: ModuleType) -> None:
     for name in ("set_tracking_uri", "set_registry_uri"):
-        vars(module)[name] = _silenced(vars(module)[name])
+        vars(module)[name] = _doing_nothing(vars(module)[name])
 
 
-def _silenced(real: Callable[..., Any]) -> Callable[..., None]:
+def _doing_nothing(real: Callable[..., Any]) -> Callable[..., None]:
     """Return a function that does nothing and has the name of `real`.
 
     The program's state may refer to `real` (`from mlflow import set_tracking_uri`), and must look as recorded.
@@ -150,7 +150,7 @@ def _silence_wandb(module: ModuleType, folder: Path) -> None:
         return real(*args, **kwargs)
 
     vars(module)["init"] = init
-    vars(module)["login"] = _silenced(module.login)
+    vars(module)["login"] = _doing_nothing(module.login)
 
 
 class EventFiles:
@@ -170,13 +170,13 @@ class EventFiles:
         silent = vars(module)["FileWriter"]
         vars(module)["FileWriter"] = vars(module)[REAL]
         try:
-            getattr(self._opened(module), method)(*args, **kwargs)
+            getattr(self._open_writer(module), method)(*args, **kwargs)
         except Exception:
             self._failed = True  # the values are still in the table
         finally:
             vars(module)["FileWriter"] = silent
 
-    def _opened(self, module: ModuleType) -> Any:
+    def _open_writer(self, module: ModuleType) -> Any:
         if self._writer is None:
             self._writer = module.SummaryWriter(str(self._draft))
         return self._writer

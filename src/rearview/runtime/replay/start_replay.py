@@ -34,7 +34,12 @@ from rearview.runtime import importer
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import offer, offer_value
 from rearview.runtime.replay.replayer import Replayer, recorded_values
-from rearview.runtime.replay.silent_trackers import EventFiles, logged_values, plain, silence
+from rearview.runtime.replay.silent_trackers import (
+    EventFiles,
+    logged_values,
+    scalar_of,
+    silence_trackers,
+)
 from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox import entropy, file_patches, program_inputs
 from rearview.runtime.sandbox.entropy import after_import
@@ -78,7 +83,7 @@ def parent_replay() -> ParentReplay | None:
     return msgspec.json.decode(text, type=ParentReplay) if text else None
 
 
-def join_children(parent: ParentReplay, view: FileView) -> None:
+def make_children_join(parent: ParentReplay, view: FileView) -> None:
     """Let processes that are started from now on belong to the replay `parent`."""
     os.environ[VARIABLE] = msgspec.json.encode(parent).decode()
     after_import("multiprocessing.spawn", functools.partial(_redirect, view=view))
@@ -174,7 +179,7 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     """Return the session that replays the segment of `control`."""
     session, inputs = replayer(control)
     use_session(session)
-    os.register_at_fork(after_in_child=session.forked)
+    os.register_at_fork(after_in_child=session.on_fork)
     hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
     session.report.spared = shared.seconds if shared else 0.0
     assert session.view is not None
@@ -185,10 +190,10 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
         hooks.clock.in_loop = lambda: bool(session.stack)
     view = session.view = session.compiler.view = hooks.view
     importer.install(session.compiler)
-    join_children(parent_of(session), view)
+    make_children_join(parent_of(session), view)
     program_inputs.patch_as_recorded(inputs.folder)
     guard_probes(session)
-    silence(Path(session.segment.tree).parent)
+    silence_trackers(Path(session.segment.tree).parent)
     return session
 
 
@@ -225,7 +230,7 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
         inputs=run.end.inputs,
         run_code=run.exit_code,
         run_early=run.end.early,
-        created=created,
+        created_files=created,
         put=checkpoints.objects.put,
     )
     session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id)
@@ -245,7 +250,7 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
         script = os.path.join(run.cwd, run.facts.target or "")  # noqa: PTH118 - as text
         session.compiler.cells = os.path.relpath(os.path.realpath(script), home)
     if segment.replay:
-        session.events = EventFiles(project.store, run.id, segment.replay)
+        session.event_files = EventFiles(project.store, run.id, segment.replay)
     return session, RunInputs(bytes.fromhex(run.facts.entropy), folder, run.facts.clock)
 
 
@@ -287,9 +292,9 @@ def guard_probes(session: Replayer) -> None:
     @contextmanager
     def shield(line: int, *generators: Any) -> Iterator[None]:
         del line  # the traceback has it
-        before = read_global()
-        kept = copy.deepcopy({k: v for k, v in session.declared.items() if k.startswith("$")})
-        own = [(generator, _state_of(generator)) for generator in generators]
+        random_state = read_global()
+        positions = copy.deepcopy({k: v for k, v in session.declared.items() if k.startswith("$")})
+        generator_states = [(generator, _state_of(generator)) for generator in generators]
         session.probing += 1
         try:
             yield
@@ -299,19 +304,21 @@ def guard_probes(session: Replayer) -> None:
             raise
         finally:
             session.probing -= 1
-            write_global(before)
-            for name, value in kept.items():
+            write_global(random_state)
+            for name, value in positions.items():
                 _restore_declared(session.declared[name], value)
-            for generator, state in own:
+            for generator, state in generator_states:
                 _restore_generator(generator, state)
 
     light_guard = _LightGuard(session)
 
     def track(method: str, *args: Any, **kwargs: Any) -> None:
-        values = {name: plain(value) for name, value in logged_values(method, args, kwargs).items()}
+        values = {
+            name: scalar_of(value) for name, value in logged_values(method, args, kwargs).items()
+        }
         session.log(values, session.place(sys._getframe(1)))
-        if session.events is not None and session.writes_at(session.point()):
-            session.events.add(method, args, kwargs)
+        if session.event_files is not None and session.writes_at(session.point()):
+            session.event_files.add(method, args, kwargs)
 
     def guard_lightly(line: int) -> _LightGuard:
         del line
@@ -340,11 +347,11 @@ class _LightGuard:
         self.session.probing -= 1
 
 
-def _restore_declared(live: Any, before: Any) -> None:
+def _restore_declared(live: Any, saved: Any) -> None:
     if isinstance(live, list):
-        live[:] = before
+        live[:] = saved
     else:
-        vars(live).update(vars(before))
+        vars(live).update(vars(saved))
 
 
 def _state_of(generator: Any) -> Any:
