@@ -103,7 +103,7 @@ _PLAIN_SOURCES = {
         f" {TRACK!r}: staticmethod(lambda *_, **__: None)}})()"
     ),
 }
-"""By name: source text of the plain Python function as which the name's value unpickles."""
+"""By name in instrumented code: source text of the plain Python function that takes its place in other processes."""
 
 _PICKLERS = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "dill")
 """Libraries that pickle a function as bytecode."""

@@ -40,7 +40,7 @@ _PYTHON_CLASS = 1 << 9
 
 @dataclass(slots=True)
 class LoopHistory:
-    """All executions of one loop of the program so far."""
+    """Counts all executions so far of one loop of the program."""
 
     site: LoopSite
     entries: int = 0

@@ -52,7 +52,7 @@ _WALKING_SHARE = 0.01
 _FREE_WALKING = 0.1
 """Seconds that these walks may take in any case."""
 _CAPTURED_ITERATIONS = 100
-"""In so many first iterations of an outermost loop, variables are captured after each; later, only after some."""
+"""Number of first iterations of an outermost loop after each of which variables are captured; later, after some only."""
 _BRIEF = 0.001
 """Seconds; a shorter loop is not worth skipping in a replay."""
 _CROWDED = 0.5
@@ -229,7 +229,7 @@ class Recorder(Session):
         if self.assigned is None or not index or not self._captures_each_iteration(entry):
             self._at_boundary(nest, entry, index, frame)
             return index
-        # this boundary exists only because variables are captured: its duration counts as theirs
+        # this boundary exists only because variables are captured: it counts as time of capturing
         allowance, counts = self.assigned.allowance, (self.seq, self.walk_seconds)
         began, spent = thread_time(), allowance.spent
         self._at_boundary(nest, entry, index, frame)

@@ -1,4 +1,8 @@
-"""Common base of recording and replaying: the stack of running loops, points, and the roots of the state."""
+"""Common base of recording and replaying: the stack of running loops, points, and the roots of the state.
+
+The roots are the objects from which all other objects of the state are reached: the program's globals and local
+variables, and a few objects of Rearview and of libraries.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +93,10 @@ class NamedLoop:
 
 @dataclass(slots=True)
 class LoopNest:
-    """One execution of an outermost loop, with the loops inside it: their checkpoints share the anchors."""
+    """One execution of an outermost loop, with the loops inside it.
+
+    Its checkpoints share the anchors: the objects that existed when the loop was entered.
+    """
 
     entry: LoopEntry
     anchors: Anchors | None = None

@@ -33,7 +33,7 @@ from rearview.store.tables.record_files import recorded
 from rearview.store.values import Put, convert, family
 
 _COMPARING_SHARE = 8
-"""The program runs at least this many times as long as comparisons that could be left out."""
+"""A comparison that could be left out is made after the program has run this many times as long as the last one took."""
 
 
 class SetupWatcher(Protocol):
@@ -94,7 +94,7 @@ class Replayer(Session):
     entered_main: bool = False
     """Whether the main loop, which is divided into segments, was entered."""
     _last_need: tuple[list[int], bool, list[LoopEntry]] = field(default=([], False, []))
-    """The last call of `needs`: ids and iterations of the loops, the is_needed, and the loops themselves: as long as
+    """The last call of `needs`: ids and iterations of the loops, the result, and the loops themselves: as long as
     they exist, no other loop gets one of these ids."""
     closed: bool = False
     """Whether the report is written, or must not be written by this process."""
@@ -129,7 +129,7 @@ class Replayer(Session):
         path = self.path(entry, index)
         goal = self.goal(entry, index)
         idle = index == 0 and not self.needs(entry)
-        must_compare = goal != index or idle  # before something is restored, or the end
+        must_compare = goal != index or idle  # before a restore, or before the replay ends
         if (outermost and self.end_outer_iteration()) or must_compare or self.should_compare():
             self.prove(self.checkpoint_index.to_compare(Edge.START, path), frame)
         if idle and self.skip(path, frame):
@@ -402,7 +402,7 @@ class Replayer(Session):
         self.ran_code = self.ran_loops = False
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Compare values that the run has recorded, and record new ones."""
+        """Compare values that the run has recorded with those records, and record new values."""
         if self.pid != os.getpid():
             return
         if self.shared_setup is not None:

@@ -56,7 +56,7 @@ MOST_PACKS = 8
 LARGE = 1 << 20
 """Buffers of at least this many bytes are copied by several threads."""
 SELDOM = 2
-"""A buffer that changed in more saves in a row is expected to change again, and is not hashed."""
+"""Number of saves; a buffer that changed in more saves in a row is expected to change again, and is not hashed."""
 
 
 def sample(view: memoryview) -> bytes:

@@ -417,7 +417,7 @@ class Overhead:
         """Count the walk over the objects at the entry of a loop: it took `seconds` and found `nbytes` of state.
 
         If the state of the previous run had a very different size, as after a change of arguments, the
-        measurements of this run are dropped.
+        measurements of the previous run are dropped.
         """
         self._count()
         # the set-up keeps other numbers of cores busy than training

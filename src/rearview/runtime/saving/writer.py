@@ -193,7 +193,7 @@ class Writer:
         return accepted
 
     def training_resumes(self) -> float:
-        """End what must not last while the program changes its state; return the seconds that this took."""
+        """End the watches that last until training resumes, and let the writer thread begin; return the seconds taken."""
         began = time.perf_counter()
         self._changes.training_resumes()
         if self._recapture_expected:
