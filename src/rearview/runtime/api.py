@@ -134,8 +134,8 @@ def arg(name: str, default: V) -> V:
     session = current()
     text = session.arg_values.get(name)
     if text is None:
-        text = given_on(sys.argv[1:], name)
-    value = default if text is None else converted(name, text, default)
+        text = text_on_command_line(sys.argv[1:], name)
+    value = default if text is None else convert_text(name, text, default)
     session.record_arguments({name: value})
     return value
 
@@ -149,11 +149,12 @@ def params(values: Mapping[str, Any]) -> None:
         current().record_arguments({str(name): value for name, value in values.items()})
 
 
-def given_on(argv: list[str], name: str) -> str | None:
+def text_on_command_line(argv: list[str], name: str) -> str | None:
     """Return the text that a command line gives for `name`, or None if it gives none.
 
-    >>> given_on(["--lr", "0.1", "epochs=3"], "lr"), given_on(["--lr=1"], "lr"), given_on([], "lr")
-    ('0.1', '1', None)
+    >>> text_on_command_line(["--lr", "0.1", "epochs=3"], "lr"), text_on_command_line(["--lr=1"], "lr")
+    ('0.1', '1')
+    >>> text_on_command_line([], "lr")
     """
     flags = {f"--{name}", f"--{name.replace('_', '-')}"}
     text_given = None
@@ -166,10 +167,10 @@ def given_on(argv: list[str], name: str) -> str | None:
     return text_given
 
 
-def converted(name: str, text: str, default: Any) -> Any:
+def convert_text(name: str, text: str, default: Any) -> Any:
     """Return `text` as a value of the type that `default` has.
 
-    >>> converted("lr", "1e-3", 0.1), converted("flag", "no", True), converted("n", "3", None)
+    >>> convert_text("lr", "1e-3", 0.1), convert_text("flag", "no", True), convert_text("n", "3", None)
     (0.001, False, '3')
     """
     kind = type(default)

@@ -125,10 +125,10 @@ class _Named(partial[Any]):
     name: str
 
 
-def install_builtins() -> None:
+def watch_picklers() -> None:
     """Watch for the import of libraries that send functions to other processes."""
     for name in _PICKLERS:
-        after_import(name, _send)
+        after_import(name, _on_pickler_loaded)
 
 
 def offer(name: str, call: Callable[..., Any], **attributes: Any) -> None:
@@ -145,7 +145,7 @@ def offer_value(name: str, value: Any) -> None:
         _put_names_into_globals()
 
 
-def retire() -> None:
+def offer_plain_functions() -> None:
     """Let instrumented code run as under plain Python, because the interpreter is about to end.
 
     The plain functions need no other module and are put into the program's globals: when it ends,
@@ -180,7 +180,7 @@ def register_module(module: ModuleType) -> None:
         _put_names_into_globals()
 
 
-def _send(library: ModuleType) -> None:
+def _on_pickler_loaded(library: ModuleType) -> None:
     _senders.add(library.__name__)
     _put_names_into_globals()
 
@@ -342,7 +342,7 @@ class Finder:
         """Return the spec that Python would find, with a loader that instruments loops where these are watched."""
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
-            return self._with_time_taken(spec)
+            return self._with_timed_loader(spec)
         view = self._compiler.view
         origin = spec.origin if view is None else view.seeming(spec.origin)
         if self._compiler.session.belongs(origin):
@@ -351,12 +351,12 @@ class Finder:
             loader = _LibraryLoader(name, origin, self._compiler)
         else:
             # the next finder would only find the same spec again
-            return self._with_time_taken(spec)
+            return self._with_timed_loader(spec)
         return importlib.util.spec_from_file_location(
             name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
         )
 
-    def _with_time_taken(self, spec: ModuleSpec | None) -> ModuleSpec | None:
+    def _with_timed_loader(self, spec: ModuleSpec | None) -> ModuleSpec | None:
         if spec is not None and self._compiler.import_times is not None:
             self._compiler.import_times.watch(spec.name, spec.loader)
         return spec
@@ -364,14 +364,14 @@ class Finder:
 
 def install(compiler: Compiler) -> None:
     """From now on, compile every project file with `compiler` when it is imported."""
-    _hook(compiler.session, _is_never_compiling)
-    install_builtins()
+    _offer_hooks(compiler.session, _is_never_compiling)
+    watch_picklers()
     offer(WALK, LoopIterator)
     offer_value(ITER, iter)
     after_import("torch.utils", _allow_swap_tensors)
     after_import("torch.utils.data.dataloader", watch_loaders)
     after_import(
-        "torch.compiler", lambda module: _hook(compiler.session, module.is_dynamo_compiling)
+        "torch.compiler", lambda module: _offer_hooks(compiler.session, module.is_dynamo_compiling)
     )
     position = next(
         (i for i, f in enumerate(sys.meta_path) if f is importlib.machinery.PathFinder),
@@ -416,7 +416,7 @@ def _is_never_compiling() -> bool:
     return False
 
 
-def _hook(session: Session, compiling: Callable[[], bool]) -> None:
+def _offer_hooks(session: Session, compiling: Callable[[], bool]) -> None:
     """Define the functions that instrumented code calls.
 
     While `torch.compile` traces a function (`compiling` returns True), the loops of the function are not watched.

@@ -28,7 +28,7 @@ from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model.messages import VARIABLE, Control
 from rearview.model.run import is_notebook
 from rearview.model.wording import printable
-from rearview.runtime.importer import register_module, retire
+from rearview.runtime.importer import offer_plain_functions, register_module
 from rearview.runtime.program_frames import run_at_bottom
 from rearview.state.code_lookup import PatchedBuiltin
 
@@ -69,9 +69,9 @@ def main(plain: frozenset[str] | None = None) -> None:
             kernel = make_kernel(control)
         session = _begin(control, shared)
     except RearviewError as exc:
-        refuse(exc)
+        print_refusal(exc)
         raise SystemExit(2) from None
-    guard_exit(session)
+    finish_at_exit(session)
     hide_background_threads()
     if sys.version_info >= (3, 12):
         for name in ("fork", "forkpty"):
@@ -80,9 +80,9 @@ def main(plain: frozenset[str] | None = None) -> None:
         _leave(control, _run_notebook(control, session, kernel))
     program_runner: Callable[..., Any] = run_at_bottom
     if shared is not None and shared.setup is not None:
-        from rearview.runtime.replay.setup_process import SharedSetup, watch
+        from rearview.runtime.replay.setup_process import SharedSetup, watch_program
 
-        watch()
+        watch_program()
         program_runner = SharedSetup(shared.setup, shared.channel, shared, session).run
     code = run(control, session, plain, program_runner)
     if code is not _KILLED:
@@ -128,7 +128,7 @@ def _begin(control: Control, shared: SharedStart | None) -> Any:
         return go_unrecorded(Path(control.root), control.given, exc)
 
 
-def refuse(exc: RearviewError) -> None:
+def print_refusal(exc: RearviewError) -> None:
     """Print why nothing is run, and where the documentation explains it."""
     text = f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n"
     # a notebook kernel has replaced the stream and would forward the text: write to the original
@@ -139,13 +139,13 @@ def refuse(exc: RearviewError) -> None:
         sys.stderr.write(text)
 
 
-def guard_exit(session: Any) -> None:
+def finish_at_exit(session: Any) -> None:
     """Finish the session when the process ends in any way, except by a kill."""
     from rearview.runtime.sandbox.printed_lines import unwatch_streams
 
     # the next two run after the program's own handlers and after the end of the session
     atexit.register(unwatch_streams)
-    atexit.register(retire)
+    atexit.register(offer_plain_functions)
     atexit.register(lambda: session.finish(None))
     real = os._exit
 
@@ -215,10 +215,10 @@ def run(
     """
     try:
         try:
-            program = prepare(control, session, plain)
+            program = prepare_program(control, session, plain)
         except UsageError as exc:
             session.code = 2
-            refuse(exc)
+            print_refusal(exc)
             return 2
         program_runner(*program)
     except SystemExit as exc:
@@ -232,7 +232,7 @@ def run(
         return 0
     session.note_failure(failure)
     interrupted = type(failure) is KeyboardInterrupt
-    session.code = show(failure, _INTERRUPTED if interrupted else 1)
+    session.code = print_traceback(failure, _INTERRUPTED if interrupted else 1)
     if interrupted and session.code == _INTERRUPTED:
         _die_interrupted()
         return _KILLED
@@ -247,7 +247,7 @@ def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
         return run_notebook(control, session, kernel)
     except RearviewError as exc:
         session.code = 2
-        refuse(exc)
+        print_refusal(exc)
         return 2
 
 
@@ -283,7 +283,7 @@ def exit_code(exc: SystemExit) -> int:
     return exc.code if isinstance(exc.code, int) else 1
 
 
-def prepare(
+def prepare_program(
     control: Control, session: Any, plain: frozenset[str] | None = None
 ) -> tuple[Callable[..., Any], *tuple[Any, ...]]:
     """Create `__main__`, set `sys.argv` and `sys.path` as `python` does; return the call that runs the program.
@@ -306,8 +306,8 @@ def prepare(
     sys.orig_argv[1:] = [*sys.orig_argv[1:-1], *options, control.target, *control.args]
     if control.module:
         folder = session.real(os.getcwd())  # noqa: PTH109 - patched in a replay
-        _insert(folder, plain)
-        file = _origin(control.target)
+        _insert_into_path(folder, plain)
+        file = _file_of_module(control.target)
         if file is not None and not session.belongs(_path_in_program(session, file)):
             raise UsageError(
                 f"Module {control.target} is at {file}, outside the project {session.root}; only files "
@@ -319,7 +319,7 @@ def prepare(
     file = control.target
     if not os.path.isabs(file):  # noqa: PTH117
         file = f"{os.getcwd()}{os.sep}{file}"  # noqa: PTH109 - as Python itself spells it
-    _insert(session.real(os.path.dirname(os.path.realpath(file))), plain)  # noqa: PTH120
+    _insert_into_path(session.real(os.path.dirname(os.path.realpath(file))), plain)  # noqa: PTH120
     sys.argv = [control.target, *control.args]
     module.__spec__ = None
     module.__package__ = None
@@ -350,7 +350,7 @@ def _run_unrecorded(control: Control, session: Any) -> None:
     os.execve(command[0], command, os.environ)  # noqa: S606 - no shell
 
 
-def _insert(folder: str, plain: frozenset[str] | None) -> None:
+def _insert_into_path(folder: str, plain: frozenset[str] | None) -> None:
     if sys.flags.safe_path:
         return
     sys.path.insert(0, folder)
@@ -382,7 +382,7 @@ def _path_in_program(session: Any, file: str) -> str:
     return file if session.view is None else str(session.view.seeming(file))
 
 
-def _origin(name: str) -> str | None:
+def _file_of_module(name: str) -> str | None:
     """Return the file that `python -m name` would run, or None if there is none; import nothing."""
     path: Sequence[str] | None = None
     spec = None
@@ -398,7 +398,7 @@ def _origin(name: str) -> str | None:
     return None if spec is None else spec.origin
 
 
-def show(exc: BaseException, code: int = 1) -> int:
+def print_traceback(exc: BaseException, code: int = 1) -> int:
     """Print a traceback as plain Python would, with the user's frames only; return the exit code.
 
     The program's own `sys.excepthook` may fail, or exit with another code.
@@ -442,12 +442,12 @@ def _strip_all(exc: BaseException) -> None:
         if exception is None or id(exception) in visited_ids:
             continue
         visited_ids.add(id(exception))
-        exception.__traceback__ = strip(exception.__traceback__)
+        exception.__traceback__ = without_own_frames(exception.__traceback__)
         todo += [exception.__cause__, exception.__context__]
         todo += getattr(exception, "exceptions", ())
 
 
-def strip(trace: TracebackType | None) -> TracebackType | None:
+def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without Rearview's frames."""
     program_entries: Sequence[TracebackType] = []
     while trace is not None:

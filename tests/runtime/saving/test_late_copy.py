@@ -235,7 +235,7 @@ def test_a_program_that_frees_its_memory_during_a_late_copy_continues(pages, hel
     memory[:] = b"x" * len(memory)
     watch = pages.watch(memoryview(memory))
     into = ctypes.create_string_buffer(4 * MB)
-    stretch = CopyRange(ctypes.addressof(into), watch.low, watch.whole)
+    stretch = CopyRange(ctypes.addressof(into), watch.low, watch.page_bytes)
     running = LateCopy(pages, {"w": WatchedCopy(stretch, watch)}, keep_watching=False).begin()
     memory.close()
     held_up.set()

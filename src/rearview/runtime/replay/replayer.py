@@ -127,21 +127,22 @@ class Replayer(Session):
         if outermost and self.in_main:
             self.count_main_iterations(index)
         path = self.path(entry, index)
-        goal = self.goal(entry, index)
+        wanted_iteration = self.next_wanted(entry, index)
         idle = index == 0 and not self.needs(entry)
-        must_compare = goal != index or idle  # before a restore, or before the replay ends
+        # before a restore, or before the replay ends
+        must_compare = wanted_iteration != index or idle
         if (outermost and self.end_outer_iteration()) or must_compare or self.should_compare():
             self.prove(self.checkpoint_index.to_compare(Edge.START, path), frame)
         if idle and self.skip(path, frame):
             return None
-        if goal is None:
+        if wanted_iteration is None:
             if outermost and not self.segment.after:
-                if self.may_leave(entry, index):
+                if self.may_end(entry, index):
                     self.leave_program()
             elif self.skip(path, frame):
                 return None
-        elif goal > index and self.segment.jump and len(path) <= self.segment.levels:
-            self.checkpoint_index.pending = self.checkpoint_index.nearest(path, goal)
+        elif wanted_iteration > index and self.segment.jump and len(path) <= self.segment.levels:
+            self.checkpoint_index.pending = self.checkpoint_index.nearest(path, wanted_iteration)
             if self.checkpoint_index.pending is not None:
                 target: int = self.checkpoint_index.pending.meta.path[-1].iteration
                 return target
@@ -246,7 +247,7 @@ class Replayer(Session):
             or perf_counter() - self.last_comparison >= _COMPARING_SHARE * self.comparison_seconds
         )
 
-    def end_uncompared(self) -> None:
+    def count_uncompared(self) -> None:
         """Count executed loops whose state will not be compared and which logged no recorded value."""
         self.report.open += self.ran_loops and self.report.repeated == self.repeated_before
         self.ran_loops, self.repeated_before = False, self.report.repeated
@@ -297,7 +298,7 @@ class Replayer(Session):
         wanted_ranges = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
         return [(first, last) for first, last in wanted_ranges if first < last]
 
-    def goal(self, entry: LoopEntry, index: int) -> int | None:
+    def next_wanted(self, entry: LoopEntry, index: int) -> int | None:
         """Return the next wanted iteration from `index` on, or None if there is none."""
         if not self.needs(entry):
             return index
@@ -306,7 +307,7 @@ class Replayer(Session):
             return index
         return min((max(first, index) for first, last in ranges if last > index), default=None)
 
-    def may_leave(self, entry: LoopEntry, index: int) -> bool:
+    def may_end(self, entry: LoopEntry, index: int) -> bool:
         """Return True if the replay may end here: the state is proved, or the next checkpoint is too far away."""
         reach = index + self.report.iterations
         return not self.ran_code or not self.checkpoint_index.has_more(
@@ -331,7 +332,7 @@ class Replayer(Session):
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
         """Bring the loop to its pending checkpoint."""
-        self.end_uncompared()
+        self.count_uncompared()
         try:
             self.checkpoint_index.advance(source, target - index, frame)
         except Exception as exc:
@@ -526,7 +527,7 @@ class Replayer(Session):
         if self.closed or self.pid != os.getpid():
             return
         self.closed = True
-        self.end_uncompared()
+        self.count_uncompared()
         final = code if code is not None else self.code
         as_run = not self.probe_error and not self.report.retry and self.ended_as_run(final or 0)
         if not self.report.finished:

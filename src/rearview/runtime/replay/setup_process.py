@@ -42,7 +42,7 @@ from rearview.runtime.replay.fork_server import (
 )
 from rearview.runtime.replay.replayer import Replayer
 from rearview.runtime.replay.shareable_statements import SetupScript, names_mean_libraries
-from rearview.runtime.replay.silent_trackers import point_trackers
+from rearview.runtime.replay.silent_trackers import set_tracker_variables
 from rearview.runtime.replay.start_replay import RunInputs, SharedStart
 from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox.program_inputs import listen
@@ -181,7 +181,7 @@ class SharedSetup:
         script = SetupScript.read(self._session, namespace["__file__"])
         setup, executed = self, 0
         while True:
-            executed = setup._advance(script, executed, namespace)
+            executed = setup._execute_shared(script, executed, namespace)
             request, channel = setup._serve()
             script = setup._become_segment(request, script, executed)
             code = script.code_after(self._session, executed)
@@ -194,7 +194,7 @@ class SharedSetup:
                 setup.run(exec, code, namespace)
                 return
 
-    def _advance(self, script: SetupScript, executed: int, namespace: dict[str, Any]) -> int:
+    def _execute_shared(self, script: SetupScript, executed: int, namespace: dict[str, Any]) -> int:
         """Execute the statements to share, after the first `executed`; return how many are executed.
 
         These are all of them, or those before a statement that cannot be shared.
@@ -413,7 +413,7 @@ class SharedSetup:
         os.close(log)
         if request.cores:
             os.sched_setaffinity(0, request.cores)
-        fresh, inputs = start_replay.replayer(control)
+        fresh, inputs = start_replay.make_session(control)
         if script is not None:
             reason = self._difference(fresh, script)
             if reason:
@@ -494,7 +494,7 @@ class SharedSetup:
         folder = _getcwd()
         if folder == self._tree or folder.startswith(self._tree + os.sep):
             _chdir(own_tree + folder[len(self._tree) :])
-        to_own_tree = _moved_to(self._tree, own_tree)
+        to_own_tree = _path_mover(self._tree, own_tree)
         sys.path[:] = map(to_own_tree, sys.path)
         for module in list(sys.modules.values()):
             folders = getattr(module, "__path__", None)
@@ -527,7 +527,7 @@ class SharedSetup:
         session.report.spared = max(0.0, self._spared + self._seconds - request.waited)
         parent = start_replay.parent_of(session)
         os.environ[start_replay.VARIABLE] = msgspec.json.encode(parent).decode()
-        point_trackers(Path(session.segment.tree).parent)
+        set_tracker_variables(Path(session.segment.tree).parent)
 
     def _follow(self, inputs: RunInputs) -> None:
         """Let random numbers and the clock be those of the run with these inputs."""
@@ -554,7 +554,7 @@ def _on_process(event: str, _args: tuple[Any, ...]) -> None:
         _running_setup[0].on_process(event)
 
 
-def watch() -> None:
+def watch_program() -> None:
     """From now on, report to the set-up the processes that the program starts, and copies of the environment."""
     listen(_on_process, *_PROCESSES)
     environ: Any = type(os.environ)
@@ -624,12 +624,12 @@ def _content(path: str) -> bytes:
         return file.read()
 
 
-def _moved_to(old: str, new: str) -> Callable[[str], str]:
-    def moved(path: str) -> str:
+def _path_mover(old: str, new: str) -> Callable[[str], str]:
+    def move(path: str) -> str:
         inside = path == old or path.startswith(old + os.sep)
         return new + path[len(old) :] if inside else path
 
-    return moved
+    return move
 
 
 def _encoded(value: Any) -> bytes:

@@ -79,14 +79,14 @@ def silence_trackers(folder: Path) -> None:
 
     Trackers that cannot work without files write them to `folder`.
     """
-    point_trackers(folder)
+    set_tracker_variables(folder)
     for name in _WRITERS:
         after_import(name, _silence_writer)
     after_import("mlflow", _silence_mlflow)
     after_import("wandb", lambda module: _silence_wandb(module, folder))
 
 
-def point_trackers(folder: Path) -> None:
+def set_tracker_variables(folder: Path) -> None:
     """Set the environment variables that keep trackers in `folder`."""
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"

@@ -177,7 +177,7 @@ class RunInputs:
 
 def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     """Return the session that replays the segment of `control`."""
-    session, inputs = replayer(control)
+    session, inputs = make_session(control)
     use_session(session)
     os.register_at_fork(after_in_child=session.on_fork)
     hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
@@ -203,7 +203,7 @@ def parent_of(session: Replayer) -> ParentReplay:
     return ParentReplay(str(session.project.root), session.run, segment.replay, segment.names)
 
 
-def replayer(control: Control) -> tuple[Replayer, RunInputs]:
+def make_session(control: Control) -> tuple[Replayer, RunInputs]:
     """Return the session that replays the segment of `control`, before anything is patched."""
     assert control.segment is not None
     segment = msgspec.json.decode(Path(control.segment).read_bytes(), type=SegmentFile)

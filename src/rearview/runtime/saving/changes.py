@@ -157,7 +157,7 @@ class Changes:
         """Sort the buffers of a state into unchanged ones, copies in flight and changed ones."""
         selection = Selection({}, {}, {})
         views = {key: as_bytes(buffer) for key, buffer in buffers.items()}
-        watches = self._watch_again(views)
+        watches = self._watch_unchanged(views)
         for key, view in views.items():
             if len(view) >= SMALL:
                 copy, unwritten = self._in_flight.get(key), self._unwritten(key, view)
@@ -190,7 +190,7 @@ class Changes:
         changed = selection.changed
         staged = Staged(shared=selection.in_flight)
         self._unregister_copied()
-        self._watch(changed, hints)
+        self._watch_for_next_capture(changed, hints)
         at, base = 0, address_of(into)
         tiny: list[memoryview] = []
         large: dict[str, CopyRange] = {}
@@ -243,7 +243,9 @@ class Changes:
             watches = self._pages.watch_all([changed[key] for key in keys])
         return {
             key: WatchedCopy(
-                CopyRange(copy_range.to + watch.low - copy_range.source, watch.low, watch.whole),
+                CopyRange(
+                    copy_range.to + watch.low - copy_range.source, watch.low, watch.page_bytes
+                ),
                 watch,
             )
             for key, copy_range, watch in zip(
@@ -281,7 +283,7 @@ class Changes:
                 current = sample_memory(address, sample_offsets(len(view)), SAMPLE)
                 self._history.add(key, quiet=current == sample(view))
 
-    def _watch(self, changed: Mapping[str, memoryview], hints: CopyHints) -> None:
+    def _watch_for_next_capture(self, changed: Mapping[str, memoryview], hints: CopyHints) -> None:
         """Watch changed buffers that may be equal in the next capture, from before they are copied.
 
         If the state is captured again before training resumes, these are all changed buffers; otherwise
@@ -332,7 +334,9 @@ class Changes:
     def _unregister_copied(self) -> None:
         """Unregister the watches of late copies that have ended."""
         for late in [
-            copying for copying in self._late_copies if copying.over and not copying.keep_watching
+            copying
+            for copying in self._late_copies
+            if copying.is_over and not copying.keep_watching
         ]:
             self._late_copies.remove(late)
             self._pages.end_watches(*(copy.watch for copy in late.copies.values()))
@@ -397,7 +401,7 @@ class Changes:
         self.forget()
         self._pages.close()
 
-    def _watch_again(self, views: Mapping[str, memoryview]) -> dict[str, PageWatch]:
+    def _watch_unchanged(self, views: Mapping[str, memoryview]) -> dict[str, PageWatch]:
         """Watch buffers that were unchanged in the last save and may be unchanged now; return the new watches.
 
         The watches begin before the buffers are hashed, so that the next boundary sees every later write.
@@ -453,7 +457,7 @@ def staging_size(changed: Mapping[str, memoryview]) -> int:
 
 def _equals_copy(staged: Staged, key: str, view: memoryview) -> bool:
     """Return True if `view` equals the copy of buffer `key` in staging memory."""
-    if staged.late is not None and not staged.late.over:
+    if staged.late is not None and not staged.late.is_over:
         return False
     try:
         copied = staged.views[key][:]  # while this view exists, the memory stays mapped

@@ -54,7 +54,7 @@ class PageWatch:
     edges: bytes
 
     @property
-    def whole(self) -> int:
+    def page_bytes(self) -> int:
         """Number of bytes in the whole pages."""
         return self.high - self.low
 

@@ -105,7 +105,7 @@ class LateCopy:
     ) -> None:
         self.copies = copies
         self.overtaken: set[str] = set()
-        """Keys of buffers that were written before they were copied; final once `over` is True."""
+        """Keys of buffers that were written before they were copied; final once `is_over` is True."""
         self.cpu = 0.0
         """Processor seconds that the thread used; 0 until it has ended."""
         self._pages = pages
@@ -125,7 +125,7 @@ class LateCopy:
         return self
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether every buffer was copied, or was written before its copy."""
         return self._over.is_set()
 

@@ -178,7 +178,7 @@ class StepTimes:
         """Number of steps during a save that can each be compared with a step without a save."""
         return min(len(self.alone), len(self.during_save))
 
-    def lost(self) -> tuple[float, float]:
+    def seconds_lost(self) -> tuple[float, float]:
         """Return how many seconds all steps during a save lost, and the seconds of writing in these steps."""
         usual = _trimmed_mean(self.alone)
         return sum(seconds - usual for seconds, _ in self.during_save), sum(
@@ -221,7 +221,7 @@ class SlowdownMeter:
         happened during something else, such as an evaluation.
         """
         compared = [steps for steps in self.loops.values() if steps.pairs]
-        losses = [steps.lost() for steps in compared]
+        losses = [steps.seconds_lost() for steps in compared]
         writing = sum(seconds for _, seconds in losses)
         share = sum(seconds for seconds, _ in losses) / writing if writing > 0 else 0.0
         pairs, written = sum(steps.pairs for steps in compared), self._last[3]
@@ -287,20 +287,20 @@ class Overhead:
         folder = project.cache / "policy"
         file = folder / f"{hashlib.sha256(script.encode()).hexdigest()[:16]}.json"
         try:
-            learnt = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+            earlier_facts = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            learnt = {}
+            earlier_facts = {}
         budget = DiskBudget(project, run, settings.budget) if settings.budget else None
-        policy = Policy.learnt(settings.epsilon, settings.every, learnt)
-        size = learnt.get("size")
+        policy = Policy.from_facts(settings.epsilon, settings.every, earlier_facts)
+        size = earlier_facts.get("size")
         return cls(policy, file, disk_budget=budget, size=size if isinstance(size, int) else 0)
 
     def end_iteration(self, site: str, seconds: float) -> None:
         """Count an iteration of the loop at `site` that took `seconds`.
 
-        The policy gets it with depth 1: the computing time of the run is counted elsewhere (`_count`), once.
+        The policy gets it with depth 1: the computing time of the run is counted elsewhere (`_update_policy`), once.
         """
-        self._count()
+        self._update_policy()
         alone = max(0.0, seconds - (self.total_wait - self._wait_at_iteration))
         writing, self._writing, self._wait_at_iteration = self._writing, 0.0, self.total_wait
         event = Iteration(alone, depth=1, overlap=min(writing, alone))
@@ -310,7 +310,7 @@ class Overhead:
         """Count a step of a loop inside the outermost one; `written` is the writing time so far."""
         self.slowdown.begin_step(loop, index, perf_counter(), written, self.total_wait)
 
-    def _count(self) -> None:
+    def _update_policy(self) -> None:
         """Report to the policy the computing time since the last call, and the saves that have ended."""
         now = perf_counter()
         seconds = max(0.0, now - self.counted_until - self.waited)
@@ -362,7 +362,7 @@ class Overhead:
 
         `since` is the number of seconds since the last boundary that a replay could start from.
         """
-        self._count()
+        self._update_policy()
         busy = self.in_flight >= _MOST_IN_FLIGHT
         facts = BoundaryFacts(since, depth, self.nbytes, ends, self.crowded, busy)
         decision = self.policy.decide(site, facts)
@@ -419,7 +419,7 @@ class Overhead:
         If the state of the previous run had a very different size, as after a change of arguments, the
         measurements of the previous run are dropped.
         """
-        self._count()
+        self._update_policy()
         # the set-up keeps other numbers of cores busy than training
         self._window_cpu = self._window_seconds = 0.0
         self.add_wait(seconds)
@@ -433,12 +433,12 @@ class Overhead:
 
     def close(self) -> None:
         """Store the measurements for the next run of the same script."""
-        self._count()
+        self._update_policy()
         make_folder(self.file.parent)
         if self.disk_budget is not None:
             self.disk_budget.close()
-        learnt = {**self.policy.facts(), "size": self.size}
-        publish(self.file, msgspec.json.encode(learnt), durable=False)
+        facts = {**self.policy.facts(), "size": self.size}
+        publish(self.file, msgspec.json.encode(facts), durable=False)
 
     def report(self, costs: Costs) -> dict[str, Any]:
         """Return the costs of recording, as `rearview show` prints them."""

@@ -144,7 +144,7 @@ class LoopStats:
     def observe(self, event: Event) -> LoopStats:
         """Return these measurements with one event added."""
         if isinstance(event, Iteration):
-            return self._iterated(event)
+            return self._with_iteration(event)
         if isinstance(event, Saved):
             cost = event.blocking
             mean = _updated_mean(self.save, cost)
@@ -198,7 +198,7 @@ class LoopStats:
         }
         return cls(**numbers)
 
-    def _iterated(self, event: Iteration) -> LoopStats:
+    def _with_iteration(self, event: Iteration) -> LoopStats:
         counted = replace(self, n=self.n + 1, computed=self.computed + event.seconds)
         if not self.n:
             return counted  # the first iteration is not typical: it fills caches
@@ -273,7 +273,7 @@ class Policy:
     """Computing seconds in this run, in all outermost loops."""
 
     @classmethod
-    def learnt(cls, epsilon: float, every: bool, facts: Mapping[str, Any]) -> Policy:
+    def from_facts(cls, epsilon: float, every: bool, facts: Mapping[str, Any]) -> Policy:
         """Return a policy that begins with the measurements in `facts`, stored by an earlier run."""
         sites = {
             name: LoopStats.from_facts(site)
@@ -321,7 +321,7 @@ class Policy:
             or SaveDecision(
                 True,
                 Reason.PAYS,
-                f"costs {_s(cost)} and saves a replay {_s(facts.since)} of computing",
+                f"costs {_seconds(cost)} and saves a replay {_seconds(facts.since)} of computing",
                 cost,
             )
         )
@@ -362,15 +362,15 @@ class Policy:
         allowance = share * computed - self.paid
         if cost > allowance:
             text = (
-                f"it would cost {_s(cost)}; {share * 100:.3g} % of the {_s(computed)} computed so far "
-                f"leave {_s(max(allowance, 0))}"
+                f"it would cost {_seconds(cost)}; {share * 100:.3g} % of the {_seconds(computed)} computed so far "
+                f"leave {_seconds(max(allowance, 0))}"
             )
             return SaveDecision(False, Reason.OVER_BUDGET, text, cost)
         site = self.sites.get(name)
         if site is not None and 0 < share * site.computed < cost * (site.k + 1):
             text = (
-                f"{site.k + 1} saves of {_s(cost)} exceed {share * 100:.3g} % of the "
-                f"{_s(site.computed)} that this loop has computed"
+                f"{site.k + 1} saves of {_seconds(cost)} exceed {share * 100:.3g} % of the "
+                f"{_seconds(site.computed)} that this loop has computed"
             )
             return SaveDecision(False, Reason.OVER_BUDGET, text, cost)
         return None
@@ -378,18 +378,18 @@ class Policy:
     def _no_gain(self, facts: BoundaryFacts, cost: float, restore: float) -> SaveDecision | None:
         if facts.since < cost + restore:
             text = (
-                f"computing {_s(facts.since)} again is no slower than saving and restoring "
-                f"({_s(cost + restore)})"
+                f"computing {_seconds(facts.since)} again is no slower than saving and restoring "
+                f"({_seconds(cost + restore)})"
             )
             return SaveDecision(False, Reason.NO_GAIN, text, cost)
         # an inner loop that has ended is exempt: a replay can skip thousands of short loops
         brief = facts.since < BRIEF and not facts.ends
         if brief and cost > BRIEF_SHARE * facts.since:
-            text = f"it would save {_s(facts.since)}, too little for the {_s(cost)} that it costs"
+            text = f"it would save {_seconds(facts.since)}, too little for the {_seconds(cost)} that it costs"
             return SaveDecision(False, Reason.LITTLE_FOR_COST, text, cost)
         least_seconds = self.computed * (INNER_SHARE if facts.depth else OUTER_SHARE)
         if facts.since < least_seconds:
-            text = f"it would save {_s(facts.since)}, too little of the {_s(self.computed)} run"
+            text = f"it would save {_seconds(facts.since)}, too little of the {_seconds(self.computed)} run"
             return SaveDecision(False, Reason.LITTLE_OF_RUN, text, cost)
         return None
 
@@ -397,16 +397,14 @@ class Policy:
         """Refuse an inner boundary unless enough time has passed since the last place to start a replay from."""
         period = max(INNER_LEAST, cost / self.epsilon)
         if facts.since < period:
-            text = (
-                f"an inner boundary is worth saving every {_s(period)}, not after {_s(facts.since)}"
-            )
+            text = f"an inner boundary is worth saving every {_seconds(period)}, not after {_seconds(facts.since)}"
             return SaveDecision(False, Reason.INNER_INTERVAL, text, cost)
         return self._for_outer_loop(facts, cost)
 
     def _for_outer_loop(self, facts: BoundaryFacts, cost: float) -> SaveDecision | None:
         """Refuse if this save would leave no budget for the outermost loop, where runs are resumed."""
         if cost * 2 > self.epsilon * max(self.computed, facts.since) - self.paid:
-            text = f"what the budget leaves ({_s(cost)}) is kept for the outer loop"
+            text = f"what the budget leaves ({_seconds(cost)}) is kept for the outer loop"
             return SaveDecision(False, Reason.FOR_OUTER_LOOP, text, cost)
         return None
 
@@ -415,10 +413,10 @@ class Policy:
         return replace(self, paid=self.paid + seconds)
 
 
-def _s(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
     """Return a duration as text for people.
 
-    >>> _s(0.0123), _s(2.5), _s(7200.0)
+    >>> _seconds(0.0123), _seconds(2.5), _seconds(7200.0)
     ('12.3 ms', '2.5 s', '2 h')
     """
     if seconds < 1:
