@@ -8,7 +8,7 @@ import pytest
 
 from rearview.runtime.saving import late_copy
 from rearview.runtime.saving.dirty_pages import address_of
-from rearview.runtime.saving.late_copy import PIECE, CopyRange, copy
+from rearview.runtime.saving.late_copy import PIECE, CopyRange, copy_in_parallel
 
 
 def copied(sizes):
@@ -18,7 +18,7 @@ def copied(sizes):
     for source in sources:
         stretches.append(CopyRange(base + at, address_of(memoryview(source)), len(source)))
         at += len(source) + 1  # a byte between them, to see that nothing spills over
-    copy(stretches)
+    copy_in_parallel(stretches)
     return into, b"".join(bytes(source) + b"\0" for source in sources)
 
 
@@ -43,7 +43,7 @@ def test_copy_threads_stop_when_training_is_interrupted(monkeypatch):
     monkeypatch.setattr(late_copy, "cores", lambda: 2)
     monkeypatch.setattr(late_copy.ctypes, "memmove", move)
     with pytest.raises(KeyboardInterrupt):
-        copy([CopyRange(0, 0, 100 * PIECE)])
+        copy_in_parallel([CopyRange(0, 0, 100 * PIECE)])
     done = len(at_work)
     assert done <= 2
     time.sleep(0.05)

@@ -26,7 +26,6 @@ import xxhash
 
 from rearview.errors import StoreError
 from rearview.model import ObjectRef, Part
-from rearview.runtime.saving import late_copy
 from rearview.runtime.saving.dirty_pages import Pages, PageWatch, address_of
 from rearview.runtime.saving.late_copy import (
     ENOUGH,
@@ -36,6 +35,7 @@ from rearview.runtime.saving.late_copy import (
     OvertakenError,
     WatchedCopy,
     WriteHistory,
+    copy_in_parallel,
     ranges_to_copy_now,
     sample_memory,
 )
@@ -70,7 +70,7 @@ def sample_offsets(nbytes: int) -> range:
     return range(0, step * SAMPLES, step)
 
 
-def digest(view: memoryview) -> bytes:
+def fast_hash(view: memoryview) -> bytes:
     """Return a hash of all bytes, at the speed of memory."""
     return xxhash.xxh3_128_digest(view)
 
@@ -209,7 +209,7 @@ class Changes:
             at += size
         late_copies = self._late_copies_of(large, changed, hints) if late else {}
         began = time.perf_counter()
-        late_copy.copy(
+        copy_in_parallel(
             [
                 part
                 for key, copy_range in large.items()
@@ -369,7 +369,7 @@ class Changes:
         for key, view in staged.views.items():
             saved = self._saved.get(key)
             ref = None
-            if saved is not None and len(view) < SMALL and saved.hash == digest(view):
+            if saved is not None and len(view) < SMALL and saved.hash == fast_hash(view):
                 pack = saved.ref.pack or ""
                 if pack in packs or len(packs) < MOST_PACKS:
                     packs.add(pack)
@@ -384,7 +384,7 @@ class Changes:
             saved, ref = self._saved.get(key), refs[key]
             if len(view) < SMALL:
                 if saved is None or saved.ref is not ref:
-                    self._saved[key] = _SavedBuffer(ref, b"", digest(view))
+                    self._saved[key] = _SavedBuffer(ref, b"", fast_hash(view))
             elif saved is None or saved.ref.oid == ref.oid:
                 self._saved[key] = _SavedBuffer(ref, sample(view), _hash(ref, view))
             else:
@@ -423,7 +423,7 @@ class Changes:
         self, key: str, saved: _SavedBuffer, view: memoryview, watch: PageWatch | None
     ) -> bool:
         """Return True if a buffer equals its last save; `watch` then stays, otherwise it ends."""
-        if not _may_be_equal(saved, view) or digest(view) != saved.hash:
+        if not _may_be_equal(saved, view) or fast_hash(view) != saved.hash:
             if watch is not None:
                 self._pages.forget(watch)
             return False
@@ -444,7 +444,7 @@ def _may_be_equal(saved: _SavedBuffer, view: memoryview) -> bool:
 
 def _hash(ref: ObjectRef, view: memoryview) -> bytes:
     """Return the hash of a copy that is stored as `ref`; not computed if the store knows the hash."""
-    return bytes.fromhex(ref.sum) if ref.sum else digest(view)
+    return bytes.fromhex(ref.sum) if ref.sum else fast_hash(view)
 
 
 def staging_size(changed: Mapping[str, memoryview]) -> int:

@@ -41,7 +41,7 @@ class CopyRange(NamedTuple):
     nbytes: int
 
 
-def copy(ranges: Sequence[CopyRange]) -> None:
+def copy_in_parallel(ranges: Sequence[CopyRange]) -> None:
     """Copy all ranges before returning; the caller keeps the memory alive."""
     pieces = _cut(ranges)
     threads = []
