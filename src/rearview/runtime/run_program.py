@@ -154,9 +154,9 @@ def finish_at_exit(session: Any) -> None:
             session.finish(status)
         real(status)
 
-    standin: Any = PatchedBuiltin(leave, real)
-    for home in {os, sys.modules[real.__module__]}:
-        vars(home)["_exit"] = standin
+    replacement: Any = PatchedBuiltin(leave, real)
+    for module in {os, sys.modules[real.__module__]}:
+        vars(module)["_exit"] = replacement
 
 
 def _warn_of_own_threads_only(name: str) -> None:
@@ -180,8 +180,8 @@ def _warn_of_own_threads_only(name: str) -> None:
         return result
 
     replacement: Any = PatchedBuiltin(fork, real)
-    for home in {os, sys.modules[real.__module__]}:
-        vars(home)[name] = replacement
+    for module in {os, sys.modules[real.__module__]}:
+        vars(module)[name] = replacement
 
 
 def hide_background_threads() -> None:

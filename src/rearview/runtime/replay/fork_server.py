@@ -88,8 +88,8 @@ def run_fork_server(control: Control) -> tuple[Control, SharedStart]:
     setup = control.fork_server
     assert setup is not None
     variables = dict(os.environ)
-    hooks = ReplayPatches.install()
-    loaded = _load(setup.imports, hooks)
+    patches = ReplayPatches.install()
+    loaded = _load(setup.imports, patches)
     if loaded.unfit:
         # imports cannot be undone: start again with fewer statements
         fewer_imports = ForkServerStart(
@@ -102,11 +102,11 @@ def run_fork_server(control: Control) -> tuple[Control, SharedStart]:
     seconds = age() - setup.tried
     request, channel = serve(setup.channel, ForkServerReady(seconds, setup.left_out))
     spared = max(0.0, seconds - request.waited)
-    shared = SharedStart(hooks, spared, setup=request.setup, channel=channel)
+    shared = SharedStart(patches, spared, setup=request.setup, channel=channel)
     return _become_segment(request, loaded), shared
 
 
-def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
+def _load(statements: Sequence[str], patches: ReplayPatches) -> _Loaded:
     """Execute import statements until one leaves the process so that it must not be forked."""
     modules, variables, files = set(sys.modules), dict(os.environ), open_files()
     sys.modules["__main__"] = ModuleType("__main__")  # becomes the program's `__main__`
@@ -118,7 +118,7 @@ def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
             unfit = f"{type(exc).__name__}: {exc}"
         if variables.keys() - os.environ.keys():
             unfit = unfit or "an environment variable was removed"
-        unfit = unfit or _difference_from_fresh(hooks, open_files() - files)
+        unfit = unfit or _difference_from_fresh(patches, open_files() - files)
         if unfit:
             break
         fit += 1
@@ -130,18 +130,22 @@ def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
     return _Loaded(names, changed, fit, unfit)
 
 
-def _difference_from_fresh(hooks: ReplayPatches, files: set[str]) -> str:
+def _difference_from_fresh(patches: ReplayPatches, files: set[str]) -> str:
     """Return why a forked child would differ from a fresh process; empty if it would not."""
-    assert hooks.clock is not None
-    assert hooks.randomness is not None
+    assert patches.clock is not None
+    assert patches.randomness is not None
     watched = LOOPS.keys() & sys.modules.keys()
-    clocked = hooks.clock.readers - READING_CLOCK
-    drawing = hooks.randomness.loaded.keys() - DRAWING
+    clocked = patches.clock.readers - READING_CLOCK
+    drawing = patches.randomness.loaded.keys() - DRAWING
     if watched:
         return f"loops of {min(watched)} are watched"
     if clocked:
         return f"{min(clocked)} reads the clock when it is imported"
-    if drawing or hooks.randomness.stream.drawn != FIRST or not _is_reproducible(hooks.randomness):
+    if (
+        drawing
+        or patches.randomness.stream.drawn != FIRST
+        or not _is_reproducible(patches.randomness)
+    ):
         return f"{min(drawing, default='something')} draws random numbers when it is imported"
     if files:
         return f"{min(files)} was left open"

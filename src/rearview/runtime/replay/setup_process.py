@@ -86,7 +86,7 @@ class SharedSetup:
         self._channel = channel
         self._spared = shared.seconds
         """Seconds that everything before this set-up has taken."""
-        self._hooks = shared.hooks
+        self._patches = shared.patches
         self._session = session
         self._began = perf_counter()
         self._seconds = 0.0
@@ -111,7 +111,7 @@ class SharedSetup:
         """Why the set-up has ended; empty if all its statements were executed."""
         self._line = 0
         """First line of the statement that is executed."""
-        view = self._hooks.view
+        view = self._patches.view
         view.used_paths = set(previous._used_paths) if previous is not None else set()
         self._view = (set(view.gone), set(view.made_files), view.changes)
         self._open = open_files()
@@ -133,13 +133,13 @@ class SharedSetup:
 
     @property
     def _randomness(self) -> Any:
-        assert self._hooks.randomness is not None
-        return self._hooks.randomness
+        assert self._patches.randomness is not None
+        return self._patches.randomness
 
     @property
     def _clock(self) -> clocks.Clock:
-        assert self._hooks.clock is not None
-        return self._hooks.clock
+        assert self._patches.clock is not None
+        return self._patches.clock
 
     def on_log(self, *, fresh: bool) -> None:
         """End the set-up before a statement that logs, because each run has its own records.
@@ -188,7 +188,7 @@ class SharedSetup:
             if request.setup is None:
                 run_at_bottom(exec, code, namespace)
                 return
-            shared = SharedStart(self._hooks, setup._spared + setup._seconds)
+            shared = SharedStart(self._patches, setup._spared + setup._seconds)
             setup = SharedSetup(request.setup, channel, shared, self._session, setup)
             if not setup.across_runs:
                 setup.run(exec, code, namespace)
@@ -322,7 +322,7 @@ class SharedSetup:
         }
         if new_descriptors:
             return f"it leaves open {_path_in_program(min(new_descriptors), self._session)}"
-        view = self._hooks.view
+        view = self._patches.view
         if (view.gone, view.made_files) != self._view[:2] or Path(view.elsewhere).exists():
             return "it changes files outside the project"
         return self._written_file_obstacle() if view.changes != self._view[2] else ""
@@ -385,8 +385,8 @@ class SharedSetup:
         self._session.closed = True  # no replay ends when this process ends
         self._clock.listeners.clear()
         _running_setup.clear()
-        self._used_paths = self._hooks.view.used_paths or set()
-        self._hooks.view.used_paths = None
+        self._used_paths = self._patches.view.used_paths or set()
+        self._patches.view.used_paths = None
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
@@ -503,9 +503,9 @@ class SharedSetup:
 
     def _take_session(self, fresh: Replayer, inputs: RunInputs, request: SpawnRequest) -> None:
         """Give this process's session the segment of `fresh`, with the records and the report."""
-        session, hooks = self._session, self._hooks
+        session, patches = self._session, self._patches
         assert fresh.view is not None
-        hooks.view.take_over(fresh.view)
+        patches.view.take_over(fresh.view)
         if self.across_runs:
             self._follow(inputs)
             own_names = {each.name for each in fields(Replayer)}

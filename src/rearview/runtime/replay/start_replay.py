@@ -154,7 +154,7 @@ class ReplayPatches:
 class SharedStart:
     """What a segment inherits from the fork server."""
 
-    hooks: ReplayPatches
+    patches: ReplayPatches
     seconds: float
     """Seconds that the fork server has spared this process."""
     setup: SetupStart | None = None
@@ -180,15 +180,15 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     session, inputs = make_session(control)
     use_session(session)
     os.register_at_fork(after_in_child=session.on_fork)
-    hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
+    patches = shared.patches if shared else ReplayPatches.install(watched=session.compiler.watched)
     session.report.spared = shared.seconds if shared else 0.0
     assert session.view is not None
-    session.declared |= hooks.direct_to(
+    session.declared |= patches.direct_to(
         session.view, inputs.key, inputs.folder / clocks.FILE, inputs.clock_rule
     )
-    if hooks.clock is not None:
-        hooks.clock.in_loop = lambda: bool(session.stack)
-    view = session.view = session.compiler.view = hooks.view
+    if patches.clock is not None:
+        patches.clock.in_loop = lambda: bool(session.stack)
+    view = session.view = session.compiler.view = patches.view
     importer.install(session.compiler)
     make_children_join(parent_of(session), view)
     program_inputs.patch_as_recorded(inputs.folder)
@@ -213,9 +213,9 @@ def make_session(control: Control) -> tuple[Replayer, RunInputs]:
     run = runs.get(segment.run)
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
-    home = run.home(os.path.realpath(project.root))
-    created = OverwrittenFiles.of(folder, home + os.sep, lambda: False).absent()
-    view = _view(project, segment, home, created)
+    recorded_root = run.home(os.path.realpath(project.root))
+    created = OverwrittenFiles.of(folder, recorded_root + os.sep, lambda: False).absent()
+    view = _view(project, segment, recorded_root, created)
     session = Replayer(
         project,
         run.id,
@@ -248,7 +248,7 @@ def make_session(control: Control) -> tuple[Replayer, RunInputs]:
     )
     if run.facts.cells:
         script = os.path.join(run.cwd, run.facts.target or "")  # noqa: PTH118 - as text
-        session.compiler.cells = os.path.relpath(os.path.realpath(script), home)
+        session.compiler.cells = os.path.relpath(os.path.realpath(script), recorded_root)
     if segment.replay:
         session.event_files = EventFiles(project.store, run.id, segment.replay)
     return session, RunInputs(bytes.fromhex(run.facts.entropy), folder, run.facts.clock)

@@ -43,7 +43,7 @@ class CopyRange(NamedTuple):
 
 def copy_in_parallel(ranges: Sequence[CopyRange]) -> None:
     """Copy all ranges before returning; the caller keeps the memory alive."""
-    pieces = _cut(ranges)
+    pieces = _pieces(ranges)
     threads = []
     if sum(each.nbytes for each in ranges) >= ALONE:
         for _ in range(min(MOST_THREADS, cores()) - 1):
@@ -69,7 +69,7 @@ def _work(pieces: Iterator[CopyRange]) -> None:
         ctypes.memmove(to, source, nbytes)  # releases the interpreter lock
 
 
-def _cut(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
+def _pieces(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
     """Return the ranges in pieces; several threads may draw from this iterator: a list's iterator is thread-safe."""
     return iter(
         [

@@ -81,18 +81,18 @@ class SaveFailures:
         """Count a failed save and warn about it."""
         self.count += 1
         self.pause = min(_LONGEST_PAUSE, 2 ** (self.count - 1)) - 1
-        kind = exc.slug if isinstance(exc, RearviewError) else type(exc).__name__
-        self.warn_once(kind, f"Checkpoint {checkpoint} was not saved; training continues. {exc}")
+        cause = exc.slug if isinstance(exc, RearviewError) else type(exc).__name__
+        self.warn_once(cause, f"Checkpoint {checkpoint} was not saved; training continues. {exc}")
 
     def clear(self) -> None:
         """Forget the failures: a save has succeeded."""
         self.count = 0
         self._warned.clear()
 
-    def warn_once(self, kind: str, message: str) -> None:
-        """Warn, unless there was a warning with this cause (`kind`) since the last success."""
-        if kind not in self._warned:
-            self._warned.add(kind)
+    def warn_once(self, cause: str, message: str) -> None:
+        """Warn, unless there was a warning with this cause (`cause`) since the last success."""
+        if cause not in self._warned:
+            self._warned.add(cause)
             try:
                 self._warn(message)
             except Exception:
