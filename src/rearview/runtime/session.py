@@ -314,8 +314,8 @@ class Session:
         self.add_to_history(entry)
 
     def _note_left_early(self, entry: LoopEntry) -> None:
-        around = takewhile(lambda loop: loop is not entry, self.stack)
-        path = tuple([(loop.frame, _step(loop)) for loop in (*around, entry)])
+        outer_loops = takewhile(lambda loop: loop is not entry, self.stack)
+        path = tuple([(loop.frame, _step(loop)) for loop in (*outer_loops, entry)])
         if self.left_early[: len(path)] != path:  # if equal, a loop inside this one was left too
             self.left_early = path
 
