@@ -100,8 +100,8 @@ def _columns(names: list[str]) -> str:
     if not names:
         return "no columns"
     shown = ", ".join(printable(name, line=True) for name in names[:MOST_NAMED])
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"columns {shown}{more}"
+    unnamed = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"columns {shown}{unnamed}"
 
 
 def _printed_names(folder: Path) -> list[str]:

@@ -63,13 +63,13 @@ class ImportTimes:
         execute = loader.exec_module
 
         def load(module: ModuleType) -> None:
-            self._busy, before = True, self._busy
+            self._busy, was_busy = True, self._busy
             begun = perf_counter()
             try:
                 execute(module)
             finally:
-                self._busy = before
-                if not before:
+                self._busy = was_busy
+                if not was_busy:
                     self.seconds[name] = perf_counter() - begun
                 if vars(loader).get("exec_module") is load:
                     del loader.exec_module

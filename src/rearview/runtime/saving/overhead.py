@@ -199,15 +199,15 @@ class SlowdownMeter:
         `written` and `waited` are totals since the start of the run: seconds of writing, and
         seconds that the program waited for Rearview. Steps with a long wait do not count.
         """
-        before, self._last = self._last, (loop, index, now, written, waited)
+        previous, self._last = self._last, (loop, index, now, written, waited)
         # the first step of a loop does not count: it may start the workers of a data loader
-        if before[0] != loop or not 0 < before[1] < index:
+        if previous[0] != loop or not 0 < previous[1] < index:
             return
-        lasted, waiting = now - before[2], waited - before[4]
+        lasted, waiting = now - previous[2], waited - previous[4]
         if lasted < SHORTEST_STEP or waiting > WAIT_SHARE * lasted:
             return
         steps = self.loops.setdefault(loop, StepTimes())
-        count, writing = index - before[1], written - before[3]
+        count, writing = index - previous[1], written - previous[3]
         steps.written += writing
         if writing > 0:
             steps.during_save.append(((lasted - waiting) / count, writing / count))
