@@ -46,13 +46,13 @@ from rearview.state.object_walk import Anchors
 from rearview.store.project import FOLDER, Project
 from rearview.store.records import encode_place, encode_point
 
-SHORT = 0.0002
+SHORT_INSIDE = 0.0002
 """Seconds; a loop inside one other loop is no longer watched after an execution that is shorter."""
 SHORT_OUTSIDE = 0.005
-"""Seconds; like `SHORT`, for an outermost loop."""
+"""Seconds; like `SHORT_INSIDE`, for an outermost loop."""
 SHORT_DEEP = 0.02
-"""Seconds; like `SHORT`, for a loop inside two or more loops, which is saved every ten seconds at most."""
-BRIEF = 20e-6
+"""Seconds; like `SHORT_INSIDE`, for a loop inside two or more loops, which is saved every ten seconds at most."""
+SHORT_ITERATION = 20e-6
 """Seconds; a loop that logs nothing and has shorter iterations is no longer watched either."""
 
 
@@ -327,11 +327,11 @@ class Session:
         history.seconds += seconds
         history.iterations += count
         if not history.logs and not history.site.talks:
-            limit = (SHORT_OUTSIDE, SHORT, SHORT_DEEP)[min(len(self.stack), 2)]
-            history.unwatched = is_brief = seconds < limit or (
-                count > 100 and seconds < BRIEF * count
+            limit = (SHORT_OUTSIDE, SHORT_INSIDE, SHORT_DEEP)[min(len(self.stack), 2)]
+            history.unwatched = is_short = seconds < limit or (
+                count > 100 and seconds < SHORT_ITERATION * count
             )
-            if is_brief:
+            if is_short:
                 self.unwatched.add(history.site.id)
 
     def slice(self, entry: LoopEntry, size: int) -> int:

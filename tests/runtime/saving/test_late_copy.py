@@ -28,7 +28,7 @@ if not Pages().available:
 @pytest.fixture(autouse=True)
 def little(monkeypatch):
     """Let it be worth it for little."""
-    monkeypatch.setattr(changes, "ENOUGH", 2 * MB)
+    monkeypatch.setattr(changes, "LATE_COPY_FROM", 2 * MB)
     monkeypatch.setattr(changes, "LATE_SLOWDOWN", 0.0)
 
 
@@ -121,7 +121,7 @@ def test_a_buffer_that_is_seen_to_change_at_once_is_copied_at_once(
     assert submit(writer, 0, state)
     assert writer.drain(30)
     monkeypatch.undo()
-    monkeypatch.setattr(changes, "ENOUGH", 2 * MB)
+    monkeypatch.setattr(changes, "LATE_COPY_FROM", 2 * MB)
     before = {key: value.copy() for key, value in state.items()}
     assert submit(writer, 1, state)
     grow(state)

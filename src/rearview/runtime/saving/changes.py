@@ -28,7 +28,7 @@ from rearview.errors import StoreError
 from rearview.model import ObjectRef, Part
 from rearview.runtime.saving.dirty_pages import Pages, PageWatch, address_of
 from rearview.runtime.saving.late_copy import (
-    ENOUGH,
+    LATE_COPY_FROM,
     LATE_SLOWDOWN,
     CopyRange,
     LateCopy,
@@ -55,7 +55,7 @@ MOST_PACKS = 8
 """Old packs that one checkpoint may refer to; a small part in a further pack is written again."""
 LARGE = 1 << 20
 """Buffers of at least this many bytes are copied by several threads."""
-SELDOM = 2
+HASHED_CHANGES = 2
 """Number of saves; a buffer that changed in more saves in a row is expected to change again, and is not hashed."""
 
 
@@ -235,7 +235,7 @@ class Changes:
     ) -> dict[str, WatchedCopy]:
         """Return the copies that may be made after training has resumed; their pages are watched from now on."""
         keys = [k for k in large if self._history.is_quiet(k) and k not in self._long_watched]
-        if sum(large[key].nbytes for key in keys) < ENOUGH or not self._pages.available:
+        if sum(large[key].nbytes for key in keys) < LATE_COPY_FROM or not self._pages.available:
             return {}
         if hints.recapture:
             watches = [self._watched.get(key) for key in keys]
@@ -262,7 +262,7 @@ class Changes:
         new = {
             key: copy_range.source for key, copy_range in large.items() if key not in self._history
         }
-        if sum(large[key].nbytes for key in new) >= ENOUGH and self._pages.available:
+        if sum(large[key].nbytes for key in new) >= LATE_COPY_FROM and self._pages.available:
             staged.trial, staged.trial_delay = new, LATE_SLOWDOWN * seconds
 
     def complete(self, staged: Staged) -> None:
@@ -389,7 +389,7 @@ class Changes:
                 self._saved[key] = _SavedBuffer(ref, sample(view), _hash(ref, view))
             else:
                 changes = saved.changed_saves + 1
-                hashed = _hash(ref, view) if changes <= SELDOM else None
+                hashed = _hash(ref, view) if changes <= HASHED_CHANGES else None
                 self._saved[key] = _SavedBuffer(ref, sample(view), hashed, changed_saves=changes)
 
     def forget(self) -> None:

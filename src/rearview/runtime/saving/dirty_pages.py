@@ -26,10 +26,10 @@ Spans = list[tuple[int, int]]
 PAGE = 4096
 TRACK_FROM = 16 * PAGE
 """Bytes. Smaller buffers are cheaper to hash than to look up in the page tables."""
-MOST = 4096
+MOST_WATCHES = 4096
 """Most watches at once: each may split a mapping, and Linux allows 65530 mappings per process."""
 
-NEAR = 32 * PAGE
+LARGEST_GAP = 32 * PAGE
 """Bytes between ranges up to which one call protects them together: each call interrupts the other cores."""
 
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
@@ -103,7 +103,7 @@ class Pages:
         for watch in fresh.values():
             for earlier in self._between(watch.low, watch.high):
                 self._drop(earlier)
-        fresh = dict(list(fresh.items())[: max(0, MOST - len(self._watched))])
+        fresh = dict(list(fresh.items())[: max(0, MOST_WATCHES - len(self._watched))])
         for low, high in self._ranges(fresh.values(), spans):
             if not self._protect(low, high):
                 fresh = {k: v for k, v in fresh.items() if not low <= k < high}
@@ -182,7 +182,7 @@ class Pages:
         spans = private_spans() if spans is None and len(watches) > 1 else spans or []
         for watch in sorted(watches, key=lambda each: each.low):
             low = ranges[-1][1] if ranges else 0
-            near = ranges and watch.low - low <= NEAR
+            near = ranges and watch.low - low <= LARGEST_GAP
             if near and _within(spans, low, watch.high) and not self._between(low, watch.low):
                 ranges[-1] = (ranges[-1][0], max(low, watch.high))
             else:

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 from rearview.runtime.saving.dirty_pages import Pages, PageWatch
 from rearview.store.machine import cores
 
-PIECE = 4 << 20
+PIECE_BYTES = 4 << 20
 """Bytes that a thread copies at a time: at the end, threads wait for the slowest one no longer than for these."""
-ALONE = 16 << 20
+ONE_THREAD_BELOW = 16 << 20
 """Bytes below which one thread copies everything: starting more threads takes longer."""
 MOST_THREADS = 4
 """Threads that copy at once: more do not make memory faster."""
-ENOUGH = 128 << 20
+LATE_COPY_FROM = 128 << 20
 """Bytes from which a late copy is worth its cost; fewer are copied in a few milliseconds."""
-BATCH = 64 << 20
+BATCH_BYTES = 64 << 20
 """Bytes that a late copy copies before it ends the watches over their pages."""
 LATE_SLOWDOWN = 3.0
 """Duration of a late copy by one thread, relative to a copy by several threads."""
@@ -45,7 +45,7 @@ def copy_in_parallel(ranges: Sequence[CopyRange]) -> None:
     """Copy all ranges before returning; the caller keeps the memory alive."""
     pieces = _pieces(ranges)
     threads = []
-    if sum(each.nbytes for each in ranges) >= ALONE:
+    if sum(each.nbytes for each in ranges) >= ONE_THREAD_BELOW:
         for _ in range(min(MOST_THREADS, cores()) - 1):
             thread = threading.Thread(
                 target=_work, args=(pieces,), name="rearview-copy", daemon=True
@@ -73,9 +73,9 @@ def _pieces(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
     """Return the ranges in pieces; several threads may draw from this iterator: a list's iterator is thread-safe."""
     return iter(
         [
-            CopyRange(to + at, source + at, min(PIECE, nbytes - at))
+            CopyRange(to + at, source + at, min(PIECE_BYTES, nbytes - at))
             for to, source, nbytes in ranges
-            for at in range(0, nbytes, PIECE)
+            for at in range(0, nbytes, PIECE_BYTES)
         ]
     )
 
@@ -170,7 +170,7 @@ def _batches(copies: Mapping[str, WatchedCopy]) -> Iterator[dict[str, WatchedCop
     batch: dict[str, WatchedCopy] = {}
     for key, copy in copies.items():
         batch[key] = copy
-        if sum(each.range.nbytes for each in batch.values()) >= BATCH:
+        if sum(each.range.nbytes for each in batch.values()) >= BATCH_BYTES:
             yield batch
             batch = {}
     if batch:
@@ -199,7 +199,7 @@ def copy_if_mapped(range: CopyRange) -> bool:  # noqa: A002 - the word of this m
     """Copy memory; return False if it is no longer mapped, where `memmove` would crash."""
     at = 0
     while at < range.nbytes:
-        size = min(BATCH, range.nbytes - at)
+        size = min(BATCH_BYTES, range.nbytes - at)
         count = _fetch(range.to + at, size, [_Vector(range.source + at, size)])
         if count <= 0:
             return False

@@ -45,10 +45,10 @@ UNKNOWN_COST = 2e-3
 OUTER_SHARE = 1e-4
 """A checkpoint must spare a replay at least this fraction of the run so far: the more checkpoints there are, the
 fewer are added."""
-BRIEF = 0.25
+SMALL_GAIN = 0.25
 """Seconds; a checkpoint that spares a replay less computing is hardly worth saving."""
-BRIEF_SHARE = 0.01
-"""Fraction of the spared computing time that a checkpoint may cost if this time is below `BRIEF` seconds."""
+SMALL_GAIN_SHARE = 0.01
+"""Fraction of the spared computing time that a checkpoint may cost if this time is below `SMALL_GAIN` seconds."""
 INNER_SHARE = 5e-3
 """Like `OUTER_SHARE`, for boundaries of inner loops."""
 INNER_LEAST = 10.0
@@ -383,8 +383,8 @@ class Policy:
             )
             return SaveDecision(False, Reason.NO_GAIN, text, cost)
         # an inner loop that has ended is exempt: a replay can skip thousands of short loops
-        brief = facts.since < BRIEF and not facts.ends
-        if brief and cost > BRIEF_SHARE * facts.since:
+        is_small_gain = facts.since < SMALL_GAIN and not facts.ends
+        if is_small_gain and cost > SMALL_GAIN_SHARE * facts.since:
             text = f"it would save {_seconds(facts.since)}, too little for the {_seconds(cost)} that it costs"
             return SaveDecision(False, Reason.LITTLE_FOR_COST, text, cost)
         least_seconds = self.computed * (INNER_SHARE if facts.depth else OUTER_SHARE)

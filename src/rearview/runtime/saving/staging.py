@@ -26,11 +26,11 @@ from rearview.runtime.saving.late_copy import LateCopy
 PAGE = 4096
 SMALL = 16 << 20
 """Bytes that small checkpoints waiting for the disk may take together, if the user has set no bound."""
-DEEPEST = 8
+MOST_IN_FLIGHT = 8
 """Most checkpoints in flight: a program waits for all of them when it ends."""
-SPARE = 1 << 20
+LARGEST_SPARE = 1 << 20
 """Most bytes that a checkpoint may take outside the mapping, if the mapping is full."""
-COLD = 32 << 20
+MOST_NEW_BYTES = 32 << 20
 """Bytes of new memory that may be used for the first time while training waits; more are prepared before."""
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _WARM_STEP = 2 << 20
@@ -187,7 +187,7 @@ class Staging:
     @property
     def depth(self) -> int:
         """Number of checkpoints that may be in flight at once, if all had the largest size so far."""
-        return min(DEEPEST, max(1, self.limit // self._largest)) if self._largest else 1
+        return min(MOST_IN_FLIGHT, max(1, self.limit // self._largest)) if self._largest else 1
 
     def fits(self, need: int) -> bool:
         """Return True if a request of `need` bytes could ever be met."""
@@ -220,11 +220,15 @@ class Staging:
 
     def is_cold(self, need: int) -> bool:
         """Return True if a copy of `need` bytes would be slow, as too many of these bytes were never used."""
-        return need - self.touched > COLD
+        return need - self.touched > MOST_NEW_BYTES
 
     def take_spare(self, need: int) -> Lease | None:
         """Return a lease outside the mapping if `need` is small: most of the checkpoint equals one in flight."""
-        return Lease(0, need, memoryview(bytearray(need)), spare=True) if need <= SPARE else None
+        return (
+            Lease(0, need, memoryview(bytearray(need)), spare=True)
+            if need <= LARGEST_SPARE
+            else None
+        )
 
     def release(self, lease: Lease) -> None:
         """End a lease; its pages stay in memory for the next one."""

@@ -28,7 +28,7 @@ from rearview.runtime.saving.late_copy import OvertakenError
 from rearview.runtime.saving.overhead import Costs
 from rearview.runtime.saving.policy import Reason
 from rearview.runtime.saving.staging import (
-    DEEPEST,
+    MOST_IN_FLIGHT,
     Device,
     Fetch,
     Lease,
@@ -301,7 +301,7 @@ class Writer:
 
     def _has_slot(self) -> bool:
         # one more than there is room for: its state may mostly equal that of the checkpoint in flight
-        slots = min(self._staging.depth + 1, DEEPEST)
+        slots = min(self._staging.depth + 1, MOST_IN_FLIGHT)
         return self._in_flight < slots and not self._device.busy
 
     def _memory_is_ready(self, wait: bool) -> bool:
