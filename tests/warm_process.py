@@ -25,9 +25,9 @@ import socket  # noqa: E402
 import struct  # noqa: E402
 import time  # noqa: E402
 
-import rearview.runtime.run_program as launcher  # noqa: E402
 import rearview.runtime.start_recording  # noqa: E402, F401
 from rearview.model.messages import LAUNCHER  # noqa: E402
+from rearview.runtime import run_program  # noqa: E402
 
 HEAD = struct.Struct("I")
 STREAMS = struct.Struct("3i")
@@ -118,7 +118,7 @@ def run() -> None:
         except Replaced:
             sys.path[:] = path
             sys.modules["__main__"] = main_module
-    launcher.main(PLAIN)
+    run_program.main(PLAIN)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ if __name__ == "__main__":
     import torch._dynamo
     import torch.utils.data  # noqa: F401
 
-    import rearview.runtime.run_program as launcher
+    from rearview.runtime import run_program
 
     # no child searches the libraries' objects for garbage, which takes longer than most programs
     gc.freeze()
@@ -81,4 +81,4 @@ if __name__ == "__main__":
         become(asked)
         random.seed()
         sys.argv = ["-m"]
-        launcher.main()
+        run_program.main()
