@@ -142,7 +142,7 @@ class LoopEntry:
     def observe_target(self, source: Any, *, remember: bool) -> None:
         """Determine how the loop target counts, or which values it takes.
 
-        If the items of `source` do not tell, each value is remembered later. Without `remember`, only counting is
+        If `source` does not show its values, each value is remembered later. Without `remember`, only counting is
         determined.
         """
         self.span = _span(source)

@@ -168,7 +168,7 @@ def last_usable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
 
 @dataclass
 class Resumer(Recorder):
-    """A recorder that first goes to the checkpoint where the run stopped."""
+    """A recorder that first brings the program to the checkpoint where the run stopped, and records from there."""
 
     target: Checkpoint | None = None
     """The checkpoint to resume from; None once it is reached."""

@@ -107,7 +107,7 @@ def run_fork_server(control: Control) -> tuple[Control, SharedStart]:
 
 
 def _load(statements: Sequence[str], patches: ReplayPatches) -> _Loaded:
-    """Execute import statements until one leaves the process so that it must not be forked."""
+    """Execute import statements until one makes the process unfit to be forked."""
     modules, variables, files = set(sys.modules), dict(os.environ), open_files()
     sys.modules["__main__"] = ModuleType("__main__")  # becomes the program's `__main__`
     fit, unfit = 0, ""

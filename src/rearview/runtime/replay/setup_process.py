@@ -530,7 +530,7 @@ class SharedSetup:
         set_tracker_variables(Path(session.segment.tree).parent)
 
     def _follow(self, inputs: RunInputs) -> None:
-        """Let random numbers and the clock be those of the run with these inputs."""
+        """Let random numbers and clock readings be those of the run with these inputs."""
         self._randomness.follow(inputs.key, seeded=self._seeded)
         self._clock.follow(inputs.folder / clocks.FILE, inputs.clock_rule)
 

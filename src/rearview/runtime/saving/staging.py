@@ -122,7 +122,7 @@ class Staged:
     views: dict[str, memoryview] = field(default_factory=dict)
     """The copies, by key of the buffer."""
     tiny: dict[str, int] = field(default_factory=dict)
-    """Sizes of the tiny buffers, whose copies lie end to end in `gathered`."""
+    """By key: sizes of the tiny buffers, whose copies follow one another in `gathered`."""
     gathered: memoryview = field(default_factory=lambda: memoryview(b""))
     nbytes: int = 0
     shared: dict[str, Staged] = field(default_factory=dict)
