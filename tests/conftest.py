@@ -86,6 +86,13 @@ def warm_torch():
         yield
 
 
+@pytest.fixture(scope="module")
+def warm_kernel():
+    """Kernels of notebooks are forked from a process that has imported what each of them needs."""
+    with warm_starts("ipykernel.kernelapp", "rearview.runtime.cells.cached_kernel"):
+        yield
+
+
 def pytest_collection_modifyitems(items):
     """Mark slow tests and those that need a server, and let each worker start with long ones.
 

@@ -5,6 +5,7 @@ log file) and gets one back: the exit code. The child runs the same entry point 
 would, to its normal end, so only the import is shared.
 """
 
+import atexit
 import contextlib
 import gc
 import json
@@ -61,6 +62,16 @@ def become(request: dict) -> None:
         Policy.decide = lambda *_: SaveDecision(True, Reason.EVERY)
 
 
+def leave(code: object) -> None:
+    """End the process as Python does, but leave the memory of all modules to the system."""
+    if code is None or isinstance(code, int):
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit((code or 0) & 0xFF)
+
+
 if __name__ == "__main__":
     del sys.path[0]  # this folder; not by `-P`, which a program would see in `sys.flags`
     import random
@@ -72,6 +83,8 @@ if __name__ == "__main__":
     import torch._dynamo
     import torch.utils.data  # noqa: F401
 
+    import rearview.runtime.replay.start_replay
+    import rearview.runtime.start_recording  # noqa: F401
     from rearview.runtime import run_program
 
     # no child searches the libraries' objects for garbage, which takes longer than most programs
@@ -81,4 +94,8 @@ if __name__ == "__main__":
         become(asked)
         random.seed()
         sys.argv = ["-m"]
-        run_program.main()
+        try:
+            run_program.main()
+        except SystemExit as request:
+            leave(request.code)
+            raise

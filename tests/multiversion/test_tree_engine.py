@@ -244,7 +244,7 @@ def test_notebooks_give_the_outputs_that_a_kernel_gives(tmp_path):
         "import pandas as pd\nimport matplotlib.pyplot as plt\nfrom IPython.display import display",
         "frame = pd.DataFrame({'a': [1.5, 2.0]})\nprint('x')\nframe",
         "plt.plot([1, 3]); plt.show()\ndisplay(frame.describe())",
-        "%time _ = 1\n!echo shell",
+        "%time _ = sum(range(300_000))\n!echo shell",
         "import asyncio\nawait asyncio.sleep(0)\n'done'",
         "raise ValueError('wrong')",
     ]

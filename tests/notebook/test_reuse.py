@@ -21,6 +21,7 @@ from rearview.store.project import Project
 from rearview.store.runs import Runs
 
 papermill = pytest.importorskip("papermill")
+pytestmark = pytest.mark.usefixtures("warm_kernel")
 
 from papermill.engines import papermill_engines  # noqa: E402
 from papermill.exceptions import PapermillExecutionError  # noqa: E402

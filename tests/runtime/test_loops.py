@@ -33,7 +33,7 @@ class Watching(Session):
 
 def history(name):
     return LoopHistory(
-        LoopSite(name, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False)
+        LoopSite(name, name, "", 0, may_log=True, loose=False, breaks=frozenset(), inner=False)
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rearview.errors import SourceError
-from rearview.source.cells import code_hash, cut, imported_modules, only_defines
+from rearview.source.cells import code_hash, imported_modules, only_defines, split_into_cells
 
 SCRIPT = '''"""A study."""
 import os
@@ -48,7 +48,7 @@ else:
 
 
 def test_a_script_is_cut_at_paragraphs_and_never_inside_a_block():
-    assert [cell.title for cell in cut(SCRIPT)] == [
+    assert [cell.title for cell in split_into_cells(SCRIPT)] == [
         '"""A study."""',
         "SEED = 1",
         'data = np.loadtxt("x")',
@@ -61,7 +61,7 @@ def test_a_script_is_cut_at_paragraphs_and_never_inside_a_block():
 
 
 def test_the_cells_joined_are_the_script_and_know_their_lines():
-    cells = cut(SCRIPT)
+    cells = split_into_cells(SCRIPT)
     assert "".join(cell.text for cell in cells) == SCRIPT
     lines = SCRIPT.splitlines(keepends=True)
     for cell in cells:
@@ -71,28 +71,28 @@ def test_the_cells_joined_are_the_script_and_know_their_lines():
 
 def test_markers_are_respected_but_not_inside_a_string_or_a_block():
     script = "import a\n# %% load\nx = 1\n\ny = '''\n# %% text\n'''\n# %% [markdown]\nz = 3\n"
-    assert [cell.title for cell in cut(script)] == ["import a", "x = 1", "z = 3"]
+    assert [cell.title for cell in split_into_cells(script)] == ["import a", "x = 1", "z = 3"]
 
 
 def test_a_percent_script_with_magics_is_cut_at_its_markers():
-    cells = cut("# %%\n%matplotlib inline\n# %%\n!ls\n")
+    cells = split_into_cells("# %%\n%matplotlib inline\n# %%\n!ls\n")
     assert [cell.title for cell in cells] == ["%matplotlib inline", "!ls"]
 
 
 def test_a_script_that_is_not_python_is_refused():
     with pytest.raises(SourceError, match="cannot be cut") as caught:
-        cut("x = = 1\n")
+        split_into_cells("x = = 1\n")
     assert caught.value.slug == "cells"
 
 
 def test_an_empty_text_has_no_cells():
-    assert cut("") == cut("\n\n") == []
+    assert split_into_cells("") == split_into_cells("\n\n") == []
 
 
 @given(st.lists(st.sampled_from(["x = 1", "", "import a", "def f():\n    return 1", "# c", "f()"])))
 def test_cutting_loses_nothing_but_blank_beginnings(parts):
     script = "\n".join(parts)
-    joined = "".join(cell.text for cell in cut(script))
+    joined = "".join(cell.text for cell in split_into_cells(script))
     assert [line for line in joined.split("\n") if line.strip()] == [
         line for line in script.split("\n") if line.strip()
     ]

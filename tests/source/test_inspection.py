@@ -7,7 +7,8 @@ from textwrap import dedent
 import pytest
 
 from rearview.source import notebooks
-from rearview.source.inspection.inspection import Answer, inspect, library_facts
+from rearview.source.inspection.changed_variables import library_updates
+from rearview.source.inspection.inspection import Answer, inspect
 
 
 def look(text, script="train.py", **files):
@@ -64,7 +65,7 @@ def test_the_scheduler_leads_to_the_optimizer_and_the_optimizer_to_the_model():
     ],
 )
 def test_facts_of_the_library_are_read_from_constructors(text, models, optimizers):
-    facts = library_facts(ast.parse(text))
+    facts = library_updates(ast.parse(text))
     assert (facts.models, facts.optimizers) == (models, optimizers)
 
 
@@ -124,7 +125,7 @@ def test_an_object_that_can_be_saved_is_not_reported(text):
 )
 def test_loops_that_are_not_watched_say_why(text, why):
     (loop,) = look(text).loops
-    assert why in loop.left_alone
+    assert why in loop.why_unwatched
     assert look(text).main is None
 
 

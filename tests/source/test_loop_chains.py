@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.source.loops import chains
+from rearview.source.loops import find_loop_names
 
 
 def test_a_function_that_is_also_passed_as_a_value_has_unknown_callers():
@@ -22,7 +22,7 @@ train()
 for one in later:
     one()
 """
-    found = chains({"t.py": ast.parse(text)})
+    found = find_loop_names({"t.py": ast.parse(text)})
     assert ("t.py", "closure") not in found
     assert ("t.py", "helper") not in found
     assert found["t.py", "other"] == (("epoch",),)
@@ -39,7 +39,7 @@ class Net:
 for epoch in range(3):
     loss(); out.loss; net.size; net.step(); net.other(); run(net.step)
 """
-    found = chains({"t.py": ast.parse(text)})
+    found = find_loop_names({"t.py": ast.parse(text)})
     assert found["t.py", "loss"] == (("epoch",),)
     assert found["t.py", "Net.other"] == (("epoch",),)
     assert ("t.py", "Net.size") not in found
@@ -56,14 +56,14 @@ for epoch in range(3):
     ],
 )
 def test_a_generator_runs_in_whichever_loop_draws_from_it_so_nothing_is_known(text):
-    assert not any("rows" in function for _, function in chains({"t.py": ast.parse(text)}))
+    assert not any("rows" in function for _, function in find_loop_names({"t.py": ast.parse(text)}))
 
 
 def test_a_function_called_by_a_generator_has_unknown_loops():
     text = "def note(): pass\ndef rows():\n  note()\n  yield 1\nfor epoch in rows(): pass"
-    assert list(chains({"t.py": ast.parse(text)})) == [("t.py", "<module>")]
+    assert list(find_loop_names({"t.py": ast.parse(text)})) == [("t.py", "<module>")]
 
 
 def test_a_function_that_only_defines_a_generator_is_known():
     text = "def fit():\n  def rows():\n    yield 1\n  return rows()\nfor epoch in x: fit()"
-    assert chains({"t.py": ast.parse(text)})["t.py", "fit"] == (("epoch",),)
+    assert find_loop_names({"t.py": ast.parse(text)})["t.py", "fit"] == (("epoch",),)

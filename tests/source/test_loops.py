@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.source.loops import chains, loop_ids, loop_name, recorded_loop_ids
+from rearview.source.loops import find_loop_names, loop_ids, loop_name, recorded_loop_ids
 from rearview.source.probes.align import compare
 
 
@@ -71,7 +71,7 @@ def test_callers_over_files_and_classes_are_followed_and_recursion_ends():
             "    def one(self):\n        for s in x: self.one()\n    def forward(self): pass\n"
         ),
     }
-    found = chains(trees)
+    found = find_loop_names(trees)
     assert found["lib.py", "Fit.run"] == (("fold",),)
     assert ("fold", "run") in found["lib.py", "Fit.one"]
     assert found["lib.py", "Fit.__init__"] == (("fold",),)

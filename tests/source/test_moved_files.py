@@ -2,7 +2,7 @@
 
 import pytest
 
-from rearview.source.moved_files import FileNames, imports_as_then, renames
+from rearview.source.moved_files import FileNames, renames, with_old_imports
 from rearview.source.probes.find import find
 
 TEXT = """import data
@@ -79,12 +79,12 @@ def test_no_file_is_paired_twice():
 def test_a_name_that_went_to_another_file_is_not_overwritten():
     names = FileNames({"train.py": "main.py"})
     new = {"main.py": TEXT, "train.py": OTHER}
-    assert names.as_then(new, {"train.py": TEXT}) == {"train.py": TEXT}
+    assert names.with_old_names(new, {"train.py": TEXT}) == {"train.py": TEXT}
 
 
 def test_an_unpaired_old_file_keeps_out_of_the_way_of_a_new_name():
     names = FileNames({"a.py": "b.py"})
-    assert names.as_now({"a.py": "", "b.py": "", "c.py": ""}) == {
+    assert names.unique_new_paths({"a.py": "", "b.py": "", "c.py": ""}) == {
         "a.py": "b.py",
         "b.py": "then/b.py",
         "c.py": "c.py",
@@ -112,20 +112,20 @@ IMPORTS = {
 
 @pytest.mark.parametrize("text", IMPORTS)
 def test_imports_of_a_renamed_module_read_as_they_did(text):
-    assert imports_as_then(text, "main.py", {"tools.py": "util.py"}) == IMPORTS[text]
+    assert with_old_imports(text, "main.py", {"tools.py": "util.py"}) == IMPORTS[text]
 
 
 def test_a_module_that_moved_with_its_script_is_imported_as_before():
     renamed = {"src/main.py": "train.py", "src/tools.py": "util.py", "src/data.py": "data.py"}
     text = "from tools import f\nimport data\n"
     then = "from util import f\nimport data\n"
-    assert imports_as_then(text, "src/main.py", renamed) == then
+    assert with_old_imports(text, "src/main.py", renamed) == then
 
 
 def test_a_module_of_a_package_is_imported_by_its_whole_name():
     renamed = {"pkg/nets/big.py": "pkg/model.py"}
     text = "from pkg.nets.big import Net\n"
-    assert imports_as_then(text, "main.py", renamed) == "from pkg.model import Net\n"
+    assert with_old_imports(text, "main.py", renamed) == "from pkg.model import Net\n"
 
 
 @pytest.mark.parametrize("init", [True, False])
@@ -140,4 +140,4 @@ def test_a_package_that_was_renamed_with_its_modules(init):
         "from new import data\n": "from old import data\n",
     }
     for text, then in texts.items():
-        assert imports_as_then(text, "main.py", renamed) == then
+        assert with_old_imports(text, "main.py", renamed) == then

@@ -10,11 +10,11 @@ from rearview.errors import SourceError
 from rearview.source.notebooks import (
     divide_into_cells,
     name_cells,
-    normal,
     parse,
     python_of,
     source_of,
     with_text,
+    without_outputs,
 )
 
 
@@ -74,15 +74,15 @@ def test_an_added_cell_becomes_part_of_the_one_before_and_lines_stay(tmp_path):
 
 def test_executing_a_notebook_does_not_change_its_source(tmp_path):
     file = write(tmp_path / "a.ipynb", "x = 1", "y = 2")
-    before = normal(file.read_bytes())
+    before = without_outputs(file.read_bytes())
     content = json.loads(file.read_text())
     content["cells"][0]["execution_count"] = 7
     content["cells"][0]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["a"]}]
     content["cells"][0]["metadata"] = {"execution": {"start": "now"}, "collapsed": True}
     content["metadata"]["language_info"] = {"name": "python", "version": "3.13"}
     file.write_text(json.dumps(content))
-    assert normal(file.read_bytes()) == before
-    assert normal(b"{no JSON") == b"{no JSON"
+    assert without_outputs(file.read_bytes()) == before
+    assert without_outputs(b"{no JSON") == b"{no JSON"
 
 
 def test_places_in_the_text_of_a_notebook_are_named_by_cell_and_line():

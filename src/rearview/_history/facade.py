@@ -321,7 +321,7 @@ class History:
         from rearview.source.moved_files import renames
         from rearview.source.propagate.statement_diff import statement_diff
 
-        now = renames(old, new).as_now(old)
+        now = renames(old, new).unique_new_paths(old)
         return statement_diff({now.get(path, path): text for path, text in old.items()}, new)
 
     def files(self, which: str = "latest") -> list[RunFile]:

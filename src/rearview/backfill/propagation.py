@@ -99,12 +99,12 @@ class Renaming:
     def under_newest_names(self, version: str) -> dict[str, str]:
         """Return the files of a version under the names of the newest one."""
         old = self.text(version)
-        return {now: old[then] for then, now in self.newest(version).as_now(old).items()}
+        return {now: old[then] for then, now in self.newest(version).unique_new_paths(old).items()}
 
     def under_own_names(self, version: str, outcome: VersionOutcome) -> VersionOutcome:
         """Return an outcome for files under their newest names with the version's own names."""
         old = self.text(version)
-        then = {now: path for path, now in self.newest(version).as_now(old).items()}
+        then = {now: path for path, now in self.newest(version).unique_new_paths(old).items()}
         if all(path == now for now, path in then.items()):
             return outcome
         files = {then[path]: text for path, text in outcome.files.items()}
@@ -127,7 +127,7 @@ class Renaming:
 
     def at_newest_name(self, version: str, place: HandPlace) -> HandPlace:
         """Return a place in a version with the newest name of its file."""
-        now = self.newest(version).as_now(self.text(version))
+        now = self.newest(version).unique_new_paths(self.text(version))
         return replace(place, path=now.get(place.path, place.path))
 
     def sentences(self, with_probes: Iterable[tuple[str, Probes]]) -> list[str]:
@@ -382,7 +382,7 @@ class Probing:
         if not self.chain:
             return self.edited
         newest = self.chain[0]
-        return self.renaming.now(newest).as_then(self.edited, self.text(newest))
+        return self.renaming.now(newest).with_old_names(self.edited, self.text(newest))
 
     @cached_property
     def _separated(self) -> dict[str, SeparatedLines]:
@@ -430,7 +430,9 @@ class Probing:
             return False
         outcome = probing.outcomes[at]
         path, line = where
-        now = self.renaming.newest(run.version).as_now(self.text(run.version)) if at else {}
+        now = (
+            self.renaming.newest(run.version).unique_new_paths(self.text(run.version)) if at else {}
+        )
         for number, (statement, placed) in enumerate(
             zip(outcome.locations, outcome.placed, strict=True)
         ):

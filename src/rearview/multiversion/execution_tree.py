@@ -13,7 +13,7 @@ from rearview.errors import UsageError
 from rearview.model.cell_lineage import CellLineage, difference
 from rearview.multiversion.study import Study, StudyCell, StudyVersion, split_loops
 from rearview.plan.versions.tree import START, Cell, Tree, merge
-from rearview.source.cells import imported_modules, names_program, only_defines
+from rearview.source.cells import imported_modules, only_defines, uses_its_file_name
 
 UNKNOWN_SECONDS = 1.0
 """Assumed for a cell that was never measured."""
@@ -378,7 +378,9 @@ def _events(
     if version.argv:
         events.setdefault(first, []).append(["arguments", *version.argv])
     if differing.programs:
-        uses = next((i for i, cell in enumerate(version.cells) if names_program(cell.text)), None)
+        uses = next(
+            (i for i, cell in enumerate(version.cells) if uses_its_file_name(cell.text)), None
+        )
         if uses is not None:
             # a function that uses it may be called by a later cell
             at = _first_from(working, uses)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rearview.errors import SourceError, UsageError
 from rearview.model.cell_lineage import CellLineage
-from rearview.source.cells import UNPARSED, code_hash, cut, imported_modules
+from rearview.source.cells import UNPARSED, code_hash, imported_modules, split_into_cells
 
 SKIPPED_FOLDERS = frozenset(
     {".git", ".rearview", ".venv", "venv", "__pycache__", "node_modules", ".ipynb_checkpoints"}
@@ -210,7 +210,9 @@ def program_cells(data: bytes, path: str) -> tuple[StudyCell, ...]:
             f"{path} is not a script that can be read: {exc}. Save it as UTF-8.",
             slug="script-unreadable",
         ) from exc
-    return tuple(StudyCell(cell.text, cell.title, code_hash(cell.text)) for cell in cut(text))
+    return tuple(
+        StudyCell(cell.text, cell.title, code_hash(cell.text)) for cell in split_into_cells(text)
+    )
 
 
 def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:

@@ -24,7 +24,7 @@ import msgspec
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
 from rearview.model.messages import AGAIN, VARIABLE, Control
-from rearview.source.notebooks import outline
+from rearview.source.notebooks import language_and_positions
 from rearview.store.files import open_file
 
 EXECUTED = "executed.ipynb"
@@ -235,7 +235,7 @@ class Executed:
 
 def check(data: bytes, path: str) -> list[int]:
     """Return the positions of the cells that are executed; raise if the notebook cannot be run here."""
-    language, positions = outline(data, path)
+    language, positions = language_and_positions(data, path)
     if language != "python":
         raise UsageError(
             f"{path} is a notebook for {language}; only those for Python are recorded. "

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any
 from rearview.runtime.loops import LoopHistory, direct_iterator
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
-from rearview.source.cells import ENTER, cell_starts, cut, has_markers, mark_cells
+from rearview.source.cells import ENTER, cell_starts, has_markers, mark_cells, split_into_cells
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
+from rearview.source.isolate_probes import PROBE_HOOK, TRACK, WITHOUT_RANDOM, Places, isolate_probes
 from rearview.source.library_loops import LOOPS, loops_of
-from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
 from rearview.state.codecs.data_loaders import watch_loaders
 from rearview.state.codecs.generators import LoopIterator
 from rearview.state.object_walk import without_weak_references
@@ -96,10 +96,10 @@ _PLAIN_SOURCES = {
         "lambda items: items if items is None or type(items) is type(_ for _ in ()) else"
         " map(next, __import__('itertools').repeat(items))"
     ),
-    SHIELD: (
+    PROBE_HOOK: (
         "type('probe', (), {"
         "'__call__': lambda self, *_: __import__('contextlib').nullcontext(),"
-        f" {CALM!r}: staticmethod(lambda *_: __import__('contextlib').nullcontext()),"
+        f" {WITHOUT_RANDOM!r}: staticmethod(lambda *_: __import__('contextlib').nullcontext()),"
         f" {TRACK!r}: staticmethod(lambda *_, **__: None)}})()"
     ),
 }
@@ -231,7 +231,7 @@ class Compiler:
         tree = _parse(data, path)
         shielded = self.probes.get(relative)
         if shielded:
-            tree = shield_tree(tree, shielded)
+            tree = isolate_probes(tree, shielded)
         if self.watched:
             ids = self.ids.get(relative)
             for site in instrument(tree, relative, ids=ids, autolog=self.autolog):
@@ -253,7 +253,7 @@ class Compiler:
             offer_value(ENTER, self.session.enter_cell)
             mark_cells(tree, self._cell_starts(relative, data))
             self.session.begin_cells(
-                [cell.text for cell in cut(importlib.util.decode_source(data))]
+                [cell.text for cell in split_into_cells(importlib.util.decode_source(data))]
             )
 
     def _cell_starts(self, relative: str, data: bytes) -> dict[int, int]:

@@ -249,7 +249,7 @@ class Session:
         history = self.histories.get(key)
         if history is None:
             site = LoopSite(
-                key, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False
+                key, name, "", 0, may_log=True, loose=False, breaks=frozenset(), inner=False
             )
             history = self.histories[key] = LoopHistory(site, logs=True)
         return history
@@ -326,7 +326,7 @@ class Session:
         count = max(entry.now + 1, 0)
         history.seconds += seconds
         history.iterations += count
-        if not history.logs and not history.site.talks:
+        if not history.logs and not history.site.may_log:
             limit = (SHORT_OUTSIDE, SHORT_INSIDE, SHORT_DEEP)[min(len(self.stack), 2)]
             history.unwatched = is_short = seconds < limit or (
                 count > 100 and seconds < SHORT_ITERATION * count
@@ -338,7 +338,7 @@ class Session:
         """Return how many iterations may pass unobserved, at most `size`."""
         if entry.site.loose:
             return 1
-        if (entry.history.logs or entry.site.talks) and entry.sequence is None:
+        if (entry.history.logs or entry.site.may_log) and entry.sequence is None:
             return 1
         return size
 

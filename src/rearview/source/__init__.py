@@ -1,1 +1,1 @@
-"""Program text in, program text out. Pure: no clock, disk or environment."""
+"""Read and rewrite program text: cells, loops, log calls, names. Pure: no clock, disk or environment."""

@@ -1,4 +1,4 @@
-"""Cells of a script: cut it, hash the code of a cell without its formatting, mark cells for the runtime."""
+"""Split a script into cells, hash the code of a cell without its formatting, mark cells for the runtime."""
 
 from __future__ import annotations
 
@@ -15,58 +15,59 @@ from rearview.errors import SourceError
 ENTER = "__rearview_cell__"
 """Name of the function that is called before the first statement of a cell."""
 UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""What Python raises for a text that it cannot parse, also for one that is nested too deeply."""
+"""Exceptions of `ast.parse`, also for a text that is nested too deeply."""
 MARKER = re.compile(r"^#\s?%%(?:\s|\[|$)")
-"""First line of a cell in a percent script."""
+"""First line of a cell in a script that divides itself into cells by `# %%`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCell:
-    """One cell: its text and the number of its first line, counted from 1."""
+    """One cell of a script."""
 
     text: str
     line: int
+    """Line of the script on which the cell begins, counted from 1."""
 
     @property
     def title(self) -> str:
-        """First line with code, shortened, for people."""
+        """First line with code, shortened, to show to the user."""
         for line in self.text.splitlines():
-            bare = line.strip()
-            if bare and not bare.startswith("#"):
-                return bare if len(bare) <= 60 else bare[:57] + "..."
+            code = line.strip()
+            if code and not code.startswith("#"):
+                return code if len(code) <= 60 else code[:57] + "..."
         return "(empty)"
 
 
-def cut(source: str) -> list[SourceCell]:
-    r"""Return the cells of a script, in order; joined they are the script.
+def split_into_cells(source: str) -> list[SourceCell]:
+    r"""Return the cells of a script, in order. Joined, the texts of the cells are the script.
 
-    `# %%` markers are respected if there are any. Otherwise a cell is a paragraph of top-level
-    statements: a blank line ends it. Neighbouring imports are one cell, neighbouring definitions are
-    one cell, and a loop, `with`, `try` or `if` is a separate cell, which is never split.
+    If the script has `# %%` markers, a cell begins at each marker. Otherwise a cell is a paragraph of
+    top-level statements, which a blank line ends. Neighbouring imports are one cell, neighbouring
+    definitions are one cell, and a loop, `with`, `try` or `if` is a separate cell, which is never split.
 
-    >>> [cell.title for cell in cut("import a\n\nimport b\nx = 1\ny = 2\n\nfor i in x:\n  f(i)\n")]
+    >>> [cell.title for cell in split_into_cells("import a\n\nimport b\nx = 1\ny = 2\n\nfor i in x:\n  f(i)\n")]
     ['import a', 'x = 1', 'for i in x:']
     """
     lines = source.splitlines(keepends=True)
-    marked = [i for i, line in enumerate(lines) if MARKER.match(line)]
+    markers = [i for i, line in enumerate(lines) if MARKER.match(line)]
     tree = _parsed(source)
-    if marked and tree is not None:
-        # a marker inside a string or a block is text, not a cut
+    if markers and tree is not None:
+        # a marker inside a string or a block begins no cell
         inside = {
             n
             for node in tree.body
             for n in range(_first_line(node), (node.end_lineno or node.lineno))
         }
-        marked = [i for i in marked if i not in inside]
-    if marked:
-        return _joined(lines, [0, *marked])
+        markers = [i for i in markers if i not in inside]
+    if markers:
+        return _cells_from(lines, [0, *markers])
     if tree is None:
         _refuse(source)
-    return _joined(lines, [0, *_paragraphs(tree, lines)] if tree else [0])
+    return _cells_from(lines, [0, *_paragraph_starts(tree, lines)] if tree else [0])
 
 
 def has_markers(source: str) -> bool:
-    r"""Return True if a script is written in cells, with `# %%` before each.
+    r"""Return True if a script has `# %%` markers, which divide it into cells.
 
     >>> has_markers("# %%\nx = 1\n"), has_markers("x = 1\n")
     (True, False)
@@ -78,7 +79,7 @@ def _parsed(source: str) -> ast.Module | None:
     try:
         return ast.parse(source)
     except UNPARSED:
-        return None  # magics in a percent script: the markers alone decide
+        return None  # the script may contain magics; then the markers alone decide
 
 
 def _refuse(source: str) -> None:
@@ -96,10 +97,11 @@ def _first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(d.lineno for d in decorators)])
 
 
-def _joined(lines: Sequence[str], starts: Sequence[int]) -> list[SourceCell]:
-    cuts = sorted(set(starts))
+def _cells_from(lines: Sequence[str], starts: Sequence[int]) -> list[SourceCell]:
+    """Return the cells of a script that begin at the lines with indices `starts`, without blank cells."""
+    ordered = sorted(set(starts))
     cells = []
-    for begin, end in zip(cuts, [*cuts[1:], len(lines)], strict=True):
+    for begin, end in zip(ordered, [*ordered[1:], len(lines)], strict=True):
         text = "".join(lines[begin:end])
         if text.strip():
             cells.append(SourceCell(text, begin + 1))
@@ -120,21 +122,21 @@ def _kind(node: ast.stmt) -> str:
     return "plain"
 
 
-def _paragraphs(tree: ast.Module, lines: Sequence[str]) -> Iterator[int]:
-    """Yield the index of the line with which each cell but the first begins."""
-    end, before = 0, ""
+def _paragraph_starts(tree: ast.Module, lines: Sequence[str]) -> Iterator[int]:
+    """Yield the index of the first line of each cell but the first cell."""
+    end, previous_kind = 0, ""
     for node in tree.body:
         first, kind = _first_line(node) - 1, _kind(node)
-        if before and first >= end:  # else it shares a line with the statement before it
+        if previous_kind and first >= end:  # not on the line of the previous statement
             blank = any(not line.strip() for line in lines[end:first])
-            same = kind == before and (kind in {"import", "definition"} or not blank)
-            if not same or kind == "control":
+            same_cell = kind == previous_kind and (kind in {"import", "definition"} or not blank)
+            if not same_cell or kind == "control":
                 start = first
-                # comments right above a statement belong to it
+                # comments right above a statement belong to the cell of the statement
                 while start > end and lines[start - 1].lstrip().startswith("#"):
                     start -= 1
                 yield start
-        end, before = node.end_lineno or node.lineno, kind
+        end, previous_kind = node.end_lineno or node.lineno, kind
 
 
 def code_hash(text: str) -> str:
@@ -149,19 +151,19 @@ def code_hash(text: str) -> str:
         body = ast.parse(text)
     except UNPARSED:
         body = None
-    plain = ""
+    normalized = ""
     if body is not None:
-        with contextlib.suppress(RecursionError):  # nested too deeply: the text as it is
-            plain = ast.dump(body, annotate_fields=False)
-    if not plain:
-        # magics, shell lines, top-level await: the text, without blank ends and lines
-        kept = (line.rstrip() for line in text.splitlines())
-        plain = "\n".join(line for line in kept if line and not line.lstrip().startswith("#"))
-    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        with contextlib.suppress(RecursionError):  # if nested too deeply, hash the text as written
+            normalized = ast.dump(body, annotate_fields=False)
+    if not normalized:
+        # the cell has magics or shell lines: hash its lines, without comments
+        lines = (line.rstrip() for line in text.splitlines())
+        normalized = "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
+    return hashlib.sha256(normalized.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def imported_modules(text: str) -> set[str]:
-    r"""Return the first parts of the modules that a cell imports by statement.
+    r"""Return the top-level packages that the import statements of a cell name.
 
     >>> sorted(imported_modules("import a.b\nfrom c import d"))
     ['a', 'c']
@@ -180,7 +182,7 @@ def imported_modules(text: str) -> set[str]:
 
 
 def only_defines(text: str) -> bool:
-    r"""Return True if a cell only imports, defines functions and classes, or assigns constants.
+    r"""Return True if a cell only imports, defines functions, or assigns constants.
 
     >>> only_defines("import sys\nLR = 0.1\ndef f(): return sys.argv")
     True
@@ -195,26 +197,26 @@ def only_defines(text: str) -> bool:
         kind = _kind(node)
         if kind == "import":
             continue
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _computes(node):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _runs_code(node):
             continue
-        if isinstance(node, ast.Assign) and _constant(node.value):
+        if isinstance(node, ast.Assign) and _is_constant(node.value):
             continue
         return False
     return True
 
 
-def _computes(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return True if defining a function calls something: a decorator, or a default that is no constant."""
+def _runs_code(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return True if defining a function runs other code: a decorator, or a default that is not a constant."""
     defaults = (*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None))
-    return bool(node.decorator_list) or not all(map(_constant, defaults))
+    return bool(node.decorator_list) or not all(map(_is_constant, defaults))
 
 
-def names_program(text: str) -> bool:
-    r"""Return True if a cell uses the name of its own file: `__file__`, `sys.argv`, the module `__main__`.
+def uses_its_file_name(text: str) -> bool:
+    r"""Return True if a cell uses the name of its own file, by `__file__`, `sys.argv` or the module `__main__`.
 
-    >>> names_program("out = Path(__file__).stem"), names_program("import sys\nprint(sys.argv[0])")
+    >>> uses_its_file_name("out = Path(__file__).stem"), uses_its_file_name("import sys\nprint(sys.argv[0])")
     (True, True)
-    >>> names_program("if __name__ == '__main__':\n    main()")
+    >>> uses_its_file_name("if __name__ == '__main__':\n    main()")
     False
     """
     try:
@@ -241,7 +243,7 @@ def names_program(text: str) -> bool:
     return False
 
 
-def _constant(node: ast.expr) -> bool:
+def _is_constant(node: ast.expr) -> bool:
     try:
         ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -250,10 +252,10 @@ def _constant(node: ast.expr) -> bool:
 
 
 def cell_starts(recorded: str, text: str) -> dict[int, int]:
-    r"""Return the cells of a script by the line of the statement that each begins with.
+    r"""Return {line of a cell's first statement in `text`: number of the cell} for the cells of a script.
 
-    The `recorded` text decides where cells begin. `text` is the same script, perhaps with statements added;
-    an added statement belongs to the cell around it.
+    The `recorded` text decides where cells begin. `text` is the recorded script, perhaps with statements
+    added; an added statement belongs to the cell around it.
 
     >>> old = "import a\n\nx = 1\n\nfor i in x:\n    f(i)\n"
     >>> cell_starts(old, old)
@@ -262,47 +264,47 @@ def cell_starts(recorded: str, text: str) -> dict[int, int]:
     {1: 1, 3: 2, 7: 3}
     """
     tree = ast.parse(recorded)
-    firsts: dict[int, int] = {}
+    starts: dict[int, int] = {}
     statements = [_first_line(node) for node in tree.body]
-    for number, cell in enumerate(cut(recorded), 1):
+    for number, cell in enumerate(split_into_cells(recorded), 1):
         inside = range(cell.line, cell.line + cell.text.count("\n") + 1)
-        line = next((each for each in statements if each in inside and each not in firsts), None)
+        line = next((each for each in statements if each in inside and each not in starts), None)
         if line is not None:
-            firsts[line] = number
+            starts[line] = number
     if text == recorded:
-        return firsts
-    pairs = difflib.SequenceMatcher(None, recorded.split("\n"), text.split("\n"), autojunk=False)
-    moved = {
+        return starts
+    matcher = difflib.SequenceMatcher(None, recorded.split("\n"), text.split("\n"), autojunk=False)
+    new_lines = {
         block.a + k + 1: block.b + k + 1
-        for block in pairs.get_matching_blocks()
+        for block in matcher.get_matching_blocks()
         for k in range(block.size)
     }
-    heads = {_first_line(node) for node in ast.parse(text).body}
+    statement_starts = {_first_line(node) for node in ast.parse(text).body}
     return {
-        moved[line]: number
-        for line, number in firsts.items()
-        if line in moved and moved[line] in heads
+        new_lines[line]: number
+        for line, number in starts.items()
+        if line in new_lines and new_lines[line] in statement_starts
     }
 
 
 def mark_cells(tree: ast.Module, starts: dict[int, int]) -> None:
-    """Put a call before each statement with which a cell begins; `starts` gives the cells by line."""
+    """Put a call of `ENTER` before the first statement of each cell. `starts` maps lines to cell numbers."""
     body: list[ast.stmt] = []
-    waiting = 0
-    for place, node in enumerate(tree.body):
-        waiting = starts.get(_first_line(node), waiting)
-        if waiting and not _must_be_first(node, place):
-            call = ast.Call(ast.Name(ENTER, ast.Load()), [ast.Constant(waiting)], [])
+    entered_cell = 0
+    for index, node in enumerate(tree.body):
+        entered_cell = starts.get(_first_line(node), entered_cell)
+        if entered_cell and not _must_be_first(node, index):
+            call = ast.Call(ast.Name(ENTER, ast.Load()), [ast.Constant(entered_cell)], [])
             mark = ast.copy_location(ast.Expr(ast.copy_location(call, node)), node)
             body.append(ast.fix_missing_locations(mark))
-            waiting = 0
+            entered_cell = 0
         body.append(node)
     tree.body = body
 
 
-def _must_be_first(node: ast.stmt, place: int) -> bool:
-    """Return True for a docstring, and for an import from `__future__`."""
+def _must_be_first(node: ast.stmt, index: int) -> bool:
+    """Return True if no call may be put before a statement: a docstring, or an import from `__future__`."""
     if isinstance(node, ast.ImportFrom):
         return node.module == "__future__"
-    text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return place == 0 and text
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return index == 0 and is_text

@@ -1,7 +1,7 @@
-"""Which names statements read, bind and may change, and which statement set a name last.
+"""Find the names that statements read, bind and may change, and the statement that bound a name last.
 
-Propagation uses this to move a statement to another text. Probes use `scopes`, which analyses names in
-another way: docs/decisions/two-matchings.md says why there are two.
+Propagation uses this module to carry a statement to another version. Probes use `scopes`, which resolves names
+differently: docs/decisions/two-matchings.md says why both modules exist.
 """
 
 import ast
@@ -20,33 +20,41 @@ BUILTINS = frozenset(dir(builtins)) | {
     "xrange",
     "raw_input",
 }
-# calls that read their arguments and do not change them
-_SINKS = re.compile(
+_READ_ONLY_CALLS = re.compile(
     r"^(print|log\w*|info|debug|warn\w*|error|add_(scalar|image|histogram|text|figure)s?|write|record\w*"
     r"|set_(description|postfix)\w*|flush|report\w*|format|len|str|int|float|min|max|sum|round|abs|range"
     r"|enumerate|zip|item|mean|isinstance|getattr|hasattr|join|time|perf_counter|sorted|list|dict|tuple)$"
 )
+"""Names of functions and methods that change neither their arguments nor the object they are called on."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
+_JUMPS = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 
 
 @dataclass(frozen=True, slots=True)
 class Uses:
     """How a piece of code uses names."""
 
-    reads: frozenset[str]  # read before the code itself binds them
-    writes: frozenset[str]  # bound
-    changes: frozenset[str]  # objects that may be changed in place
-    members: frozenset[tuple[str, str]]  # attributes read of a name
-    attributes: frozenset[str]  # every attribute that is read: `b` and `c` of `a.b.c`
-    leaves: bool  # control may leave the block
-    sets: frozenset[str] = frozenset()  # dotted names that are assigned, such as `self.rate`
-    gets: frozenset[str] = frozenset()  # dotted names that are read
+    reads: frozenset[str]
+    """Names that the code reads before it binds them: their values come from earlier code."""
+    writes: frozenset[str]
+    """Names that the code binds."""
+    changes: frozenset[str]
+    """Names of objects that the code may change in place."""
+    members: frozenset[tuple[str, str]]
+    """(name, attribute) for each `name.attribute`, read or assigned."""
+    attributes: frozenset[str]
+    """Every attribute, read or assigned: `b` and `c` of `a.b.c`."""
+    leaves: bool
+    """The code contains a `return`, `break`, `continue` or `raise`, outside functions that it defines."""
+    sets: frozenset[str] = frozenset()
+    """Dotted names that are assigned, such as `self.rate`."""
+    gets: frozenset[str] = frozenset()
+    """Dotted names that are read."""
 
 
 def uses(trees: Iterable[ast.AST]) -> Uses:
-    r"""Return what statements, taken in order, do with names.
+    r"""Return how a sequence of statements uses names.
 
     >>> used = uses(ast.parse("x = f(y)\nprint(x.a, [z for z in w])").body)
     >>> sorted(used.reads), sorted(used.writes)
@@ -68,6 +76,8 @@ def uses(trees: Iterable[ast.AST]) -> Uses:
 
 
 class _UseReader:
+    """Collects the uses of names in the syntax trees that it visits, in the order of evaluation."""
+
     def __init__(self) -> None:
         self.reads: set[str] = set()
         self.writes: set[str] = set()
@@ -77,64 +87,67 @@ class _UseReader:
         self.sets: set[str] = set()
         self.gets: set[str] = set()
         self.leaves = False
-        self.hidden: list[set[str]] = []
+        self.comprehension_variables: list[set[str]] = []
+        """Variables of the comprehensions around the current node."""
 
-    def read(self, name: str) -> None:
-        if name not in self.writes and not any(name in names for names in self.hidden):
+    def add_read(self, name: str) -> None:
+        if name not in self.writes and not any(
+            name in names for names in self.comprehension_variables
+        ):
             self.reads.add(name)
 
     def visit(self, tree: ast.AST) -> None:  # noqa: C901, PLR0912 - one dispatch over kinds of node
         if isinstance(tree, ast.Name):
             if isinstance(tree.ctx, ast.Load):
-                self.read(tree.id)
-            elif not any(tree.id in names for names in self.hidden):
+                self.add_read(tree.id)
+            elif not any(tree.id in names for names in self.comprehension_variables):
                 self.writes.add(tree.id)
             return
-        if isinstance(tree, _LEAVES):
+        if isinstance(tree, _JUMPS):
             self.leaves = True
         if isinstance(tree, ast.Assign):
-            self.all([tree.value, *tree.targets])
+            self.visit_all([tree.value, *tree.targets])
         elif isinstance(tree, ast.AnnAssign):
-            self.all([each for each in (tree.value, tree.target) if each is not None])
+            self.visit_all([each for each in (tree.value, tree.target) if each is not None])
         elif isinstance(tree, ast.AugAssign):
             root = root_name(tree.target)
             if isinstance(tree.target, ast.Name):
-                self.read(tree.target.id)
+                self.add_read(tree.target.id)
             elif root:
-                self.read(root)
+                self.add_read(root)
                 self.changes.add(root)
                 self.gets.add(dotted(tree.target))
-            self.all([tree.value, tree.target])
+            self.visit_all([tree.value, tree.target])
         elif isinstance(tree, (ast.For, ast.AsyncFor)):
-            self.all([tree.iter, tree.target, *tree.body, *tree.orelse])
+            self.visit_all([tree.iter, tree.target, *tree.body, *tree.orelse])
         elif isinstance(tree, _COMPREHENSIONS):
-            self.comprehension(tree)
+            self.visit_comprehension(tree)
         elif isinstance(tree, _FUNCTIONS):
-            self.function(tree)
+            self.visit_function(tree)
         elif isinstance(tree, ast.ClassDef):
-            self.children(tree)
+            self.visit_children(tree)
             self.writes.add(tree.name)
         elif isinstance(tree, (ast.Import, ast.ImportFrom)):
             self.writes.update((name.asname or name.name).split(".")[0] for name in tree.names)
         elif isinstance(tree, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
             if tree.name:
                 self.writes.add(tree.name)
-            self.children(tree)
+            self.visit_children(tree)
         elif isinstance(tree, (ast.Attribute, ast.Subscript)):
-            self.part(tree)
+            self.visit_attribute_or_item(tree)
         elif isinstance(tree, ast.Call):
-            self.call(tree)
+            self.visit_call(tree)
         else:
-            self.children(tree)
+            self.visit_children(tree)
 
-    def all(self, trees: Iterable[ast.AST]) -> None:
+    def visit_all(self, trees: Iterable[ast.AST]) -> None:
         for each in trees:
             self.visit(each)
 
-    def children(self, tree: ast.AST) -> None:
-        self.all(ast.iter_child_nodes(tree))
+    def visit_children(self, tree: ast.AST) -> None:
+        self.visit_all(ast.iter_child_nodes(tree))
 
-    def part(self, tree: ast.Attribute | ast.Subscript) -> None:
+    def visit_attribute_or_item(self, tree: ast.Attribute | ast.Subscript) -> None:
         root = root_name(tree)
         if root and not isinstance(tree.ctx, ast.Load):
             self.changes.add(root)
@@ -145,33 +158,33 @@ class _UseReader:
             self.attributes.add(tree.attr)
         if isinstance(tree, ast.Attribute) and isinstance(tree.value, ast.Name):
             self.members.add((tree.value.id, tree.attr))
-        self.children(tree)
+        self.visit_children(tree)
 
-    def call(self, tree: ast.Call) -> None:
+    def visit_call(self, tree: ast.Call) -> None:
         called = tree.func
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-        if not _SINKS.match(name):
+        if not _READ_ONLY_CALLS.match(name):
             if isinstance(called, ast.Attribute) and (root := root_name(called)):
                 self.changes.add(root)
             for each in (*tree.args, *(keyword.value for keyword in tree.keywords)):
                 if root := root_name(each):
                     self.changes.add(root)
-        self.children(tree)
+        self.visit_children(tree)
 
-    def comprehension(self, tree: ast.AST) -> None:
+    def visit_comprehension(self, tree: ast.AST) -> None:
         bound: set[str] = set()
         generators: list[ast.comprehension] = tree.generators  # type: ignore[attr-defined]
         for each in generators:
             bound |= {n.id for n in ast.walk(each.target) if isinstance(n, ast.Name)}
         self.visit(generators[0].iter)
-        self.hidden.append(bound)
-        self.children(tree)
-        self.hidden.pop()
+        self.comprehension_variables.append(bound)
+        self.visit_children(tree)
+        self.comprehension_variables.pop()
 
-    def function(self, tree: ast.AST) -> None:
+    def visit_function(self, tree: ast.AST) -> None:
         args: ast.arguments = tree.args  # type: ignore[attr-defined]
-        self.all([*args.defaults, *(each for each in args.kw_defaults if each is not None)])
-        self.all(getattr(tree, "decorator_list", ()))
+        self.visit_all([*args.defaults, *(each for each in args.kw_defaults if each is not None)])
+        self.visit_all(getattr(tree, "decorator_list", ()))
         name = getattr(tree, "name", None)
         body = tree.body if isinstance(tree.body, list) else [tree.body]  # type: ignore[attr-defined]
         inner = _UseReader()
@@ -179,11 +192,11 @@ class _UseReader:
         if name:
             inner.writes.add(name)
         stored = _UseReader()
-        stored.all(body)
+        stored.visit_all(body)
         inner.writes |= stored.writes
-        inner.all(body)
+        inner.visit_all(body)
         for each in inner.reads:
-            self.read(each)
+            self.add_read(each)
         self.members |= inner.members
         self.attributes |= inner.attributes
         self.gets |= inner.gets
@@ -198,7 +211,7 @@ def parameters(args: ast.arguments) -> set[str]:
 
 
 def root_name(tree: ast.AST) -> str:
-    """Return the name at the bottom of `a.b[c].d`, or an empty text."""
+    """Return the variable that a chain of attributes and items starts from: `a` for `a.b[c].d`; else ""."""
     while isinstance(tree, (ast.Attribute, ast.Subscript, ast.Starred)):
         tree = tree.value
     return tree.id if isinstance(tree, ast.Name) else ""
@@ -220,19 +233,19 @@ def dotted(tree: ast.AST) -> str:
     return ".".join([getattr(tree, "id", ""), *reversed(parts)])
 
 
-def rebinds(used: Uses, other: Uses) -> bool:
-    """Return True if `other` certainly assigns something that `used` reads.
+def rebinds(reader: Uses, writer: Uses) -> bool:
+    """Return True if code with the uses `writer` certainly assigns something that code with `reader` reads.
 
-    An assigned attribute counts if `used` reads that attribute or the whole object. An object that is only
-    passed to a call, or whose method is called, does not count.
+    An assigned attribute counts if `reader` reads that attribute or the whole object. An object that the
+    writer only passes to a call, or on which it calls a method, does not count.
     """
-    if other.writes & used.reads:
+    if writer.writes & reader.reads:
         return True
-    for target in other.sets:
+    for target in writer.sets:
         root = target.partition(".")[0]
-        if root not in used.reads:
+        if root not in reader.reads:
             continue
-        of_root = [each for each in used.gets if each.partition(".")[0] == root]
+        of_root = [each for each in reader.gets if each.partition(".")[0] == root]
         if not of_root or any(
             f"{each}.".startswith(f"{target}.") or f"{target}.".startswith(f"{each}.")
             for each in of_root
@@ -254,7 +267,7 @@ def conflict(first_uses: Uses, second_uses: Uses) -> bool:
 
 
 def header(node: StatementNode) -> list[ast.AST]:
-    """Return the parts of a compound statement that are not its blocks."""
+    """Return the expressions in the head of a compound statement, such as the test of an `if`."""
     tree = node.tree
     if isinstance(tree, (ast.For, ast.AsyncFor)):
         return [tree.iter, tree.target]
@@ -268,7 +281,7 @@ def header(node: StatementNode) -> list[ast.AST]:
 
 
 def binds(node: StatementNode) -> frozenset[str]:
-    """Return the names that a statement itself binds, not those bound in its blocks."""
+    """Return the names that a statement itself binds, without the names that its blocks bind."""
     if node.bound is None:
         node.bound = _binds(node)
     return node.bound
@@ -288,9 +301,10 @@ def _binds(node: StatementNode) -> frozenset[str]:
 
 
 def earlier(block: StatementNode, index: int) -> Iterator[StatementNode]:
-    """Yield the nodes that may have run before a place of a scope, nearest first.
+    """Yield the nodes that may have run before the statement at `index` of `block`, nearest first.
 
-    Other branches of an `if` or `match` around the place are left out; the scope itself is last.
+    All are nodes of one function, class or module, whose own node is the last. Branches of an `if` or `match`
+    that exclude the branch of the statement are left out.
     """
     while True:
         for child in reversed(block.children[:index]):
@@ -302,8 +316,8 @@ def earlier(block: StatementNode, index: int) -> Iterator[StatementNode]:
                 yield owner
             return
         if not isinstance(owner.tree, (ast.If, ast.Match)):
-            for other in reversed(owner.children[: block.index]):
-                yield from _backwards(other)
+            for sibling in reversed(owner.children[: block.index]):
+                yield from _backwards(sibling)
         yield owner
         index = owner.index
         assert owner.parent is not None
@@ -311,6 +325,7 @@ def earlier(block: StatementNode, index: int) -> Iterator[StatementNode]:
 
 
 def _backwards(node: StatementNode) -> Iterator[StatementNode]:
+    """Yield the nodes below a node, last first, and then the node; do not enter functions and classes."""
     if not (node.is_scope and not node.is_block):
         for child in reversed(node.children):
             yield from _backwards(child)
@@ -318,7 +333,7 @@ def _backwards(node: StatementNode) -> Iterator[StatementNode]:
 
 
 def visible(block: StatementNode, index: int) -> set[str]:
-    """Return the names that can hold a value at a place, builtins not counted."""
+    """Return the names that may have a value before the statement at `index` of `block`, without builtins."""
     names: set[str] = set()
     own = block.scope().tree if block.parent is not None else None
     for node in earlier(block, index):
@@ -328,7 +343,7 @@ def visible(block: StatementNode, index: int) -> set[str]:
         else:
             names |= binds(node)
             if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)) and not node.is_block:
-                names |= bound_in(node)  # by an earlier iteration of the loop
+                names |= bound_in(node)  # an earlier iteration of the loop may have bound these
     scope = block.scope() if block.parent is not None else block
     while scope.parent is not None:
         scope = scope.scope()
@@ -340,7 +355,7 @@ def visible(block: StatementNode, index: int) -> set[str]:
 
 
 def bound_in(scope: StatementNode) -> set[str]:
-    """Return every name bound below a node, scopes inside it left out."""
+    """Return every name that statements below a node bind, functions and classes not entered."""
     names: set[str] = set()
     stack = list(scope.children)
     while stack:
@@ -354,7 +369,10 @@ def bound_in(scope: StatementNode) -> set[str]:
 
 
 def definition(block: StatementNode, index: int, name: str) -> StatementNode | None:
-    """Return the nearest statement before a place that binds a name, or the function whose parameter it is."""
+    """Return the node that binds `name` last before the statement at `index` of `block`.
+
+    If `name` is a parameter, return its function. Return None if nothing in the scope binds the name earlier.
+    """
     inside = block.scope().tree
     for node in earlier(block, index):
         tree = node.tree

@@ -1,7 +1,7 @@
-"""Training loops inside libraries: the ones that are watched, and the calls of a program that start them.
+"""Training loops inside libraries: a table of the loops to watch, and a search for the calls that start a loop.
 
 A user of Lightning, Keras or the Hugging Face Trainer writes no training loop. The loops in `LOOPS` are
-instrumented, so that their iterations are points; all other loops of these libraries are left alone.
+instrumented, so that their iterations are points; no other loop of these libraries is changed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from rearview.source.loops import FUNCTIONS, walk_loops
 
 Names = Mapping[str, tuple[str, ...] | Mapping[str, str]]
-"""By function: the names of its loops in the order of the text; a loop with an empty name is not watched.
-Or a mapping from a word in the head of a loop to its name, if releases of the library differ in loops."""
+"""Function -> names of the loops in its text, in order; a loop with an empty name is not watched.
+
+If releases of the library differ in the number of loops: function -> {word in the head of a loop: its name}."""
 
 _STEPS = {"_TrainingEpochLoop.run": ("step",)}
-_EVALUATED = {"_EvaluationLoop.run": ("eval_step",)}
+_EVALUATION_STEPS = {"_EvaluationLoop.run": ("eval_step",)}
 _EPOCHS = {"_FitLoop.run": ("epoch",)}
 _KERAS = {
     "{}.fit": ("epoch", "step"),
@@ -34,10 +35,10 @@ def _keras(trainer: str) -> Names:
 LOOPS: Mapping[str, Names] = {
     "lightning.pytorch.loops.fit_loop": _EPOCHS,
     "lightning.pytorch.loops.training_epoch_loop": _STEPS,
-    "lightning.pytorch.loops.evaluation_loop": _EVALUATED,
+    "lightning.pytorch.loops.evaluation_loop": _EVALUATION_STEPS,
     "pytorch_lightning.loops.fit_loop": _EPOCHS,
     "pytorch_lightning.loops.training_epoch_loop": _STEPS,
-    "pytorch_lightning.loops.evaluation_loop": _EVALUATED,
+    "pytorch_lightning.loops.evaluation_loop": _EVALUATION_STEPS,
     "transformers.trainer": {
         "Trainer._inner_training_loop": ("epoch",),
         "Trainer._run_epoch": ("step", "micro_step"),
@@ -65,7 +66,7 @@ LOOPS: Mapping[str, Names] = {
 
 
 def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
-    r"""Return the ids of the loops of a library's module that are watched, by line.
+    r"""Return {first line of a loop: id of the loop} for the watched loops in a module of a library.
 
     >>> text = "class Engine:\n  def _internal_run_legacy(self):\n    while True: pass"
     >>> loops_of("ignite.engine.engine", ast.parse(text))
@@ -83,7 +84,10 @@ def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
 
 
 def _name_of(node: ast.AST, ordinal: int, names: tuple[str, ...] | Mapping[str, str]) -> str:
-    """Return the name of a loop of a function; empty if it is not watched."""
+    """Return the name of the loop with number `ordinal` in a function, or "" if the loop is not watched.
+
+    `names` are the names for the function in `LOOPS`.
+    """
     if isinstance(names, tuple):
         return names[ordinal] if ordinal < len(names) else ""
     head = getattr(node, "iter", None) or getattr(node, "test", None)
@@ -97,25 +101,26 @@ class Library:
 
     name: str
     roots: tuple[str, ...]
-    """Packages that a program imports to use it."""
+    """Packages that a program imports to use the library."""
     methods: tuple[str, ...]
     """Methods that start the loop."""
     point: tuple[str, ...]
     """Names of the watched loops, outermost first."""
     classes: tuple[str, ...] = ()
-    """Parts of the names of classes and functions that make its objects; empty: any."""
+    """Parts of the names of classes and functions that make objects with these methods; empty: any name."""
     functions: tuple[str, ...] = ()
     """Functions and classes that start the loop when they are called."""
     receivers: tuple[str, ...] = ()
-    """Last words of variables that people use for its objects, for objects made out of sight."""
+    """Usual last words of variables for objects with these methods, used if the text does not show how an object was
+    made."""
     hooks: tuple[str, ...] = ()
-    """Functions of the program that its loop calls: places for a log statement."""
+    """Functions of the program that the loop calls: places for a log statement."""
     limits: tuple[str, ...] = ()
-    """Where a replay cannot start, in sentences."""
+    """Sentences that say where no replay can start."""
     conditions: tuple[str, ...] = ()
-    """The same, where it depends on how the library is used."""
+    """Sentences that say which uses of the library limit where a replay can start."""
     captured: bool = False
-    """Whether what it logs becomes columns by itself."""
+    """Whether the values that the library logs become columns without a log statement."""
 
 
 _EPOCHS_ONLY = "A replay starts at the beginning of an epoch, not in the middle of one."
@@ -214,10 +219,10 @@ LIBRARIES: tuple[Library, ...] = (
         ("With loaders that keep workers between epochs, a replay starts at an earlier epoch.",),
     ),
 )
-"""Libraries whose training loops are watched; `LOOPS` says which of their loops."""
+"""Libraries whose training loops are watched; `LOOPS` lists these loops."""
 
 _TRAINING_METHODS = frozenset({"fit", "fit_one_cycle", "fine_tune", "learn", "fit_generator"})
-"""Methods that train, in libraries that are not watched."""
+"""Methods that train in libraries without watched loops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +233,11 @@ class LibraryCall:
     line: int
     end: int
     call: str
-    """What is called, as written: `trainer.fit`."""
+    """The called function as written: `trainer.fit`."""
     library: str
     watched: bool
     point: tuple[str, ...]
-    """Names of its loops, outermost first; empty if they are not watched."""
+    """Names of the loops that the call runs, outermost first; empty if the loops are not watched."""
     limits: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
@@ -240,7 +245,7 @@ class LibraryCall:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return names joined by dots as they are written; "" for any other expression.
+    """Return an expression as text if it is a name, or attributes of a name; else return "".
 
     >>> dotted(ast.parse("self.trainer.fit").body[0].value), dotted(ast.parse("f().g").body[0].value)
     ('self.trainer.fit', '')
@@ -255,14 +260,15 @@ def dotted(node: ast.AST) -> str:
 
 
 class Origins:
-    """Where the objects of a program come from: `trainer` is made by `lightning.Trainer`."""
+    """The imports of a program, and the class or function that made each object: `lightning.Trainer` for `trainer`."""
 
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
         self.imports: dict[str, dict[str, str]] = {}
-        """By file: a name -> what was imported under it, with dots."""
-        self.made: dict[str, dict[str, str]] = {}
-        """By file: a variable as written -> the class or function that made its value."""
+        """File path -> {name: full dotted name of the module or object that is imported under the name}."""
+        self.makers: dict[str, dict[str, str]] = {}
+        """File path -> {variable as written: class or function that made its value}."""
         self.classes: dict[str, ast.ClassDef] = {}
+        """The program's classes by name."""
         self.class_files: dict[str, str] = {}
         self.functions: set[str] = set()
         for path, tree in trees.items():
@@ -270,16 +276,16 @@ class Origins:
 
     def _read(self, path: str, tree: ast.Module) -> None:
         names = self.imports[path] = {}
-        made = self.made[path] = {}
+        makers = self.makers[path] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     bound = alias.asname or alias.name.split(".")[0]
                     names[bound] = alias.name if alias.asname else bound
             elif isinstance(node, ast.ImportFrom):
-                home = f".{node.module or ''}" if node.level else node.module
+                module = f".{node.module or ''}" if node.level else node.module
                 for alias in node.names:
-                    names[alias.asname or alias.name] = f"{home}.{alias.name}"
+                    names[alias.asname or alias.name] = f"{module}.{alias.name}"
             elif isinstance(node, ast.ClassDef):
                 self.classes.setdefault(node.name, node)
                 self.class_files.setdefault(node.name, path)
@@ -287,44 +293,49 @@ class Origins:
                 self.functions.add(node.name)
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 for target in node.targets:
-                    made[dotted(target)] = dotted(node.value.func)
+                    makers[dotted(target)] = dotted(node.value.func)
             elif isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
                 name = node.arg if isinstance(node, ast.arg) else dotted(node.target)
-                made.setdefault(name, dotted(node.annotation))
-        made.pop("", None)
+                makers.setdefault(name, dotted(node.annotation))
+        makers.pop("", None)
 
     def packages(self) -> set[str]:
-        """Return the first words of everything that the program imports."""
+        """Return the top-level packages that the program imports."""
         return {name.split(".")[0] for names in self.imports.values() for name in names.values()}
 
-    def of_name(self, path: str, text: str) -> str:
-        """Return what a dotted expression names, by the imports of its file; "" if unknown."""
-        first, dot, rest = text.partition(".")
-        home = self.imports.get(path, {}).get(first)
-        return f"{home}{dot}{rest}" if home is not None else ""
+    def full_name(self, path: str, text: str) -> str:
+        """Return a dotted expression with its first name replaced by the import of that name in the file.
+
+        Return "" if the file does not import the name.
+        """
+        first, dot, attributes = text.partition(".")
+        imported = self.imports.get(path, {}).get(first)
+        return f"{imported}{dot}{attributes}" if imported is not None else ""
 
     def project_class(self, path: str, text: str) -> ast.ClassDef | None:
-        """Return the class of the program that a variable's value is made by, if it is one."""
-        maker = self.made.get(path, {}).get(text, "")
+        """Return the class of a variable's value, or None if it is not a class of the program."""
+        maker = self.makers.get(path, {}).get(text, "")
         return self.classes.get(maker.rpartition(".")[2])
 
     def maker(self, path: str, receiver: ast.expr) -> str:
-        """Return, with dots, the library's class or function that made an object; "" if unknown.
+        """Return the full name of the library's class or function that made an object, or "" if unknown.
 
-        For an object of a class of the program, the library's class that it inherits from.
+        If the object is of a class of the program, return the library's class that it inherits from.
         """
         if isinstance(receiver, ast.Call):
             text = dotted(receiver.func)
         else:
-            text = self.made.get(path, {}).get(dotted(receiver), "")
+            text = self.makers.get(path, {}).get(dotted(receiver), "")
         return self._library_class(path, text, frozenset()) if text else ""
 
-    def _library_class(self, path: str, text: str, seen: frozenset[str]) -> str:
-        own = self.classes.get(text.rpartition(".")[2])
-        if own is None or text in seen:
-            return self.of_name(path, text)
-        home = self.class_files[own.name]
-        inherited = (self._library_class(home, dotted(base), seen | {text}) for base in own.bases)
+    def _library_class(self, path: str, text: str, visited: frozenset[str]) -> str:
+        own_class = self.classes.get(text.rpartition(".")[2])
+        if own_class is None or text in visited:
+            return self.full_name(path, text)
+        file = self.class_files[own_class.name]
+        inherited = (
+            self._library_class(file, dotted(base), visited | {text}) for base in own_class.bases
+        )
         return next((name for name in inherited if name), "")
 
 
@@ -352,7 +363,7 @@ def _library_call(
 ) -> Iterator[LibraryCall]:
     func = node.func
     text = dotted(func)
-    full = origins.of_name(path, text)
+    full = origins.full_name(path, text)
     for library in LIBRARIES:
         if full.split(".")[0] in library.roots and any(
             full == name or full.endswith(f".{name}") for name in library.functions
@@ -362,11 +373,11 @@ def _library_call(
     if not isinstance(func, ast.Attribute):
         return
     maker = origins.maker(path, func.value)
-    own = origins.project_class(path, dotted(func.value))
-    if own is not None and any(
-        isinstance(part, FUNCTIONS) and part.name == func.attr for part in own.body
+    own_class = origins.project_class(path, dotted(func.value))
+    if own_class is not None and any(
+        isinstance(part, FUNCTIONS) and part.name == func.attr for part in own_class.body
     ):
-        return  # the program's own method
+        return  # the method is defined in the program, not in the library
     for library in LIBRARIES:
         if func.attr in library.methods and _belongs(library, maker, func.value, packages, origins):
             yield _call_of(library, path, node, text or func.attr)
@@ -386,11 +397,11 @@ def _belongs(
     packages: AbstractSet[str],
     origins: Origins,
 ) -> bool:
-    """Return True if an object is one of the library's, as far as the text shows it."""
+    """Return True if the text suggests that `receiver`, which `maker` made, is an object of the library."""
     if maker:
-        made_by = maker.rpartition(".")[2]
+        maker_name = maker.rpartition(".")[2]
         return maker.split(".", maxsplit=1)[0] in library.roots and (
-            not library.classes or any(part in made_by for part in library.classes)
+            not library.classes or any(part in maker_name for part in library.classes)
         )
     last = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
     return (

@@ -1,8 +1,8 @@
-"""The loops of a program: their names and ids, and which of them may be running around a function.
+"""Name the loops of a program, and find the loops that may be running when a function is called.
 
-`loop_ids` names each loop of one text; `recorded_loop_ids` finds the same loops in an edited text.
-`paths` follows calls by name and says through which loops a function may be entered. `assigned_names` are
-the plain variables that the body of a loop assigns: the candidates for captured columns.
+`loop_ids` gives each loop of a text an id; `recorded_loop_ids` finds the loops with these ids in an edited text.
+`find_loop_paths` follows calls by name and returns the loop paths on which each function may be called.
+`assigned_names` returns the plain variables that the body of a loop assigns, which can become captured columns.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MODULE = "<module>"
 
 @dataclass(frozen=True, slots=True)
 class LoopId:
-    """One loop of one version, the same in every text derived from it by probes."""
+    """The id of a loop of a version. The loop keeps its id in every text that adds probes to the version."""
 
     path: str
     function: str
-    """Qualified as Python does it: `Trainer.fit`, `outer.<locals>.inner`, `<module>`."""
+    """Qualified name of the function around the loop: `Trainer.fit`, `outer.<locals>.inner`, `<module>`."""
     ordinal: int
-    """Counts the recorded loops of that function from 0, in the order of the text."""
+    """Number of the loop among the recorded loops of the function, from 0, in the order of the text."""
     name: str
 
     def __str__(self) -> str:
@@ -37,10 +37,10 @@ class LoopId:
 
 
 def loop_name(node: Loop, function: str) -> str:
-    """Return the name of a loop, for people.
+    """Return the name of a loop, by which the user calls it.
 
-    A `for` is named by the first name in its target that is not `_`; `rearview.loop("name", …)`
-    by its name; a `while`, or a `for` without a named target, by its function.
+    That is the name in `rearview.loop("name", …)`; else the first name in the target of a `for` that is not
+    `_`; else, as for every `while`, the name of the function (`main` at the top level).
 
     >>> loop_name(ast.parse("for i, (x, y) in data: pass").body[0], "<module>")
     'i'
@@ -61,7 +61,7 @@ def loop_name(node: Loop, function: str) -> str:
 
 
 def _name_argument(iterable: ast.expr) -> str | None:
-    """Return the name in `rearview.loop("name", …)` or `rearview.block("name")`, else None."""
+    """Return the name in `rearview.loop("name", …)` or `rearview.block("name")`, or None for other expressions."""
     if not isinstance(iterable, ast.Call) or not iterable.args:
         return None
     func = iterable.func
@@ -89,7 +89,10 @@ def _target_names(target: ast.expr) -> Iterator[str]:
 
 
 def walk_loops(tree: ast.Module) -> Iterator[tuple[Loop, str, tuple[str, ...]]]:
-    """Yield (loop, function, names of the loops around it in that function and its own)."""
+    """Yield (loop, function, loop names) for each loop of a text, in order.
+
+    The loop names are those of the loops around the loop in its function, outermost first, then its own.
+    """
     yield from _walk(tree, MODULE, "", ())
 
 
@@ -112,7 +115,7 @@ def _walk(
 
 
 def unique_name(name: str, around: tuple[str, ...]) -> str:
-    """Return `name`, numbered if a loop around it in the same function has it already."""
+    """Return `name`, with a number added if it is among the names of the loops `around`."""
     if name not in around:
         return name
     count = 2
@@ -122,7 +125,7 @@ def unique_name(name: str, around: tuple[str, ...]) -> str:
 
 
 def loop_ids(tree: ast.Module, path: str = "") -> dict[int, LoopId]:
-    r"""Return the id of each loop by the line it begins on.
+    r"""Return {first line of a loop: id of the loop} for all loops of a text.
 
     >>> tree = ast.parse("for epoch in range(3):\n  for x in data: pass")
     >>> [str(i) for i in loop_ids(tree, "t.py").values()]
@@ -140,17 +143,20 @@ def loop_ids(tree: ast.Module, path: str = "") -> dict[int, LoopId]:
 def recorded_loop_ids(
     recorded: ast.Module, pairs: Iterable[tuple[ast.stmt, ast.stmt]], path: str = ""
 ) -> dict[int, LoopId]:
-    """Return the id of each recorded loop by the line it begins on in an edited text.
+    """Return {first line of a loop in an edited text: id of the loop} for all recorded loops.
 
-    `pairs` are (recorded statement, the same statement in the edited text). Loops that only the edited text
-    has are left out.
+    `pairs` are (recorded statement, its counterpart in the edited text). Loops that only the edited text has are
+    left out.
     """
     ids = loop_ids(recorded, path)
     return {edited.lineno: ids[old.lineno] for old, edited in pairs if isinstance(old, LOOPS)}
 
 
-def enclosing(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return (function, loop names outermost first) for a place below `parents`."""
+def function_and_loops_around(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return (function around a node, names of the loops around the node in this function, outermost first).
+
+    `parents` are the syntax nodes around the node, from the module inwards. The function is a qualified name.
+    """
     function, prefix = MODULE, ""
     names: tuple[str, ...] = ()
     for node in parents:
@@ -164,58 +170,60 @@ def enclosing(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
     return function, names
 
 
-Chains = Mapping[tuple[str, str], tuple[tuple[str, ...], ...]]
-"""(path, function) -> stacks of loops, outermost first, by name or by id."""
+LoopPaths = Mapping[tuple[str, str], tuple[tuple[str, ...], ...]]
+"""(file path, function) -> loop paths on which the function may be called, as names or as ids of loops."""
 
 
-def chains(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
-    r"""Return, for each (path, function), the loops that may be running when it is entered.
+def find_loop_names(trees: Mapping[str, ast.Module], *, limit: int = 64) -> LoopPaths:
+    r"""Return, for each (file path, function), the names of the loops that may be running when it is called.
 
-    Calls are followed by name: `fit(...)` and `anything.fit(...)` may both mean any function
-    called `fit`. Some functions are left out, because the text does not show which loops run around them:
-    functions that no call names (a callback, `forward`), functions that are also passed as a value
-    (`opt.step(closure)`), generators (the loop that draws from one may be anywhere), and all
-    functions that these call.
+    Calls are followed by name: `fit(...)` and `anything.fit(...)` may both mean any function called `fit`.
+    Some functions are left out, because the text does not show which loops run around a call: functions that no
+    call names (a callback, `forward`), functions that are also passed as a value (`opt.step(closure)`),
+    generators (any loop may draw from a generator), and all functions that these functions call.
 
     >>> text = "def step(): pass\ndef fit():\n  for i in x: step()\nfor epoch in y: fit()"
-    >>> chains({"t.py": ast.parse(text)})["t.py", "step"]
+    >>> find_loop_names({"t.py": ast.parse(text)})["t.py", "step"]
     (('epoch', 'i'),)
     """
     files = tuple([calls_of_file(tree, path) for path, tree in trees.items()])
-    return {key: names_of(stacks) for key, stacks in paths(files, limit=limit).items()}
+    return {
+        key: with_loop_names(loop_paths)
+        for key, loop_paths in find_loop_paths(files, limit=limit).items()
+    }
 
 
-def names_of(stacks: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the loops in stacks of loop ids, each stack of names once."""
-    return tuple(sorted({tuple(map(name_of, stack)) for stack in stacks}))
+def with_loop_names(loop_paths: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Return loop paths with names of loops in place of ids, without duplicates."""
+    return tuple(sorted({tuple(map(name_of, loop_path)) for loop_path in loop_paths}))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileCalls:
-    """The functions of one file, the calls in it, and other uses through which a function may be called."""
+    """The functions and calls of one file, and the names that are read as values, which any code may call."""
 
     path: str
     functions: frozenset[str]
-    """Their qualified names, `<module>` among them."""
+    """Qualified names of the functions, `<module>` included."""
     calls: frozenset[tuple[str, str, tuple[str, ...]]]
-    """(name called, function it is called in, loops of that function around it)."""
+    """(called name, calling function, ids of the loops of the calling function around the call)."""
     names: frozenset[str]
-    """Names that are read other than to call them."""
+    """Names that are read as values, not called."""
     attributes: frozenset[str]
-    """The same for attributes."""
+    """Attributes that are read as values, not called."""
     of_modules: frozenset[str]
-    """The same for attributes of imported modules."""
+    """The `attributes` that belong to imported modules."""
     generators: frozenset[str]
     """Functions that are generators or coroutines."""
     looping: frozenset[str]
-    """Last names of functions with a loop in their text, and of classes with one in their constructor."""
+    """Last names of functions that contain a loop, and of classes whose constructor contains a loop."""
     called: Mapping[str, frozenset[str]]
-    """Last name of a function or class -> names that it calls; of a class also its bases."""
+    """Last name of a function or class -> names that its body or constructor calls, and for a class its bases."""
     loops: frozenset[LoopId]
 
 
 def calls_of_file(tree: ast.Module, path: str) -> FileCalls:
-    """Return the functions of one file and the calls in it."""
+    """Return the functions and calls of one file."""
     ids = loop_ids(tree, path)
     collector = _CallCollector({line: str(loop) for line, loop in ids.items()})
     nodes = list(ast.walk(tree))
@@ -250,14 +258,14 @@ def calls_of_file(tree: ast.Module, path: str) -> FileCalls:
 
 
 @functools.lru_cache(maxsize=8)
-def paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> Chains:
-    r"""Like `chains`, with the ids of the loops instead of their names, which may be shared.
+def find_loop_paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> LoopPaths:
+    r"""Return, for each (file path, function), the loop paths on which the function may be called.
 
-    A function that more than `limit` stacks lead to is left out, too. A stack deeper than `DEEPEST`
-    is cut off: its outermost loops are returned.
+    Functions are left out as by `find_loop_names`, and also functions with more than `limit` loop paths. A loop
+    path with more than `DEEPEST` loops is shortened to its outermost loops.
 
     >>> text = "def f():\n  for i in x: g()\nfor i in y: f()\ndef g(): pass"
-    >>> paths((calls_of_file(ast.parse(text), "t.py"),))["t.py", "g"]
+    >>> find_loop_paths((calls_of_file(ast.parse(text), "t.py"),))["t.py", "g"]
     (('t.py:<module>:0:i', 't.py:f:0:i'),)
     """
     calls: dict[str, set[tuple[str, str, tuple[str, ...]]]] = {}
@@ -265,79 +273,81 @@ def paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> Chains:
         for name, function, around in file.calls:
             calls.setdefault(name, set()).add((file.path, function, around))
     functions = {(file.path, function) for file in files for function in file.functions}
-    stacks, unlimited = _follow_calls(functions, calls, limit)
-    unknown = {key for key in functions if key not in stacks} | unlimited
+    loop_paths, too_many = _follow_calls(functions, calls, limit)
+    unknown = {key for key in functions if key not in loop_paths} | too_many
     unknown |= _passed_as_values(files, functions)
     unknown |= {(file.path, function) for file in files for function in file.generators}
-    grown = True
-    while grown:
+    growing = True
+    while growing:
         callees = {
             key
             for key in functions - unknown
-            if any((path, by) in unknown for path, by, _ in calls.get(called_as(key[1]), ()))
+            if any((path, by) in unknown for path, by, _ in calls.get(name_in_calls(key[1]), ()))
         }
-        grown = bool(callees)
+        growing = bool(callees)
         unknown |= callees
     return {
-        key: tuple(sorted(loop_stacks)) for key, loop_stacks in stacks.items() if key not in unknown
+        key: tuple(sorted(paths_of_key))
+        for key, paths_of_key in loop_paths.items()
+        if key not in unknown
     }
 
 
 _Function = tuple[str, str]
-"""(path, qualified name)."""
+"""(file path, qualified name)."""
 _Calls = Mapping[str, set[tuple[str, str, tuple[str, ...]]]]
-"""Name called -> (path, calling function, loops of that function around the call)."""
+"""Called name -> (file path, calling function, ids of the loops of the calling function around the call)."""
 
 
 def _follow_calls(
     functions: set[_Function], calls: _Calls, limit: int
 ) -> tuple[dict[_Function, set[tuple[str, ...]]], set[_Function]]:
-    """Return the stacks of loops that lead to each function, and the functions with too many.
+    """Return (loop paths of each function that a module reaches by calls, functions with more than `limit` paths).
 
-    Calls made by a function with too many stacks are not followed.
+    The calls that a function with too many loop paths makes are not followed.
     """
     callees: dict[_Function, list[tuple[_Function, tuple[str, ...]]]] = {}
     for key in functions:
-        for path, caller, around in calls.get(called_as(key[1]), ()):
+        for path, caller, around in calls.get(name_in_calls(key[1]), ()):
             callees.setdefault((path, caller), []).append((key, around))
-    stacks: dict[_Function, set[tuple[str, ...]]] = {
+    loop_paths: dict[_Function, set[tuple[str, ...]]] = {
         key: {()} for key in functions if key[1] == MODULE
     }
-    unlimited: set[_Function] = set()
-    todo: list[tuple[_Function, tuple[str, ...]]] = [(key, ()) for key in stacks]
-    while todo:
-        caller_key, stack = todo.pop()
-        if caller_key in unlimited:
+    too_many: set[_Function] = set()
+    remaining: list[tuple[_Function, tuple[str, ...]]] = [(key, ()) for key in loop_paths]
+    while remaining:
+        caller_key, caller_path = remaining.pop()
+        if caller_key in too_many:
             continue
         for key, around in callees.get(caller_key, ()):
-            longer = (stack + around)[:DEEPEST]
-            own = stacks.setdefault(key, set())
-            if longer in own:
+            callee_path = (caller_path + around)[:DEEPEST]
+            callee_paths = loop_paths.setdefault(key, set())
+            if callee_path in callee_paths:
                 continue
-            if len(own) >= limit:
-                unlimited.add(key)
+            if len(callee_paths) >= limit:
+                too_many.add(key)
                 continue
-            own.add(longer)
-            todo.append((key, longer))
-    return stacks, unlimited
+            callee_paths.add(callee_path)
+            remaining.append((key, callee_path))
+    return loop_paths, too_many
 
 
 def _passed_as_values(files: Sequence[FileCalls], functions: set[_Function]) -> set[_Function]:
-    """Return the functions that are used other than in a call, so that any code may call them."""
+    """Return the functions that are used as values, so that any code may call them."""
     names = frozenset[str]().union(*(file.names for file in files))
     attributes = frozenset[str]().union(*(file.attributes for file in files))
     of_modules = frozenset[str]().union(*(file.of_modules for file in files))
     passed = set()
     for path, function in functions:
         *outer, name = function.split(".")
-        method = bool(outer) and outer[-1] != "<locals>"
-        if name in attributes if method else name in names or name in of_modules:
+        is_method = bool(outer) and outer[-1] != "<locals>"
+        if name in attributes if is_method else name in names or name in of_modules:
             passed.add((path, function))
     return {key for key in passed if key[1] != MODULE}
 
 
 def _read_as_values(nodes: Sequence[ast.AST]) -> tuple[set[str], set[str], set[str]]:
-    """Return the names, attributes, and attributes of modules that are read other than to call them."""
+    """Return (names, attributes, attributes of modules) that are read as values, not called."""
     names: set[str] = set()
     attributes: set[str] = set()
     of_modules: set[str] = set()
@@ -362,40 +372,40 @@ def _read_as_values(nodes: Sequence[ast.AST]) -> tuple[set[str], set[str], set[s
 
 def _generators(tree: ast.Module) -> Iterator[str]:
     """Yield the qualified name of each generator and coroutine."""
-    todo: list[tuple[ast.AST, str]] = [(tree, "")]
-    while todo:
-        node, prefix = todo.pop()
+    remaining: list[tuple[ast.AST, str]] = [(tree, "")]
+    while remaining:
+        node, prefix = remaining.pop()
         for child in ast.iter_child_nodes(node):
             if isinstance(child, FUNCTIONS):
                 name = prefix + child.name
                 if isinstance(child, ast.AsyncFunctionDef) or _yields(child):
                     yield name
-                todo.append((child, f"{name}.<locals>."))
+                remaining.append((child, f"{name}.<locals>."))
             elif isinstance(child, ast.ClassDef):
-                todo.append((child, f"{prefix}{child.name}."))
+                remaining.append((child, f"{prefix}{child.name}."))
             else:
-                todo.append((child, prefix))
+                remaining.append((child, prefix))
 
 
 def _yields(function: ast.FunctionDef) -> bool:
-    todo: list[ast.AST] = list(function.body)
-    while todo:
-        node = todo.pop()
+    remaining: list[ast.AST] = list(function.body)
+    while remaining:
+        node = remaining.pop()
         if isinstance(node, ast.Yield | ast.YieldFrom):
             return True
         if not isinstance(node, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
-            todo.extend(ast.iter_child_nodes(node))
+            remaining.extend(ast.iter_child_nodes(node))
     return False
 
 
-def loopers(files: Iterable[FileCalls]) -> frozenset[str]:
-    r"""Return the names of functions and classes whose call runs a loop, in their text or in what they call.
+def functions_that_loop(files: Iterable[FileCalls]) -> frozenset[str]:
+    r"""Return the names of functions and classes whose call runs a loop, in their own code or in code that it calls.
 
     >>> text = "def a(): b()\ndef b():\n  for i in x: c()\ndef c(): pass"
-    >>> sorted(loopers([calls_of_file(ast.parse(text), "t.py")]))
+    >>> sorted(functions_that_loop([calls_of_file(ast.parse(text), "t.py")]))
     ['a', 'b']
     >>> text = "class A:\n  def __init__(self):\n    for i in x: pass\nclass B(A): pass"
-    >>> sorted(loopers([calls_of_file(ast.parse(text), "t.py")]))
+    >>> sorted(functions_that_loop([calls_of_file(ast.parse(text), "t.py")]))
     ['A', 'B', '__init__']
     """
     looping: set[str] = set()
@@ -404,18 +414,18 @@ def loopers(files: Iterable[FileCalls]) -> frozenset[str]:
         looping |= file.looping
         for name, called in file.called.items():
             calls.setdefault(name, set()).update(called)
-    grown = True
-    while grown:
+    growing = True
+    while growing:
         callers = {
             name for name, called in calls.items() if name not in looping and called & looping
         }
-        grown = bool(callers)
+        growing = bool(callers)
         looping |= callers
     return frozenset(looping)
 
 
 def called_name(node: ast.AST) -> str:
-    """Return the last word of the called name: `fit` for `trainer.fit()`; "" for nodes that are no call."""
+    """Return the last word of the function that a call names: `fit` for `trainer.fit()`; "" if `node` is no call."""
     if not isinstance(node, ast.Call):
         return ""
     return _last_name(node.func)
@@ -425,14 +435,14 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def called_as(function: str) -> str:
-    """Return the word by which a function is called: its last name, or that of its class."""
+def name_in_calls(function: str) -> str:
+    """Return the name that a call uses: the last word of a function's name, or of its class's for `__init__`."""
     parts = function.split(".")
     return parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
 
 
 class _CallCollector:
-    """Lists the functions of a text and the calls in it, with the loops around each call."""
+    """Lists the functions and calls of a text. `ids` maps lines to the ids of the loops that begin there."""
 
     def __init__(self, ids: Mapping[int, str]) -> None:
         self.ids = ids
@@ -451,7 +461,11 @@ class _CallCollector:
     def calls(
         self, node: ast.AST, function: str, prefix: str, around: tuple[str, ...]
     ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-        """Yield (name called, function it is called in, loops of that function around it)."""
+        """Yield (called name, calling function, ids of the loops around the call) for each call below a node.
+
+        `function` and `around` are the function and the loops around the node; `prefix` begins the qualified name
+        of a function or class that is defined directly below the node.
+        """
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Call):
                 func = child.func
@@ -478,9 +492,9 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def assigned_names(loop: Loop) -> tuple[str, ...]:
-    r"""Return the variables that a loop's body assigns outside loops inside it, in order.
+    r"""Return the variables that the body of a loop assigns, in order.
 
-    Names that begin with an underscore, and targets of loops, are left out.
+    Left out are assignments in loops inside the body, names that begin with an underscore, and targets of loops.
 
     >>> text = "for e in r:\n  if e:\n    loss = 1\n  a, (b, _c) = f()\n  for i in a:\n    i += 1; x = 2"
     >>> assigned_names(ast.parse(text).body[0])
@@ -497,7 +511,7 @@ def assigned_names(loop: Loop) -> tuple[str, ...]:
 
 
 def loops_inside(loop: Loop) -> list[Loop]:
-    """Return the loops in a loop's body, at any depth, that belong to the same function."""
+    """Return the loops in the body of a loop, at any depth, without those in functions defined there."""
     return [node for node in _inside(loop, into_loops=True) if isinstance(node, Loop)]
 
 
@@ -508,17 +522,17 @@ def _statements(loop: Loop) -> Iterator[ast.AST]:
 
 
 def _inside(loop: Loop, *, into_loops: bool) -> Iterator[ast.AST]:
-    """Yield the nodes of a loop's body in the order of the text, without entering other scopes."""
-    todo: list[ast.AST] = list(reversed(loop.body))
+    """Yield the nodes of a loop's body in the order of the text, not entering functions, classes and comprehensions."""
+    remaining: list[ast.AST] = list(reversed(loop.body))
     if isinstance(loop, ast.While):
-        todo.append(loop.test)
-    while todo:
-        node = todo.pop()
+        remaining.append(loop.test)
+    while remaining:
+        node = remaining.pop()
         yield node
         if isinstance(node, Loop) and not into_loops:
-            todo.extend(reversed(node.orelse))
+            remaining.extend(reversed(node.orelse))
         elif not isinstance(node, (*_SCOPES, *_COMPREHENSIONS)):
-            todo.extend(reversed(list(ast.iter_child_nodes(node))))
+            remaining.extend(reversed(list(ast.iter_child_nodes(node))))
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:

@@ -1,6 +1,7 @@
-"""Which files of one version are files of a later version under another name.
+"""Find the files of a version that have another name in a later version.
 
-Files are paired by path, then by text. Imports in a newer text are rewritten to the names that modules had.
+Files are paired by path, then by text. Imports in a text of the later version can be rewritten to the names that
+modules have in the older version.
 """
 
 from __future__ import annotations
@@ -14,37 +15,40 @@ from itertools import takewhile
 from rearview.source.text import split, try_parse
 
 
-def imports_as_then(text: str, path: str, renamed: Mapping[str, str]) -> str:
-    r"""Return a text that imports modules by the names they had; its lines stay where they are.
+def with_old_imports(text: str, path: str, renamed: Mapping[str, str]) -> str:
+    r"""Return `text` with each import of a renamed module changed to the module's older name.
 
-    `renamed` is path now -> path then. The name that `import module` binds is renamed wherever it is read.
-    If that is not certain, the text is returned unchanged, so it differs from the recorded text.
+    `renamed` maps newer paths to older paths. Lines stay where they are. The name that `import module` binds is
+    renamed wherever it is read. If a name cannot be renamed safely, the text is returned unchanged, so that it
+    differs from the recorded text.
 
-    >>> imports_as_then("from tools import f\n", "main.py", {"tools.py": "util.py"})
+    >>> with_old_imports("from tools import f\n", "main.py", {"tools.py": "util.py"})
     'from util import f\n'
-    >>> imports_as_then("import tools\ntools.f()\n", "main.py", {"tools.py": "util.py"})
+    >>> with_old_imports("import tools\ntools.f()\n", "main.py", {"tools.py": "util.py"})
     'import util\nutil.f()\n'
     """
-    modules = {_parts(now): _parts(then) for now, then in renamed.items() if now != path}
+    modules = {
+        _module_parts(new): _module_parts(old) for new, old in renamed.items() if new != path
+    }
     parsed = try_parse(text) if modules else ""
     if isinstance(parsed, str) or parsed.repaired:
         return text
-    here = (_package_path(path), _package_path(renamed.get(path, path)))
+    packages = (_package_path(path), _package_path(renamed.get(path, path)))
     edits: list[_Edit] = []
     bound: dict[str, str] = {}
     for node in ast.walk(parsed.tree):
         if isinstance(node, ast.ImportFrom):
-            done = _from(node, modules, here)
+            changes = _edit_from_import(node, modules, packages)
         elif isinstance(node, ast.Import):
-            done = _import(node, modules, here)
+            changes = _edit_import(node, modules, packages)
         else:
             continue
-        if done is None:
+        if changes is None:
             return text
-        edits += done[0]
-        bound |= done[1]
+        edits += changes[0]
+        bound |= changes[1]
     if bound:
-        reads = _reads(parsed.tree, bound)
+        reads = _edit_reads(parsed.tree, bound)
         if reads is None:
             return text
         edits += reads
@@ -52,38 +56,49 @@ def imports_as_then(text: str, path: str, renamed: Mapping[str, str]) -> str:
 
 
 _Edit = tuple[int, int, str, str]
-"""(Line, column, present word, its replacement)."""
+"""(line, column, word in the text, word to put in its place)."""
 _Modules = Mapping[tuple[str, ...], tuple[str, ...]]
-_Here = tuple[tuple[str, ...], tuple[str, ...]]
-_Done = tuple[list[_Edit], dict[str, str]]
-"""Edits of an import, and name that it binds now -> name that it bound then."""
+"""Dotted name of a module in the newer version -> dotted name in the older version, both in parts."""
+_Packages = tuple[tuple[str, ...], tuple[str, ...]]
+"""Folders of the file with the import: in the newer version, and in the older version."""
+_ImportChanges = tuple[list[_Edit], dict[str, str]]
+"""Edits of an import, and {name that the import binds: name that the import binds after the edits}."""
 
 
-def _import(node: ast.Import, modules: _Modules, here: _Here) -> _Done | None:
+def _edit_import(node: ast.Import, modules: _Modules, packages: _Packages) -> _ImportChanges | None:
+    """Return the changes of `import …`, or None if they would change a dotted name that the import binds."""
     edits: list[_Edit] = []
     bound: dict[str, str] = {}
     for alias in node.names:
-        then = _then(alias.name, 0, modules, here)
-        if then is None:
+        old_name = _old_name(alias.name, 0, modules, packages)
+        if old_name is None:
             continue
-        edits.append((alias.lineno, alias.col_offset, alias.name, then))
-        if alias.asname is None and "." in alias.name + then:
+        edits.append((alias.lineno, alias.col_offset, alias.name, old_name))
+        if alias.asname is None and "." in alias.name + old_name:
             return None
         if alias.asname is None:
-            bound[alias.name] = then
+            bound[alias.name] = old_name
     return edits, bound
 
 
-def _from(node: ast.ImportFrom, modules: _Modules, here: _Here) -> _Done | None:
-    """Return the changes of `from … import …`; either part may name a module."""
+def _edit_from_import(
+    node: ast.ImportFrom, modules: _Modules, packages: _Packages
+) -> _ImportChanges | None:
+    """Return the changes of `from … import …`, or None if one such statement cannot import the older names.
+
+    The name after `from` and each name after `import` may be the name of a module.
+    """
     name = node.module or ""
-    usual = (_then(name, node.level, modules, here) if name else None) or name
+    usual_base = (_old_name(name, node.level, modules, packages) if name else None) or name
     bases: set[str] = set()
     edits: list[_Edit] = []
     bound: dict[str, str] = {}
     for alias in node.names:
-        then = _then(f"{name}.{alias.name}".lstrip("."), node.level, modules, here)
-        base, _, last = then.rpartition(".") if then is not None else (usual, "", alias.name)
+        full_name = f"{name}.{alias.name}".lstrip(".")
+        old_name = _old_name(full_name, node.level, modules, packages)
+        base, _, last = (
+            old_name.rpartition(".") if old_name is not None else (usual_base, "", alias.name)
+        )
         bases.add(base)
         if last != alias.name:
             edits.append((alias.lineno, alias.col_offset, alias.name, last))
@@ -91,49 +106,55 @@ def _from(node: ast.ImportFrom, modules: _Modules, here: _Here) -> _Done | None:
                 bound[alias.name] = last
     base = bases.pop()
     if bases or bool(base) != bool(name):
-        return None  # in the older version, these names came from two modules
+        return None  # in the older version, these names come from two modules
     if base != name:
         edits.append((node.lineno, node.col_offset + len("from ") + node.level, name, base))
     return edits, bound
 
 
-def _then(name: str, level: int, modules: _Modules, here: _Here) -> str | None:
-    """Return the dotted name that a module had in the older version; None if it was the same."""
+def _old_name(name: str, level: int, modules: _Modules, packages: _Packages) -> str | None:
+    """Return the name that imports the module `name` in the older version, or None if the name is unchanged.
+
+    `level` is the number of dots before the name in a relative import.
+    """
     parts = tuple(name.split("."))
-    for now, then in modules.items():
-        root = now[: len(now) - len(parts)]
-        if now[len(root) :] != parts:
+    for new, old in modules.items():
+        root = new[: len(new) - len(parts)]
+        if new[len(root) :] != parts:
             continue
-        mine, was = here
+        new_package, old_package = packages
         if level:
-            if mine[: len(mine) - level + 1] != root:
+            if new_package[: len(new_package) - level + 1] != root:
                 continue
-            before = was[: len(was) - level + 1]
+            old_root = old_package[: len(old_package) - level + 1]
         else:
-            before = was if root == mine and then[: len(root)] != root else root
-        if then[: len(before)] != before:
+            old_root = old_package if root == new_package and old[: len(root)] != root else root
+        if old[: len(old_root)] != old_root:
             continue
-        old = ".".join(then[len(before) :])
-        return old if old and old != name else None
+        old_name = ".".join(old[len(old_root) :])
+        return old_name if old_name and old_name != name else None
     return None
 
 
-def _reads(tree: ast.Module, bound: Mapping[str, str]) -> list[_Edit] | None:
-    """Return edits where names of modules are read; None if a name, old or new, has another meaning."""
-    other = {*bound, *bound.values()}
+def _edit_reads(tree: ast.Module, bound: Mapping[str, str]) -> list[_Edit] | None:
+    """Return edits that rename the names in `bound` wherever they are read.
+
+    Return None if one of these names, or its new name, is bound elsewhere in the text.
+    """
+    names = {*bound, *bound.values()}
     edits = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in other:
+        if isinstance(node, ast.Name) and node.id in names:
             if node.id not in bound or not isinstance(node.ctx, ast.Load):
                 return None
             edits.append((node.lineno, node.col_offset, node.id, bound[node.id]))
-        elif other & set(_named(node, bound)):
+        elif names & set(_other_bindings(node, bound)):
             return None
     return edits
 
 
-def _named(node: ast.AST, bound: Mapping[str, str]) -> list[str]:
-    """Return the names that a node binds or declares without a `Name` node."""
+def _other_bindings(node: ast.AST, bound: Mapping[str, str]) -> list[str]:
+    """Return the names that a node binds or declares without a `Name` node, imports of `bound` names left out."""
     if isinstance(node, ast.arg):
         return [node.arg]
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -148,20 +169,20 @@ def _named(node: ast.AST, bound: Mapping[str, str]) -> list[str]:
 
 
 def _edited(text: str, edits: list[_Edit]) -> str:
-    """Return the text with words replaced; unchanged if a word is not at its position in the tree."""
+    """Return the text with words replaced, or unchanged if the text does not have each word at its position."""
     lines = split(text)
-    for line, column, now, then in sorted(set(edits), reverse=True):
+    for line, column, word, replacement in sorted(set(edits), reverse=True):
         raw = lines[line - 1].encode()
-        if raw[column : column + len(now.encode())] != now.encode():
+        if raw[column : column + len(word.encode())] != word.encode():
             return text
         lines[line - 1] = (
-            raw[:column] + then.encode() + raw[column + len(now.encode()) :]
+            raw[:column] + replacement.encode() + raw[column + len(word.encode()) :]
         ).decode()
     return "".join(lines)
 
 
-def _parts(path: str) -> tuple[str, ...]:
-    """Return the dotted name of a file's module, in parts, from the project's folder."""
+def _module_parts(path: str) -> tuple[str, ...]:
+    """Return the dotted name of a file's module, in parts, relative to the project's folder."""
     parts = tuple(path.removesuffix(".py").split("/"))
     return parts[:-1] if parts[-1] == "__init__" else parts
 
@@ -170,72 +191,85 @@ def _package_path(path: str) -> tuple[str, ...]:
     return tuple(path.split("/")[:-1])
 
 
-ALIKE = 0.5  # files that share less than half of their text are two files
-CLOSE = 0.05  # a candidate whose score is this close to the best one counts as equally good
-SAME_NAME = 0.1  # added if the last part of two paths is the same, and
-SAME_FOLDER = 0.06  # for each equal part before it
-MOST = 200  # if either version has more files, only equal files are paired
+_LEAST_SHARED = 0.5
+"""Fraction of their text that two files must share to be paired."""
+_EQUAL_SCORES = 0.05
+"""Two candidates whose scores differ by less are equally good."""
+_SAME_NAME = 0.1
+"""Added to the score of two files with equal file names."""
+_SAME_FOLDER = 0.06
+"""Added to the score of two files with equal file names for each equal folder above."""
+_MOST_COMPARED = 200
+"""If one of two versions has more unpaired files, only files with equal texts are paired."""
 
 Files = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class FileNames:
-    """The names that the files of an older version have in a newer one."""
+    """The names that the files of an older version have in a newer version."""
 
     now: Mapping[str, str] = field(default_factory=dict)
-    """Path then -> path now, of the files that are in both."""
+    """Older path -> newer path, of the files that are in both versions."""
     doubtful: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Path then -> the paths now that may be that file."""
+    """Older path of a file -> newer paths of the files that it may have become."""
 
     @property
     def changed(self) -> dict[str, str]:
-        """Path then -> path now, where these differ."""
-        return {then: now for then, now in self.now.items() if then != now}
+        """Older path -> newer path, of the files whose path changed."""
+        return {old: new for old, new in self.now.items() if old != new}
 
     def after(self, older: FileNames) -> FileNames:
-        """Return the names over both steps: `older` leads to the version at which these names begin.
+        """Return the names from the older version of `older` to the newer version of this object.
+
+        The newer version of `older` must be the older version of this object.
 
         >>> FileNames({"b.py": "c.py"}).after(FileNames({"a.py": "b.py", "x.py": "y.py"})).now
         {'a.py': 'c.py'}
         """
-        now = {a: self.now[b] for a, b in older.now.items() if b in self.now}
-        doubt = {a: self.doubtful[b] for a, b in older.now.items() if b in self.doubtful}
-        for a, several in older.doubtful.items():
-            kept = tuple(self.now[b] for b in several if b in self.now)
-            if kept:
-                doubt[a] = kept
-        return FileNames(now, doubt)
+        new_paths = {old: self.now[path] for old, path in older.now.items() if path in self.now}
+        candidates = {
+            old: self.doubtful[path] for old, path in older.now.items() if path in self.doubtful
+        }
+        for old, paths in older.doubtful.items():
+            new_candidates = tuple(self.now[path] for path in paths if path in self.now)
+            if new_candidates:
+                candidates[old] = new_candidates
+        return FileNames(new_paths, candidates)
 
-    def as_then(self, new: Files, old: Files) -> dict[str, str]:
-        """Return the files of the newer version under the names of the older one.
+    def with_old_names(self, new: Files, old: Files) -> dict[str, str]:
+        """Return the files of the newer version under their names in the older version.
 
-        Imports of renamed files are written as they were then; every statement stays on its line.
+        Imports of renamed files get the older names; every statement stays on its line.
         """
         if not self.changed:
             return dict(new)
-        then = {now: path for path, now in self.now.items()}
-        renamed = {now: path for path, now in self.changed.items()}
-        files_then: dict[str, str] = {}
+        old_paths = {new_path: old_path for old_path, new_path in self.now.items()}
+        renamed = {new_path: old_path for old_path, new_path in self.changed.items()}
+        files: dict[str, str] = {}
         for path, text in new.items():
-            if path in then:
-                files_then[then[path]] = imports_as_then(text, path, renamed)
-            elif path not in old:  # otherwise another file had this path in the older version
-                files_then[path] = text
-        return files_then
+            if path in old_paths:
+                files[old_paths[path]] = with_old_imports(text, path, renamed)
+            elif path not in old:  # otherwise the older version has another file with this path
+                files[path] = text
+        return files
 
-    def as_now(self, old: Files) -> dict[str, str]:
-        """Return the path now of every file of the older version; no two are the same."""
-        taken = set(self.now.values())
+    def unique_new_paths(self, old: Files) -> dict[str, str]:
+        """Return {older path: newer path} for every file of the older version, no two newer paths equal.
+
+        A file that the newer version does not have keeps its path, unless a renamed file has taken that path.
+        """
+        new_paths = set(self.now.values())
         return {
-            path: self.now.get(path, path if path not in taken else f"then/{path}") for path in old
+            path: self.now.get(path, path if path not in new_paths else f"then/{path}")
+            for path in old
         }
 
 
 def renames(old: Files, new: Files) -> FileNames:
-    r"""Return which files are in both versions: files with the same path, then files with similar text.
+    r"""Pair the files of two versions: first files with equal paths, then files with similar text.
 
-    Each file is paired once. If two files fit equally well, neither is paired.
+    Each file is paired at most once. If two files fit equally well, neither is paired.
 
     >>> text = "import data\nfor x in data.load():\n    step(x)\n"
     >>> renames({"train.py": text}, {"main.py": text + "print(x)\n"}).now
@@ -243,78 +277,83 @@ def renames(old: Files, new: Files) -> FileNames:
     >>> renames({"train.py": text}, {"a.py": text, "b.py": text}).doubtful
     {'train.py': ('a.py', 'b.py')}
     """
-    now = {path: path for path in old if path in new}
-    gone = [path for path in old if path not in new]
-    fresh = [path for path in new if path not in old]
-    if not gone or not fresh:
-        return FileNames(now)
-    fits = _fits({path: old[path] for path in gone}, {path: new[path] for path in fresh})
-    paired, doubtful = _paired(fits)
-    _by_folder(paired, doubtful)
-    return FileNames({**now, **paired}, doubtful)
+    same_paths = {path: path for path in old if path in new}
+    old_only = [path for path in old if path not in new]
+    new_only = [path for path in new if path not in old]
+    if not old_only or not new_only:
+        return FileNames(same_paths)
+    scores = _scores({path: old[path] for path in old_only}, {path: new[path] for path in new_only})
+    paired, doubtful = _pair_by_score(scores)
+    _pair_by_folder(paired, doubtful)
+    return FileNames({**same_paths, **paired}, doubtful)
 
 
-_Fits = dict[tuple[str, str], float]
+_Scores = dict[tuple[str, str], float]
+"""(older path, newer path) -> how well the two files fit."""
 
 
-def _fits(gone: Files, fresh: Files) -> _Fits:
-    """Return how well two files fit, for each pair that fits."""
-    fits: _Fits = {}
-    few = max(len(gone), len(fresh)) <= MOST
-    there = {path: _lines(text) for path, text in fresh.items()} if few else {}
-    for then, text in gone.items():
-        mine = _lines(text) if few else Counter()
-        for now, other in fresh.items():
-            if text != other and not (few and _alike(mine, there[now])):
+def _scores(old: Files, new: Files) -> _Scores:
+    """Return a score for each pair of an older and a newer file with similar texts."""
+    scores: _Scores = {}
+    compare_texts = max(len(old), len(new)) <= _MOST_COMPARED
+    new_lines = {path: _lines(text) for path, text in new.items()} if compare_texts else {}
+    for old_path, old_text in old.items():
+        old_lines = _lines(old_text) if compare_texts else Counter()
+        for new_path, new_text in new.items():
+            equal = old_text == new_text
+            if not equal and not (compare_texts and _are_similar(old_lines, new_lines[new_path])):
                 continue
-            # a probe only adds: what counts is how much of the old text is still there
-            value = 1.0 if text == other else _kept(mine, there[now])
-            same = _ending(then, now)
-            fits[then, now] = value + (same > 0) * (SAME_NAME + SAME_FOLDER * (same - 1))
-    return fits
+            # a probe only adds lines, so the score is the fraction of the older text that remains
+            score = 1.0 if equal else _fraction_remaining(old_lines, new_lines[new_path])
+            common = _common_end(old_path, new_path)
+            bonus = (common > 0) * (_SAME_NAME + _SAME_FOLDER * (common - 1))
+            scores[old_path, new_path] = score + bonus
+    return scores
 
 
-def _paired(fits: _Fits) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Return the certain pairs, and the candidates of each file without a certain pair."""
+def _pair_by_score(scores: _Scores) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Return {older path: newer path} of certain pairs, and {older path: candidates} of the doubtful files."""
     paired: dict[str, str] = {}
     doubtful: dict[str, tuple[str, ...]] = {}
-    taken: set[str] = set()
-    for (then, now), value in sorted(fits.items(), key=lambda item: (-item[1], item[0])):
-        if then in paired or now in taken or then in doubtful:
+    paired_new: set[str] = set()
+    for (old, new), score in sorted(scores.items(), key=lambda item: (-item[1], item[0])):
+        if old in paired or new in paired_new or old in doubtful:
             continue
         close = [
             pair
-            for pair, other in fits.items()
-            if pair[0] not in paired and pair[1] not in taken and other > value - CLOSE
+            for pair, other_score in scores.items()
+            if pair[0] not in paired
+            and pair[1] not in paired_new
+            and other_score > score - _EQUAL_SCORES
         ]
-        rivals = [pair for pair in close if (pair[0] == then) != (pair[1] == now)]
+        rivals = [pair for pair in close if (pair[0] == old) != (pair[1] == new)]
         if not rivals:
-            paired[then] = now
-            taken.add(now)
+            paired[old] = new
+            paired_new.add(new)
             continue
-        for each in {then, *(a for a, _ in rivals)}:
+        for each in {old, *(a for a, _ in rivals)}:
             doubtful[each] = tuple(sorted(b for a, b in close if a == each))
     return paired, doubtful
 
 
-def _by_folder(paired: dict[str, str], doubtful: dict[str, tuple[str, ...]]) -> None:
-    """Pair doubtful files whose folder was moved as a whole: they moved with it."""
-    ways = {(_folder_of(then), _folder_of(now)) for then, now in paired.items()}
-    for then, several in list(doubtful.items()):
-        free = [
-            now
-            for now in several
-            if (_folder_of(then), _folder_of(now)) in ways
-            and _ending(then, now)
-            and now not in paired.values()
+def _pair_by_folder(paired: dict[str, str], doubtful: dict[str, tuple[str, ...]]) -> None:
+    """Pair each doubtful file with its only candidate in a folder to which files of its folder moved."""
+    moves = {(_folder_of(old), _folder_of(new)) for old, new in paired.items()}
+    for old, candidates in list(doubtful.items()):
+        in_folder = [
+            new
+            for new in candidates
+            if (_folder_of(old), _folder_of(new)) in moves
+            and _common_end(old, new)
+            and new not in paired.values()
         ]
-        if len(free) == 1:
-            paired[then] = free[0]
-            del doubtful[then]
+        if len(in_folder) == 1:
+            paired[old] = in_folder[0]
+            del doubtful[old]
 
 
-def _ending(first: str, second: str) -> int:
-    """Return how many parts, counted from the end, two paths have in common."""
+def _common_end(first: str, second: str) -> int:
+    """Return how many parts at their ends two paths have in common."""
     pairs = zip(reversed(first.split("/")), reversed(second.split("/")), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -327,16 +366,16 @@ def _lines(text: str) -> Counter[str]:
     return Counter(line for each in split(text) if (line := each.strip()))
 
 
-def _alike(first: Counter[str], second: Counter[str]) -> bool:
-    """Return True if two texts have half of their characters, or more, in common lines."""
-    whole = _size(first.items()) + _size(second.items())
-    return 2 * _size((first & second).items()) >= ALIKE * whole
+def _are_similar(first: Counter[str], second: Counter[str]) -> bool:
+    """Return True if at least half of the characters of two texts are in lines that both texts have."""
+    total = _size(first.items()) + _size(second.items())
+    return 2 * _size((first & second).items()) >= _LEAST_SHARED * total
 
 
-def _kept(old: Counter[str], new: Counter[str]) -> float:
-    """Return the fraction of the old text, by characters, whose lines are in the new text."""
-    whole = _size(old.items())
-    return _size((old & new).items()) / whole if whole else 1.0
+def _fraction_remaining(old: Counter[str], new: Counter[str]) -> float:
+    """Return the fraction of the older text's characters that are in lines of the newer text."""
+    total = _size(old.items())
+    return _size((old & new).items()) / total if total else 1.0
 
 
 def _size(lines: Iterable[tuple[str, int]]) -> int:

@@ -1,10 +1,10 @@
-"""Which calls change the object they are called on, and which values may be objects of the recorded run.
+"""Tables of calls that change objects, and a test whether a value may be an object of the recorded run.
 
-The tables name methods and functions by their last word only, because the text does not give the type of an
-object. They also say what to write instead of a call that changes an object.
+The tables list methods and functions by their last word only, because the text does not give the type of an
+object. For a call that changes an object they also say what the user can write in its place.
 
-Added code may change values that it created, but it may only read an object of the run. `Levels` tells the two
-apart for each expression, from the text alone; in doubt a value counts as an object of the run.
+A probe may change values that it created, but may only read objects of the run. `Levels` distinguishes both for
+each expression, from the text alone; in doubt a value is taken for an object of the run.
 """
 
 from __future__ import annotations
@@ -74,46 +74,53 @@ _GROUPS: tuple[tuple[str, str, str], ...] = (
     ),
 )
 
-METHODS: dict[str, tuple[str, str]] = {
+CHANGING_METHODS: dict[str, tuple[str, str]] = {
     name: (why, remedy) for names, why, remedy in _GROUPS for name in names.split()
 }
-"""Method -> (why it is refused on a live object, what to write instead)."""
+"""Method -> (why a probe may not call the method on a live object, what the user can do)."""
 
 IN_PLACE = ("its name ends in `_`: it changes a live tensor in place", COPY)
 
-ALONE: dict[str, tuple[str, str]] = dict.fromkeys(
+UNUSED_RESULT_METHODS: dict[str, tuple[str, str]] = dict.fromkeys(
     "add to cpu cuda half double float bfloat16 type compile fill put resize".split(),
     ("called for its effect, it changes the live object", COPY),
 )
-"""Methods that change a set or a module but return a new tensor otherwise: refused if their result is unused
-or if the object is known to be a module.
+"""Methods that change a set or a module, but return a new tensor when called on a tensor. A probe may not call one
+without using the result, or on an object that is known to be a module.
 """
 
-CONTAINER = frozenset(_GROUPS[0][0].split())
+CONTAINER_METHODS = frozenset(_GROUPS[0][0].split())
+"""Methods that change a container."""
 
-FIRST_ARGUMENT: dict[str, tuple[str, str]] = dict.fromkeys(
+FIRST_ARGUMENT_FUNCTIONS: dict[str, tuple[str, str]] = dict.fromkeys(
     "shuffle heappush heappop heapify heapreplace heappushpop insort insort_left "
     "insort_right copyto fill_diagonal place put putmask setattr delattr".split(),
     ("it changes its first argument", COPY),
 )
+"""Functions that change their first argument."""
 
-ENDS = frozenset({"exit", "quit", "_exit", "abort", "kill", "input"})
+ENDING_CALLS = frozenset({"exit", "quit", "_exit", "abort", "kill", "input"})
+"""Functions that end the program or wait for the user."""
 
-SETTINGS = frozenset(
+SETTING_CALLS = frozenset(
     "set_grad_enabled set_default_dtype set_default_device set_default_tensor_type "
     "set_num_threads set_num_interop_threads use_deterministic_algorithms "
     "set_float32_matmul_precision set_flush_denormal seterr chdir".split()
 )
+"""Functions that change a setting of the whole process."""
 
-TRAINS = frozenset("step backward zero_grad load_state_dict partial_fit".split())
-SWITCHES = frozenset({"train", "eval"})
+TRAINING_METHODS = frozenset("step backward zero_grad load_state_dict partial_fit".split())
+"""Methods that change parameters, gradients or the state of an optimizer."""
+MODE_METHODS = frozenset({"train", "eval"})
+"""Methods that switch a model between training and evaluation."""
 MODULE_SIGNS = frozenset(
     "train eval parameters named_parameters state_dict load_state_dict zero_grad modules".split()
 )
-"""Methods that only modules and optimizers have: an object on which one is called is one of these."""
-GENERATORS = frozenset({"default_rng", "RandomState", "Generator", "Random"})
+"""Methods that only modules and optimizers have, so that a call of the method identifies such an object."""
+GENERATOR_CALLS = frozenset({"default_rng", "RandomState", "Generator", "Random"})
+"""Functions and classes that make random generators."""
 
-FRESH = frozenset(
+NEW_VALUE_CALLS = frozenset(
     """
     clone deepcopy item tolist len int float str bool complex bytes repr format type isinstance
     issubclass hasattr callable id hash ord chr range round abs sum any all divmod pow hex
@@ -131,23 +138,23 @@ FRESH = frozenset(
     get_last_lr join split strip lower upper replace startswith endswith encode decode hexdigest
     """.split()
 )
-"""Calls that return a new value which shares nothing with their arguments."""
-COPIES = frozenset(
+"""Functions and methods that return a new value which shares no memory with their arguments."""
+NEW_CONTAINER_CALLS = frozenset(
     "list dict set tuple frozenset sorted reversed enumerate zip map filter copy keys values "
     "items defaultdict Counter deque OrderedDict ChainMap DataFrame Series".split()
 )
-"""Calls that return a new container whose elements may be objects of the run."""
+"""Functions and methods that return a new container whose elements may be objects of the run."""
 
 
 def last_name(node: ast.AST) -> str:
-    """Return the last word of a dotted name."""
+    """Return the last word of a dotted name, or "" for other expressions."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def root(node: ast.AST) -> ast.AST:
-    """Return the innermost expression of a chain of attributes, items and calls."""
+    """Return the expression that a chain of attributes, items and calls starts from: `a` for `a.b[0].c()`."""
     while True:
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
             node = node.value
@@ -158,7 +165,7 @@ def root(node: ast.AST) -> ast.AST:
 
 
 class Level(IntEnum):
-    """How a value is connected with the objects of the recorded run."""
+    """Whether a value is an object of the recorded run, contains one, or is neither."""
 
     FRESH = 0
     """Created by the probe."""
@@ -170,28 +177,28 @@ class Level(IntEnum):
     """May be an object of the run, or share memory with one."""
 
 
-def deeper(level: Level) -> Level:
+def level_of_part(level: Level) -> Level:
     """Return the level of an element or attribute of a value."""
     return Level.LIVE if level is Level.SHALLOW else level
 
 
-def join(*levels: Level) -> Level:
-    """Return the level of a new value made from others: FRESH if all of them are, else SHALLOW."""
+def combined_level(*levels: Level) -> Level:
+    """Return the level of a new value made from values of these levels: FRESH if all are, else SHALLOW."""
     return Level.FRESH if max(levels, default=Level.FRESH) is Level.FRESH else Level.SHALLOW
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramFacts:
-    """The names that the recorded texts bind and change, over all files."""
+    """The expressions in a program whose values are modules, optimizers or random generators."""
 
     modules: frozenset[str] = frozenset()
-    """Expressions that recorded code treats as modules or optimizers: `model`, `self.net`."""
+    """Expressions that recorded code uses like modules or optimizers: `model`, `self.net`."""
     generators: frozenset[str] = frozenset()
-    """Expressions that hold a random generator of the run: `rng`, `self.rng`."""
+    """Expressions whose value is a random generator of the run: `rng`, `self.rng`."""
 
 
-def facts(trees: list[ast.Module]) -> ProgramFacts:
-    """Collect the names that the recorded texts bind and change."""
+def program_facts(trees: list[ast.Module]) -> ProgramFacts:
+    """Return the expressions in recorded texts whose values are modules, optimizers or random generators."""
     modules: set[str] = set()
     generators: set[str] = set()
     for tree in trees:
@@ -200,16 +207,16 @@ def facts(trees: list[ast.Module]) -> ProgramFacts:
                 if node.func.attr in MODULE_SIGNS:
                     modules.add(ast.unparse(node.func.value))
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                if last_name(node.value.func) in GENERATORS:
+                if last_name(node.value.func) in GENERATOR_CALLS:
                     generators.update(map(ast.unparse, node.targets))
     return ProgramFacts(frozenset(modules), frozenset(generators))
 
 
 class Levels:
-    """Levels of the expressions of added code.
+    """The levels of the expressions in added code.
 
-    A variable of a probe gets the highest level that any assignment gives it, so the order of statements
-    does not matter. `live_names` are names that probes share with recorded code.
+    A variable of a probe gets the highest level of all values that are assigned to the variable, so the order of
+    statements does not matter. `live_names` are names that probes share with recorded code.
     """
 
     def __init__(
@@ -217,7 +224,7 @@ class Levels:
     ) -> None:
         self.scopes = scopes
         self._levels: dict[tuple[int, str], Level] = {
-            (id(home), name): Level.LIVE for home, name in live_names
+            (id(owner), name): Level.LIVE for owner, name in live_names
         }
         changed = True
         while changed:
@@ -230,51 +237,52 @@ class Levels:
         scope = self.scopes.opened.get(id(node), scope)
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                self._give(target, self.of(node.value, scope), scope)
+                self._raise_level(target, self.of(node.value, scope), scope)
         elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            self._give(node.target, self.of(node.value, scope), scope)
+            self._raise_level(node.target, self.of(node.value, scope), scope)
         elif isinstance(node, ast.AugAssign):
-            self._give(node.target, join(self.of(node.value, scope)), scope)
+            self._raise_level(node.target, combined_level(self.of(node.value, scope)), scope)
         elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-            self._give(node.target, deeper(self.of(node.iter, scope)), scope)
+            self._raise_level(node.target, level_of_part(self.of(node.iter, scope)), scope)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-            self._give(node.optional_vars, self.of(node.context_expr, scope), scope)
+            self._raise_level(node.optional_vars, self.of(node.context_expr, scope), scope)
         for child in ast.iter_child_nodes(node):
             self._collect(child, scope)
 
-    def _give(self, target: ast.expr, level: Level, scope: Scope) -> None:
+    def _raise_level(self, target: ast.expr, level: Level, scope: Scope) -> None:
+        """Raise the level of each variable in an assignment target to at least `level`."""
         if isinstance(target, ast.Name):
-            home = scope.home(target.id) or scope
-            key = (id(home), target.id)
+            owner = scope.owner_of(target.id) or scope
+            key = (id(owner), target.id)
             self._levels[key] = max(level, self._levels.get(key, Level.FRESH))
         elif isinstance(target, ast.Tuple | ast.List):
             for item in target.elts:
-                self._give(item, deeper(level), scope)
+                self._raise_level(item, level_of_part(level), scope)
         elif isinstance(target, ast.Starred):
-            self._give(target.value, level, scope)
+            self._raise_level(target.value, level, scope)
         elif isinstance(target, ast.Subscript | ast.Attribute) and level is not Level.FRESH:
             base = root(target)
             if isinstance(base, ast.Name):
-                self._give(base, Level.SHALLOW, scope)
+                self._raise_level(base, Level.SHALLOW, scope)
 
     def of(self, node: ast.expr, scope: Scope) -> Level:
         """Return the level of an expression."""
         if isinstance(node, ast.Name):
             return self._name(node.id, scope)
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred | ast.Await):
-            return deeper(self.of(node.value, scope))
+            return level_of_part(self.of(node.value, scope))
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return join(*(self.of(item, scope) for item in node.elts))
+            return combined_level(*(self.of(item, scope) for item in node.elts))
         if isinstance(node, ast.Dict):
-            return join(*(self.of(value, scope) for value in node.values))
+            return combined_level(*(self.of(value, scope) for value in node.values))
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
-            return join(self.of(node.elt, self.scopes.opened.get(id(node), scope)))
+            return combined_level(self.of(node.elt, self.scopes.opened.get(id(node), scope)))
         if isinstance(node, ast.DictComp):
-            return join(self.of(node.value, self.scopes.opened.get(id(node), scope)))
+            return combined_level(self.of(node.value, self.scopes.opened.get(id(node), scope)))
         if isinstance(node, ast.BinOp):
-            return join(self.of(node.left, scope), self.of(node.right, scope))
+            return combined_level(self.of(node.left, scope), self.of(node.right, scope))
         if isinstance(node, ast.UnaryOp):
-            return join(self.of(node.operand, scope))
+            return combined_level(self.of(node.operand, scope))
         if isinstance(node, ast.BoolOp):
             return max(self.of(value, scope) for value in node.values)
         if isinstance(node, ast.IfExp):
@@ -286,36 +294,36 @@ class Levels:
         return Level.FRESH
 
     def _name(self, name: str, scope: Scope) -> Level:
-        home = scope.home(name)
-        if home is None:
+        owner = scope.owner_of(name)
+        if owner is None:
             return Level.CODE
-        level = self._levels.get((id(home), name))
+        level = self._levels.get((id(owner), name))
         if level is not None:
             return level
-        if home.kinds.get(name) in {"import", "def"}:
+        if owner.kinds.get(name) in {"import", "def"}:
             return Level.CODE
-        own_class = home.added and home.parent is not None and home.parent.is_class
-        if name == "self" and own_class and home.parent is not None and home.parent.added:
+        is_method = owner.added and owner.parent is not None and owner.parent.is_class
+        if name == "self" and is_method and owner.parent is not None and owner.parent.added:
             return Level.FRESH
-        # an exception that the probe catches is its own; parameters may be objects of the run
-        return Level.FRESH if name in home.added_bound else Level.LIVE
+        # an exception that the probe catches is created by the probe; parameters may be objects of the run
+        return Level.FRESH if name in owner.added_bound else Level.LIVE
 
     def _call(self, node: ast.Call, scope: Scope) -> Level:
         called = last_name(node.func)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         levels = [self.of(arg, scope) for arg in arguments]
-        if called in FRESH:
+        if called in NEW_VALUE_CALLS:
             return Level.FRESH
         if called in {"globals", "locals", "vars"}:
             return Level.LIVE
         if isinstance(node.func, ast.Attribute):
             levels.append(self.of(node.func.value, scope))
         elif isinstance(node.func, ast.Name):
-            home = scope.home(node.func.id)
-            is_recorded = home is not None and node.func.id not in home.added_bound
+            owner = scope.owner_of(node.func.id)
+            is_recorded = owner is not None and node.func.id not in owner.added_bound
             if is_recorded and not called[:1].isupper() and not levels:
                 return Level.LIVE  # a function of the project may return an object of the run
         levels = [Level.FRESH if level is Level.CODE else level for level in levels]
-        if called in COPIES or called[:1].isupper():
-            return join(*levels)
+        if called in NEW_CONTAINER_CALLS or called[:1].isupper():
+            return combined_level(*levels)
         return Level.FRESH if max(levels, default=Level.FRESH) is Level.FRESH else Level.LIVE

@@ -1,8 +1,8 @@
-"""Convert a notebook to program text, its code cells one after another, and back.
+"""Convert a notebook to program text, and changed program text back to a notebook.
 
-All code that reads programs (loops, probes, propagation) sees `study.ipynb` as a file `study.ipynb.py`
-that contains the code cells in order, each below a marker line. Magics and shell lines are in it as the
-calls that IPython makes of them. Outputs and execution counts are not in it.
+All code that reads programs (loops, probes, propagation) reads `study.ipynb` as a file `study.ipynb.py`. This
+program text contains the code cells in order, each below a marker line. Magics and shell lines are replaced by the
+calls that IPython translates them to. Outputs and execution counts are left out.
 """
 
 from __future__ import annotations
@@ -21,61 +21,63 @@ from rearview.errors import SourceError
 from rearview.model.run import NOTEBOOK, is_notebook
 
 PROGRAM = ".ipynb.py"
-"""End of the file name of a notebook's program text."""
+"""Suffix of the file name of a notebook's program text."""
 PYTHON_BODIES = ("time", "capture")
 """Cell magics that run their body as Python in the notebook's own namespace."""
-_MARK = "# %% In [{}]"
-_MARKED = re.compile(r"# %% In \[(\d+)\]\Z")
-_KEPT_LINE = "#: "
-"""Prefix of a line `%%magic` whose body is Python."""
-_BROKEN = "#! "
-"""Prefix of each line of a cell that is not Python."""
-_PLACE = re.compile(r"([^\s`'\"]+\.ipynb)\.py:(\d+)")
+_MARKER = "# %% In [{}]"
+_MARKER_LINE = re.compile(r"# %% In \[(\d+)\]\Z")
+_MAGIC_PREFIX = "#: "
+"""Put before a line `%%magic` if the body of the cell is Python."""
+_UNREADABLE_PREFIX = "#! "
+"""Put before each line of a cell that is not Python."""
+_FILE_AND_LINE = re.compile(r"([^\s`'\"]+\.ipynb)\.py:(\d+)")
 _VOLATILE = frozenset({"execution", "ExecuteTime", "papermill", "collapsed", "scrolled", "widgets"})
-"""Metadata that tools write when cells are executed or looked at."""
+"""Metadata that tools write when cells are executed or viewed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeCell:
-    """One code cell that is executed."""
+    """A code cell that is executed when the notebook runs."""
 
     number: int
-    """Its number among the executed cells, from 1: `In [3]` after a run from top to bottom."""
+    """Number of the cell among the executed cells, from 1: 3 for `In [3]` after a run from top to bottom."""
     position: int
-    """Its index among all cells of the notebook."""
+    """Index of the cell among all cells of the notebook."""
     source: str
+    """Text of the cell as the user wrote it."""
     text: str
-    """Its source as Python."""
+    """Text of the cell as Python, without magics."""
     line: int
-    """Line of the program text on which it begins."""
+    """Line of the program text on which the cell begins."""
     tags: frozenset[str] = frozenset()
 
     @property
     def magic(self) -> str:
-        """The magic that runs the cell's body as Python, such as `time`; empty if there is none."""
+        """The cell magic that runs the rest of the cell as Python, such as `time`; empty if there is none."""
         return _body_magic(self.source)
 
     @property
     def readable(self) -> bool:
-        """Whether the cell is Python, magics and shell lines included."""
+        """Whether the cell is Python, with or without magics and shell lines."""
         return not is_unreadable(self.text)
 
     def tree(self) -> ast.Module:
-        """Return the cell's program, its lines counted from 1."""
+        """Return the syntax tree of the cell; the first line of the cell is line 1."""
         return ast.parse(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Notebook:
-    """The parts of a notebook that make it a program."""
+    """A notebook as a program."""
 
     cells: tuple[CodeCell, ...]
     text: str
+    """The program text: all cells in order, each below a marker line."""
     language: str = "python"
     kernel: str = ""
 
     def cell_at(self, line: int) -> tuple[int, int]:
-        """Return (cell number, line in the cell) of a line of the program text."""
+        """Return (number of the cell, line in the cell) for a line of the program text."""
         for cell in reversed(self.cells):
             if line >= cell.line - 1:
                 return cell.number, max(1, line - cell.line + 1)
@@ -83,7 +85,7 @@ class Notebook:
 
 
 def parse(data: bytes, path: str = "the notebook") -> Notebook:
-    """Return a notebook's program; raise if the file is not a notebook of format 4."""
+    """Return the notebook in the bytes of a file; raise if the file is not a notebook of format 4."""
     content = _content(data, path)
     language = _language(content)
     cells: list[CodeCell] = []
@@ -91,7 +93,7 @@ def parse(data: bytes, path: str = "the notebook") -> Notebook:
     for position, source, tags in _executed(content):
         number = len(cells) + 1
         text = python_of(source) if language == "python" else ""
-        lines.append(_MARK.format(number))
+        lines.append(_MARKER.format(number))
         cells.append(CodeCell(number, position, source, text, len(lines) + 1, tags))
         lines += text.split("\n")
     text = "".join(f"{line}\n" for line in lines)
@@ -99,10 +101,10 @@ def parse(data: bytes, path: str = "the notebook") -> Notebook:
     return Notebook(tuple(cells), text, language, str(spec.get("name", "")))
 
 
-def outline(data: bytes, path: str = "the notebook") -> tuple[str, list[int]]:
-    """Return a notebook's language, and the positions of the cells that are executed, first to last.
+def language_and_positions(data: bytes, path: str = "the notebook") -> tuple[str, list[int]]:
+    """Return (language of a notebook, positions of the executed cells, in order).
 
-    Unlike `parse`, this does not turn magics into Python, for which IPython has to be imported.
+    Unlike `parse`, this function does not import IPython, which translates magics to Python.
     """
     content = _content(data, path)
     return _language(content), [position for position, _, _ in _executed(content)]
@@ -115,7 +117,7 @@ def _language(content: Mapping[str, Any]) -> str:
 
 
 def _executed(content: Mapping[str, Any]) -> Iterator[tuple[int, str, frozenset[str]]]:
-    """Yield position, source and tags of the code cells that are executed."""
+    """Yield (position, source, tags) of each code cell that is executed."""
     for position, cell in enumerate(content["cells"]):
         source, tags = _source(cell), _tags(cell)
         if cell.get("cell_type") == "code" and source.strip() and "skip-execution" not in tags:
@@ -150,7 +152,9 @@ def _tags(cell: Mapping[str, Any]) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def python_of(source: str) -> str:
-    r"""Return a cell's source as Python, on the same lines as far as IPython keeps them.
+    r"""Return the source of a cell as Python. Lines keep their numbers as far as IPython keeps them.
+
+    Each line of a cell that is not Python becomes a comment.
 
     >>> python_of("x = 1"), python_of("%%time\nx = 1"), python_of("for x in")
     ('x = 1', '#: %%time\nx = 1', '#! for x in')
@@ -162,8 +166,8 @@ def python_of(source: str) -> str:
     if _body_magic(source):
         first, _, body = source.partition("\n")
         inner = python_of(body)
-        if not inner.startswith(_BROKEN):
-            return f"{_KEPT_LINE}{first}\n{inner}"
+        if not inner.startswith(_UNREADABLE_PREFIX):
+            return f"{_MAGIC_PREFIX}{first}\n{inner}"
     from IPython.core.inputtransformer2 import TransformerManager
 
     manager: Any = TransformerManager
@@ -175,7 +179,7 @@ def python_of(source: str) -> str:
         text = ""
     if text and _parses(text):
         return "\n" * above + text
-    return "\n".join(_BROKEN + line for line in source.split("\n"))
+    return "\n".join(_UNREADABLE_PREFIX + line for line in source.split("\n"))
 
 
 def _parses(text: str) -> bool:
@@ -192,29 +196,32 @@ def _body_magic(source: str) -> str:
 
 
 def is_unreadable(text: str) -> bool:
-    r"""Return True if `python_of` made a text from a cell that is not Python.
+    r"""Return True if `text` is what `python_of` returns for a cell that is not Python.
 
     >>> is_unreadable(python_of("for x in")), is_unreadable(python_of("#! note\nx = 1"))
     (True, False)
     """
-    return all(line.startswith(_BROKEN) for line in text.split("\n"))
+    return all(line.startswith(_UNREADABLE_PREFIX) for line in text.split("\n"))
 
 
 def source_of(text: str) -> str:
-    """Return a cell's source, given its text as `python_of` made it or a probe changed it."""
+    """Return the source of a cell from its text as Python, with or without added probes.
+
+    The reverse of `python_of`, but magics inside the cell stay translated.
+    """
     lines = text.split("\n")
     if is_unreadable(text):
-        return "\n".join(line.removeprefix(_BROKEN) for line in lines)
-    if lines[0].startswith(f"{_KEPT_LINE}%%"):
-        lines[0] = lines[0].removeprefix(_KEPT_LINE)
+        return "\n".join(line.removeprefix(_UNREADABLE_PREFIX) for line in lines)
+    if lines[0].startswith(f"{_MAGIC_PREFIX}%%"):
+        lines[0] = lines[0].removeprefix(_MAGIC_PREFIX)
     return "\n".join(lines)
 
 
 def divide_into_cells(old: str, text: str, path: str = "the notebook") -> str:
-    r"""Return `text`, which adds statements to `old`, divided into the cells of `old`.
+    r"""Return `text` with its marker lines changed so that it has the cells of `old`.
 
-    A cell that was added, or split off, becomes part of the cell before it, because recorded values are
-    found by the numbers of the cells. Every line stays where it is.
+    `text` and `old` are program texts of notebooks; `text` adds statements. An added cell becomes part of the
+    cell before, because recorded values are found by the numbers of cells. Every line keeps its number.
 
     >>> old = "# %% In [1]\nx = 1\n# %% In [2]\ny = 2\n"
     >>> new = "# %% In [1]\nx = 1\n# %% In [2]\nlog(x)\n# %% In [3]\ny = 2\n"
@@ -230,25 +237,25 @@ def divide_into_cells(old: str, text: str, path: str = "the notebook") -> str:
     for a, b, size in pairs.get_matching_blocks():
         for k in range(size):
             votes.setdefault(after[b + k][0], Counter())[before[a + k][0]] += 1
-    marks = [at for at, line in enumerate(lines) if _MARKED.match(line)]
-    count = sum(1 for line in old.split("\n") if _MARKED.match(line))
+    markers = [at for at, line in enumerate(lines) if _MARKER_LINE.match(line)]
+    count = sum(1 for line in old.split("\n") if _MARKER_LINE.match(line))
     last = 0
-    for cell, at in enumerate(marks, 1):
+    for cell, at in enumerate(markers, 1):
         number = votes[cell].most_common(1)[0][0] if cell in votes else max(last, 1)
         if number not in (last, last + 1):
-            _unplaced(path)
-        lines[at] = _MARK.format(number) if number > last else "# %%"
+            _refuse_placement(path)
+        lines[at] = _MARKER.format(number) if number > last else "# %%"
         last = number
     if last != count:
-        _unplaced(path)
+        _refuse_placement(path)
     return "\n".join(lines)
 
 
 def _numbered(text: str) -> list[tuple[int, str]]:
-    """Return (cell, line) of the lines of a program text that are not blank or markers."""
+    """Return (number of the cell, line) for each line of a program text, without blank lines and markers."""
     lines, cell = [], 0
     for line in text.split("\n"):
-        if _MARKED.match(line):
+        if _MARKER_LINE.match(line):
             cell += 1
         elif line.strip():
             lines.append((cell, line.strip()))
@@ -256,30 +263,30 @@ def _numbered(text: str) -> list[tuple[int, str]]:
 
 
 def with_text(data: bytes, text: str, path: str = "the notebook") -> bytes:
-    """Return a notebook whose program is `text`: the cells of `data` with statements added."""
+    """Return the notebook `data` with the sources of its cells changed so that its program text is `text`."""
     content = _content(data, path)
     before = parse(data, path)
     bodies: list[list[str]] = []
     for line in text.removesuffix("\n").split("\n"):
-        if _MARKED.match(line):
+        if _MARKER_LINE.match(line):
             bodies.append([])
         elif bodies:
             bodies[-1].append(line)
         elif line.strip():
-            _unplaced(path)
+            _refuse_placement(path)
     if len(bodies) != len(before.cells):
-        _unplaced(path)
+        _refuse_placement(path)
     for cell, body in zip(before.cells, bodies, strict=True):
         changed = "\n".join(body)
         if changed != cell.text:
             content["cells"][cell.position]["source"] = source_of(changed).splitlines(keepends=True)
     notebook = _encoded(content)
     if parse(notebook, path).text != text:
-        _unplaced(path)
+        _refuse_placement(path)
     return notebook
 
 
-def _unplaced(path: str) -> NoReturn:
+def _refuse_placement(path: str) -> NoReturn:
     raise SourceError(
         f"The statements added to {path} cannot be assigned to its cells, so it is not "
         "replayed. Put each statement on a separate line, inside a cell.",
@@ -287,28 +294,31 @@ def _unplaced(path: str) -> NoReturn:
     )
 
 
-def normal(data: bytes) -> bytes:
-    """Return a notebook without the parts that executing or viewing it changes; other data unchanged."""
+def without_outputs(data: bytes) -> bytes:
+    """Return a notebook without what execution and viewing change, so that equal programs have equal bytes.
+
+    Data that is not a notebook is returned unchanged.
+    """
     try:
         content = _content(data, "")
     except SourceError:
         return data
     metadata = {k: v for k, v in (content.get("metadata") or {}).items() if k not in _VOLATILE}
-    info = metadata.pop("language_info", None)  # a kernel adds it when it has run the notebook
+    info = metadata.pop("language_info", None)  # a kernel adds this when it runs the notebook
     if isinstance(info, dict) and info.get("name", "python") != "python":
         metadata["language_info"] = {"name": info["name"]}
     cells = []
     for cell in content["cells"]:
         if not isinstance(cell, dict):
             return data
-        kept = {k: v for k, v in cell.items() if k not in {"outputs", "execution_count"}}
-        kept["metadata"] = {
+        plain_cell = {k: v for k, v in cell.items() if k not in {"outputs", "execution_count"}}
+        plain_cell["metadata"] = {
             k: v for k, v in (cell.get("metadata") or {}).items() if k not in _VOLATILE
         }
-        kept["source"] = _source(cell).splitlines(keepends=True)
+        plain_cell["source"] = _source(cell).splitlines(keepends=True)
         if cell.get("cell_type") == "code":
-            kept |= {"execution_count": None, "outputs": []}
-        cells.append(kept)
+            plain_cell |= {"execution_count": None, "outputs": []}
+        cells.append(plain_cell)
     return _encoded({**content, "metadata": metadata, "cells": cells})
 
 
@@ -319,7 +329,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return `files`, and the program text of each Python notebook under a separate path."""
+    """Return `files` and, for each Python notebook among them, its program text as one more file."""
     programs = dict(files)
     for path, data in files.items():
         if is_notebook(path):
@@ -333,21 +343,21 @@ def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def name_cells(message: str, texts: Mapping[str, str]) -> str:
-    r"""Return a message in which lines of a notebook's program text are given as cell and line.
+    r"""Return a message with positions in program texts, such as `a.ipynb.py:3`, given as cell and line in the cell.
 
     >>> name_cells("at a.ipynb.py:3 it", {"a.ipynb.py": "# %% In [1]\nx = 1\ny = 2\n"})
     'at a.ipynb cell 1, line 2 it'
     """
 
-    def named(match: re.Match[str]) -> str:
+    def cell_and_line(match: re.Match[str]) -> str:
         text = texts.get(f"{match.group(1)}.py")
         if text is None:
             return match.group()
-        number = line = 0
+        number = marker_line = 0
         for at, each in enumerate(text.split("\n")[: int(match.group(2))], 1):
-            marked = _MARKED.match(each)
-            if marked:
-                number, line = int(marked.group(1)), at
-        return f"{match.group(1)} cell {number}, line {max(1, int(match.group(2)) - line)}"
+            marker = _MARKER_LINE.match(each)
+            if marker:
+                number, marker_line = int(marker.group(1)), at
+        return f"{match.group(1)} cell {number}, line {max(1, int(match.group(2)) - marker_line)}"
 
-    return _PLACE.sub(named, message).replace(PROGRAM, NOTEBOOK)
+    return _FILE_AND_LINE.sub(cell_and_line, message).replace(PROGRAM, NOTEBOOK)

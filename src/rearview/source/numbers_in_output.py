@@ -1,6 +1,6 @@
-"""Find the named numbers in lines that training programs print: `epoch 3 loss 0.12` holds `loss`.
+"""Find the named numbers in lines that a program prints: `{"loss": 0.12}` in `epoch 3 loss 0.12`.
 
-Pure text in, names and numbers out; docs/capture.md explains the rules to users.
+docs/capture.md explains the rules to users.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, field
 
 LONGEST = 400
-"""Characters of a line that are examined."""
+"""Number of characters at the beginning of a line that are searched."""
 MOST = 30
-"""Numbers that are taken from one line."""
+"""Most numbers that are returned for one line."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -23,7 +23,7 @@ POSITIONS = _words(
     "global_step round rounds fold trial version v_num eta rank worker gpu device port pid "
     "total_steps max_steps num_epochs n_epochs total_timesteps line"
 )
-"""Names of progress counters and devices: their numbers are not metrics."""
+"""Names of progress counters and devices. The numbers after these names are not metrics."""
 METRICS = _words(
     "loss losses acc accuracy err error ppl perplexity bleu rouge rouge1 rouge2 rougel f1 auc "
     "roc auroc mse mae rmse mape r2 lr learning_rate reward return score precision recall iou "
@@ -32,7 +32,7 @@ METRICS = _words(
     "objective cost mcc kappa specificity sensitivity l1 l2 acc1 acc5 prec1 prec5 ap mrr ndcg "
     "hits dt"
 )
-"""Last words of names that need no `:` or `=` before their number."""
+"""Names, or last words of names, that need no `:` or `=` before the number."""
 _SPLITS = {
     "train": "train",
     "training": "train",
@@ -45,11 +45,12 @@ _SPLITS = {
     "evaluation": "eval",
     "dev": "dev",
 }
-"""Words at the beginning of a line that belong to all its names."""
+"""Word at the beginning of a line -> prefix of all names on the line."""
 _ADJECTIVES = _words(
     "avg avg. average mean running total best final smoothed batch epoch top max min last "
     "current weighted macro micro new old mini-batch"
 )
+"""Words before a metric that are part of its name."""
 
 _NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)\b"
@@ -67,8 +68,9 @@ _PAIR = re.compile(
 )
 """A name, then `:`, `=` or a space, then a number, with at most a unit after it."""
 _BAR = re.compile(r"^.*?\d+%\|.*?\|\s*\S+/\S+\s*\[(?P<inside>.*?)\]?\s*$")
-"""A progress bar of tqdm; the text in its brackets begins with times."""
+"""A progress bar of tqdm; the group is the text in brackets."""
 _TIMES = re.compile(r"^[^,]*?(?:<[^,]*)?(?:,\s*\S*\s*(?:it|s|B|\w+)/(?:s|\w+))?(?:,|$)")
+"""The times and the rate with which the text in the brackets of a progress bar begins."""
 _KERAS_BAR = re.compile(r"^\s*\d+/\S+\s+[━=>.\-\s]*\s*(?=\d|-|$)")
 _PIPES = re.compile(rf"^\|\s*(?P<name>{_WORD})\s*\|\s*(?P<number>{_NUMBER})\s*\|$")
 _SENTENCE = re.compile(
@@ -76,7 +78,7 @@ _SENTENCE = re.compile(
     rf"[^:=]*?(?::|=|\bis)\s*(?P<number>{_NUMBER})\s*%?\s*\.?$",
     re.IGNORECASE,
 )
-"""`Accuracy of the network on the 10000 test images: 97 %`."""
+"""A sentence such as `Accuracy of the network on the 10000 test images: 97 %`."""
 _SPLIT_HEAD = re.compile(r"^[\s\W]*(?P<word>[A-Za-z]+)\b(?:\s+set\b)?", re.IGNORECASE)
 _STAMP = re.compile(
     r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*\]?\s*|^\[?\d\d:\d\d:\d\d[.,]?\d*\]?\s*"
@@ -90,7 +92,7 @@ Number = int | float
 
 
 def numbers_in(line: str) -> dict[str, Number]:
-    """Return the named numbers of one printed line, in its order.
+    """Return {name: number} for the named numbers of a printed line, in order.
 
     >>> numbers_in("epoch 3 loss 0.12 | Acc: 93.1%")
     {'loss': 0.12, 'acc': 93.1}
@@ -108,7 +110,7 @@ def numbers_in(line: str) -> dict[str, Number]:
     split = _split_of(text)
     numbers: dict[str, Number] = {}
     for match in _PAIR.finditer(text):
-        name = _named(match, split)
+        name = _metric_name(match, split)
         if name and name not in numbers and len(numbers) < MOST:
             numbers[name] = _value(match["share"] or match["number"])
     return numbers
@@ -116,12 +118,13 @@ def numbers_in(line: str) -> dict[str, Number]:
 
 @dataclass(slots=True)
 class PrintedNumbers:
-    """Reads the lines of one stream in order, so that the rows of a printed table get the names in its head."""
+    """The reader of one output stream. The head of a printed table names the numbers in the rows below."""
 
     _columns: list[str] = field(default_factory=list)
+    """Names in the head of the current table; empty outside tables."""
 
     def read(self, line: str) -> dict[str, Number]:
-        """Return the named numbers of the next line.
+        """Return {name: number} for the named numbers of the next line.
 
         >>> table = PrintedNumbers()
         >>> table.read("epoch     train_loss  valid_loss  time")
@@ -151,7 +154,7 @@ class PrintedNumbers:
 
 
 def _without_noise(line: str) -> str:
-    """Return a line without progress bars, time stamps, levels, paths and addresses."""
+    """Return a line without progress bars, time stamps, log levels, file paths and addresses."""
     bar = _BAR.match(line)
     if bar:
         return _TIMES.sub("", bar["inside"], count=1)
@@ -161,16 +164,19 @@ def _without_noise(line: str) -> str:
     return _PATHS.sub(" ", text) if "/" in text else text
 
 
-def _named(match: re.Match[str], split: str) -> str:
-    """Return the column name for a matched name and number; empty if the number is not a metric."""
+def _metric_name(match: re.Match[str], split: str) -> str:
+    """Return the column name for a name and number that `_PAIR` matched, or "" if the number is not a metric.
+
+    `split` is the part of the data that the line is about, or "".
+    """
     words = match["name"].split(" ")
-    spaced = not match["sep"].strip()
-    if spaced:
-        words = _metric(words)
+    only_space = not match["sep"].strip()
+    if only_space:
+        words = _words_of_metric(words)
         if not words:
             return ""
     last = _column(words[-1])
-    if last in POSITIONS or (len(words) == 1 and len(words[0]) == 1 and spaced):
+    if last in POSITIONS or (len(words) == 1 and len(words[0]) == 1 and only_space):
         return ""
     if match["over"] and not match["percent"] and last not in METRICS:
         return ""
@@ -180,29 +186,29 @@ def _named(match: re.Match[str], split: str) -> str:
     return name
 
 
-def _metric(words: list[str]) -> list[str]:
-    """Return the words of a name without `:` that belong to the metric; empty if its last word is no metric."""
+def _words_of_metric(words: list[str]) -> list[str]:
+    """Return the last of `words` that name a metric, or an empty list if the last word is no metric."""
     plain = re.sub(r"[@_\-].*", "", words[-1].lower())
     if words[-1].lower() not in METRICS and plain not in METRICS:
         parts = re.split(r"[_/\-]", words[-1].lower())
         if len(parts) < 2 or parts[-1] not in METRICS:
             return []
-    kept = [words[-1]]
+    metric_words = [words[-1]]
     for word in reversed(words[:-1]):
         if word.lower() not in _ADJECTIVES and word.lower() not in _SPLITS:
             break
-        kept.insert(0, word)
-    return kept
+        metric_words.insert(0, word)
+    return metric_words
 
 
 def _split_of(text: str) -> str:
-    """Return the part of the data that a line is about, if its first word says so."""
+    """Return "train", "val", "test", "eval" or "dev" if the first word of a line says so, else ""."""
     head = _SPLIT_HEAD.match(text)
     return _SPLITS.get(head["word"].lower(), "") if head else ""
 
 
 def _column(name: str) -> str:
-    """Return a printed name as the name of a column.
+    """Return the name of the column for a printed name.
 
     >>> _column("Avg. loss"), _column("valid_0's auc"), _column("Acc@1")
     ('avg_loss', 'valid_0_auc', 'acc@1')

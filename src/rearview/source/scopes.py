@@ -1,4 +1,4 @@
-"""Which names each scope of a text binds and reads, separately for recorded and added code."""
+"""Find the names that each scope of a text binds and reads, separately for recorded and added code."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """One scope: module, class, function, lambda or comprehension."""
+    """One scope: a module, class, function, lambda or comprehension."""
 
     node: ast.AST
     name: str
-    """Qualified, as for loops."""
+    """Qualified name of the function or class; `<module>` for the module."""
     parent: Scope | None
     added: bool
-    """The scope itself is new."""
+    """The scope is added, not recorded."""
     recorded_bound: dict[str, int] = field(default_factory=dict)
-    """Name -> first line that binds it."""
+    """Name -> first line on which recorded code binds the name."""
     recorded_read: dict[str, int] = field(default_factory=dict)
+    """Name -> first line on which recorded code reads the name."""
     added_bound: dict[str, int] = field(default_factory=dict)
+    """Name -> first line on which added code binds the name."""
     parameters: set[str] = field(default_factory=set)
     outer: dict[str, str] = field(default_factory=dict)
-    """Name -> `global` or `nonlocal`."""
+    """Name that the scope declares -> `global` or `nonlocal`."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """Name -> `import`, `from`, `def`, or `value` for everything else."""
+    """Bound name -> what binds the name: `import`, `from`, `def`, or `value` for other statements."""
     children: list[Scope] = field(default_factory=list)
 
     @property
@@ -46,8 +48,8 @@ class Scope:
             name in self.recorded_bound or name in self.added_bound or name in self.parameters
         )
 
-    def home(self, name: str) -> Scope | None:
-        """Return the scope whose variable `name` refers to here; None for a builtin or unknown name."""
+    def owner_of(self, name: str) -> Scope | None:
+        """Return the scope with the variable that `name` means in this scope, or None for a builtin or unknown name."""
         if self.outer.get(name) == "global":
             return self.module if self.module.local(name) else None
         if self.local(name):
@@ -60,44 +62,49 @@ class Scope:
         return None
 
     def recorded_use(self, name: str) -> int | None:
-        """Return a line where recorded code reads or binds the variable `name` of this scope."""
+        """Return a line where recorded code uses the variable `name` of this scope, or None if no line does."""
         for table in (self.recorded_read, self.recorded_bound):
             if name in table:
                 return table[name]
         if name in self.parameters and not self.added:
             return getattr(self.node, "lineno", 1)
         for child in self.children:
-            line = child.reaching_out(name)
+            line = child.use_of_outer_variable(name)
             if line is not None:
                 return line
         return None
 
-    def reaching_out(self, name: str) -> int | None:
-        """Return a line in this scope that uses the variable `name` of a scope around it."""
-        own = name in self.parameters or (name in self.recorded_bound and name not in self.outer)
-        if own and not self.is_class:
+    def use_of_outer_variable(self, name: str) -> int | None:
+        """Return a line where recorded code in this scope uses an outer variable, or None if no line does."""
+        is_local = name in self.parameters or (
+            name in self.recorded_bound and name not in self.outer
+        )
+        if is_local and not self.is_class:
             return None
         for table in (self.recorded_read, self.recorded_bound if name in self.outer else {}):
             if name in table:
                 return table[name]
         for child in self.children:
-            line = child.reaching_out(name)
+            line = child.use_of_outer_variable(name)
             if line is not None:
                 return line
         return None
 
 
 class Scopes(ast.NodeVisitor):
-    """The scopes of one text; `added` holds the ids of the statements and names that are new."""
+    """The scopes of one text.
+
+    `added` are the ids of the nodes of added statements and names, `aliases` the ids of added parts of imports.
+    """
 
     def __init__(self, tree: ast.Module, added: set[int], aliases: set[int]) -> None:
         self.added_ids = added
         self.alias_ids = aliases
         self.top = Scope(tree, MODULE, None, added=False)
         self.of: dict[int, Scope] = {}
-        """Scope of each statement, by the id of its node."""
+        """Id of the node of a statement -> the scope around the statement."""
         self.opened: dict[int, Scope] = {id(tree): self.top}
-        """Scope that a node opens, by its id."""
+        """Id of the node of a module, class, function, lambda or comprehension -> the scope inside the node."""
         self._scope = self.top
         self._added = False
         self._class_prefix = ""
@@ -105,7 +112,7 @@ class Scopes(ast.NodeVisitor):
             self.visit(stmt)
 
     def visit(self, node: ast.AST) -> None:
-        """Walk a node, noting whether it is recorded or added."""
+        """Visit a node and the nodes below it, and remember whether the current node is recorded or added."""
         if isinstance(node, ast.stmt):
             self.of[id(node)] = self._scope
         before = self._added
@@ -126,7 +133,7 @@ class Scopes(ast.NodeVisitor):
         self._scope = before
 
     def bind(self, name: str, line: int, kind: str = "value") -> None:
-        """Note that `name` is bound in the current scope."""
+        """Record that `name` is bound in the current scope."""
         scope = self._scope
         table = scope.added_bound if self._added else scope.recorded_bound
         table.setdefault(name, line)
@@ -141,7 +148,7 @@ class Scopes(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.bind(node.name, node.lineno, "def")
-        for sub in (*node.decorator_list, *_outside(node.args)):
+        for sub in (*node.decorator_list, *_evaluated_outside(node.args)):
             self.visit(sub)
         if node.returns is not None:
             self.visit(node.returns)
@@ -152,7 +159,7 @@ class Scopes(ast.NodeVisitor):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        for sub in _outside(node.args):
+        for sub in _evaluated_outside(node.args):
             self.visit(sub)
         scope = self._open(node, self._qualify("<lambda>"))
         scope.parameters |= {arg.arg for arg in _arguments(node.args)}
@@ -246,15 +253,15 @@ def _arguments(args: ast.arguments) -> Iterator[ast.arg]:
             yield extra
 
 
-def _outside(args: ast.arguments) -> Iterator[ast.expr]:
-    """Yield the expressions that are evaluated in the scope around a function: defaults and annotations."""
+def _evaluated_outside(args: ast.arguments) -> Iterator[ast.expr]:
+    """Yield the defaults and annotations of parameters, which are evaluated in the scope around the function."""
     yield from args.defaults
     yield from (default for default in args.kw_defaults if default is not None)
     yield from (arg.annotation for arg in _arguments(args) if arg.annotation is not None)
 
 
 def bound_by(node: ast.AST) -> list[tuple[str, ast.AST]]:
-    """Return the names that a statement binds in its own scope, with the node that does it."""
+    """Return (name, node that binds the name) for each name that a statement binds in its scope, by line."""
     bound: list[tuple[str, ast.AST]] = []
     stack: list[ast.AST] = [node]
     while stack:

@@ -1,8 +1,8 @@
-"""Statement trees: programs as propagation matches them and places statements in them.
+"""The statements of a program as a tree, in which propagation matches statements and finds places for new ones.
 
-A node is a statement or a block of statements. Expressions stay inside their statement as words, so
-a file of 2,000 lines has about 2,000 nodes and is compared in milliseconds. `similarity` compares two statements
-by their words.
+A node is a statement or a block of statements. Expressions are not nodes but words of their statement: a file of
+2,000 lines has about 2,000 nodes and is compared in milliseconds. `similarity` compares two statements by their
+words.
 """
 
 import ast
@@ -22,7 +22,7 @@ _WORD = re.compile(
     |(?P<mark>->|:=|\*\*|//|<<|>>|[-+*/%@&|^<>=!~]=?|[.\[\]{}:;])""",
     re.VERBOSE | re.DOTALL,
 )
-_INSIDE = re.compile(r"\w+")
+_WORD_IN_STRING = re.compile(r"\w+")
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SIMPLE = (
     ast.Expr,
@@ -34,48 +34,60 @@ _SIMPLE = (
     ast.ImportFrom,
 )
 _SCOPE_KINDS = {"Module", "FunctionDef", "ClassDef"}
-_FAMILY = {
+_SAME_KIND = {
     "AsyncFunctionDef": "FunctionDef",
     "AsyncFor": "For",
     "AsyncWith": "With",
     "TryStar": "Try",
     "AnnAssign": "Assign",
 }
+"""Class of a syntax node -> the kind of statement that it is taken for."""
 
 
 @dataclass(eq=False, slots=True)
 class StatementNode:
-    """One statement, or one block of a compound statement (its `role` says which)."""
+    """A statement, or a block of a compound statement."""
 
     kind: str
+    """Name of the class of the syntax node, with variants such as `AsyncFor` as `For`; `block` for a block."""
     words: tuple[str, ...]
+    """Words of the statement without its blocks; of a block: the exception or pattern before it."""
     start: int
     end: int
     tree: ast.AST
+    """Syntax node of the statement, or of the statement, handler or case that the block belongs to."""
     role: str = ""
+    """Which block of its statement the node is: `body`, `handler`, `case`, `orelse` or `finalbody`. Empty for a
+    statement."""
     parent: "StatementNode | None" = None
     index: int = 0
+    """Index among the children of the parent."""
     order: int = 0
+    """Index among all nodes of the text."""
     depth: int = 0
     children: list["StatementNode"] = field(default_factory=list)
-    leads: bool = True  # it is the first on its line
-    bound: frozenset[str] | None = None  # names it binds itself; None until they are computed
-    is_block: bool = False  # a list of statements rather than a statement
-    is_scope: bool = False  # names assigned inside stay inside: module, function, class
+    leads: bool = True
+    """No other statement is before this one on its line."""
+    bound: frozenset[str] | None = None
+    """Names that the statement itself binds; None until `data_flow.binds` has computed this set."""
+    is_block: bool = False
+    """The node is a block, not a statement."""
+    is_scope: bool = False
+    """The node is a module, function or class, whose names are its own."""
 
     def __post_init__(self) -> None:
         self.is_block = self.role != ""
         self.is_scope = self.kind in _SCOPE_KINDS
 
     def above(self) -> Iterator["StatementNode"]:
-        """Yield the nodes around this one, nearest first."""
+        """Yield the nodes around this node, nearest first."""
         node = self.parent
         while node is not None:
             yield node
             node = node.parent
 
     def walk(self) -> Iterator["StatementNode"]:
-        """Yield this node and all below it, in the order of the text."""
+        """Yield this node and all nodes below it, in the order of the text."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -83,7 +95,7 @@ class StatementNode:
             stack.extend(reversed(node.children))
 
     def scope(self) -> "StatementNode":
-        """Return the function, class or module whose names this node sees first."""
+        """Return the innermost function, class or module around this node."""
         for node in self.above():
             if node.is_scope:
                 return node
@@ -92,34 +104,41 @@ class StatementNode:
 
 @dataclass(frozen=True, slots=True)
 class StatementTree:
-    """The statements of one text; `root` is the module's block."""
+    """The statement tree of one text."""
 
     parsed: Parsed
     root: StatementNode
+    """The block of the module's statements."""
     nodes: tuple[StatementNode, ...]
+    """All statements and blocks, in the order of the text."""
 
     def statements(self) -> list[StatementNode]:
-        """Return every statement, in the order of the text."""
+        """Return all statements, in the order of the text."""
         return [node for node in self.nodes if not node.is_block]
 
 
 def grow(parsed: Parsed, *, without: tuple[int, int] | None = None) -> StatementTree:
-    """Return the statement tree of a text, leaving out statements inside the lines `without`."""
+    """Return the statement tree of a text.
+
+    If `without` is given, statements between these two lines are left out.
+    """
     builder = _Builder(parsed, without)
     body = parsed.tree.body
     root = StatementNode("Module", (), 1, max(1, len(parsed.lines)), parsed.tree, role="body")
-    builder.fill(root, body)
+    builder.add_statements(root, body)
     return StatementTree(parsed, root, tuple(builder.nodes))
 
 
 class _Builder:
+    """Collects the nodes of a statement tree, in the order of the text."""
+
     def __init__(self, parsed: Parsed, without: tuple[int, int] | None) -> None:
         self.lines = parsed.code_lines
         self.ascii = parsed.text.isascii()
         self.without = without
         self.nodes: list[StatementNode] = []
 
-    def enter(self, node: StatementNode, parent: StatementNode | None) -> StatementNode:
+    def add_node(self, node: StatementNode, parent: StatementNode | None) -> StatementNode:
         node.order = len(self.nodes)
         self.nodes.append(node)
         if parent is not None:
@@ -129,34 +148,36 @@ class _Builder:
             parent.children.append(node)
         return node
 
-    def fill(self, root: StatementNode, body: list[ast.stmt]) -> None:
-        self.enter(root, None)
+    def add_statements(self, root: StatementNode, body: list[ast.stmt]) -> None:
+        self.add_node(root, None)
         # a stack instead of recursion: elif chains can be a thousand deep
-        work = [(root, body, at) for at in reversed(range(len(body)))]
-        while work:
-            block, siblings, at = work.pop()
+        remaining = [(root, body, at) for at in reversed(range(len(body)))]
+        while remaining:
+            block, siblings, at = remaining.pop()
             stmt = siblings[at]
             if at == 0 and block.order < 0:
-                self.enter(block, block.parent)
+                self.add_node(block, block.parent)
             start, end = first_line(stmt), last_line(stmt)
             if self.without and self.without[0] <= start and end <= self.without[1]:
                 continue
             kind = type(stmt).__name__
-            node = StatementNode(_FAMILY.get(kind, kind), self.words(stmt), start, end, stmt)
-            node.leads = self.leads(stmt)
-            self.enter(node, block)
+            node = StatementNode(_SAME_KIND.get(kind, kind), self.words(stmt), start, end, stmt)
+            node.leads = self.is_first_on_line(stmt)
+            self.add_node(node, block)
             for role, tree, inner in reversed(blocks_of(stmt)):
                 words = self.block_words(tree) if tree is not stmt else ()
                 first, last = first_line(inner[0]), last_line(inner[-1])
                 child = StatementNode(
                     "block", words, first, last, tree, role, parent=node, order=-1
                 )
-                work.extend((child, inner, position) for position in reversed(range(len(inner))))
+                remaining.extend(
+                    (child, inner, position) for position in reversed(range(len(inner)))
+                )
 
-    def leads(self, stmt: ast.stmt) -> bool:
+    def is_first_on_line(self, stmt: ast.stmt) -> bool:
         start = first_line(stmt)
         if start != stmt.lineno:
-            return True  # a decorator
+            return True  # the statement begins with a decorator
         return not self.lines[start - 1][: self.column(start, stmt.col_offset)].strip(" \t\f")
 
     def column(self, line: int, offset: int) -> int:
@@ -173,12 +194,13 @@ class _Builder:
 
     def words(self, stmt: ast.stmt) -> tuple[str, ...]:
         if isinstance(stmt, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            marks = [self.piece(each) for each in stmt.decorator_list]
-            return tuple(word for text in (*marks, f"def {stmt.name}") for word in words(text)) + (
+            decorators = [self.text_of(each) for each in stmt.decorator_list]
+            head = (*decorators, f"def {stmt.name}")
+            return tuple(word for text in head for word in words(text)) + (
                 tuple(self.arguments(stmt.args))
             )
         if isinstance(stmt, ast.AnnAssign) and stmt.value is not None:
-            return words(f"{self.piece(stmt.target)} = {self.piece(stmt.value)}")
+            return words(f"{self.text_of(stmt.target)} = {self.text_of(stmt.value)}")
         parts = () if isinstance(stmt, _SIMPLE) else blocks_of(stmt)
         if not parts:
             return words(
@@ -189,16 +211,16 @@ class _Builder:
         _, owner, inner = parts[0]
         stop = inner[0]
         if isinstance(stmt, (ast.Try, ast.Match)) or owner is not stmt:
-            head = self.piece(stmt.subject) if isinstance(stmt, ast.Match) else ""
-            return words(f"{type(stmt).__name__.lower()} {head}")
+            subject = self.text_of(stmt.subject) if isinstance(stmt, ast.Match) else ""
+            return words(f"{type(stmt).__name__.lower()} {subject}")
         at = first_line(stop)
         col = stop.col_offset if at == stop.lineno else 0
         text = self.span(stmt.lineno, stmt.col_offset, at, col)
         if isinstance(stmt, ast.ClassDef):
-            text = " ".join([*(self.piece(each) for each in stmt.decorator_list), text])
+            text = " ".join([*(self.text_of(each) for each in stmt.decorator_list), text])
         return words(text)
 
-    def piece(self, node: ast.expr) -> str:
+    def text_of(self, node: ast.expr) -> str:
         return self.span(
             node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
         )
@@ -210,19 +232,19 @@ class _Builder:
             if starred is not None:
                 yield starred.arg
         for default in (*args.defaults, *(d for d in args.kw_defaults if d is not None)):
-            yield from words(self.piece(default))
+            yield from words(self.text_of(default))
 
     def block_words(self, tree: ast.AST) -> tuple[str, ...]:
         if isinstance(tree, ast.ExceptHandler):
-            return words(self.piece(tree.type)) if tree.type is not None else ()
+            return words(self.text_of(tree.type)) if tree.type is not None else ()
         if isinstance(tree, ast.match_case):
             return words(ast.unparse(tree.pattern))
         return ()
 
 
-@lru_cache(maxsize=32_768)  # the two texts share most of their statements
+@lru_cache(maxsize=32_768)  # two texts that are compared share most of their statements
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of code, without what formatters change: quotes, brackets, commas.
+    """Return the words of code, without comments and what formatters change: quotes, brackets, commas.
 
     >>> words("f(a, 'x y',)  # why")
     ('f', 'a', "'x", "'y")
@@ -233,9 +255,9 @@ def words(text: str) -> tuple[str, ...]:
         if kind == "string":
             prefix, _, body = match[0].partition(match[0].strip("bBrRuUfFtT")[:1])
             if "f" in prefix.lower():
-                tokens.extend(_INSIDE.findall(body)[:60])
+                tokens.extend(_WORD_IN_STRING.findall(body)[:60])
             else:
-                tokens.extend(f"'{word}" for word in _INSIDE.findall(body)[:60])
+                tokens.extend(f"'{word}" for word in _WORD_IN_STRING.findall(body)[:60])
                 if not body.strip("'\""):
                     tokens.append("''")
         elif kind != "comment":
@@ -244,7 +266,10 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def blocks_of(stmt: ast.AST) -> list[tuple[str, ast.AST, list[ast.stmt]]]:
-    """Return the blocks of a statement as (role, owning tree, statements), in text order."""
+    """Return (role, syntax node that owns the block, statements) for each block of a statement, in order.
+
+    The node is the statement itself, or an exception handler or case of the statement.
+    """
     blocks: list[tuple[str, ast.AST, list[ast.stmt]]] = []
     if isinstance(stmt, _SIMPLE):
         return blocks
@@ -261,9 +286,9 @@ def blocks_of(stmt: ast.AST) -> list[tuple[str, ast.AST, list[ast.stmt]]]:
 
 
 def first_line(stmt: ast.stmt) -> int:
-    """Return the first line of a statement, its decorators counted."""
+    """Return the first line of a statement, or of its decorators if it has any."""
     if isinstance(stmt, SCOPES) and stmt.decorator_list:
-        return min(stmt.lineno, *(mark.lineno for mark in stmt.decorator_list))
+        return min(stmt.lineno, *(decorator.lineno for decorator in stmt.decorator_list))
     return stmt.lineno
 
 
@@ -273,15 +298,17 @@ def last_line(stmt: ast.stmt) -> int:
 
 
 _SIMPLE_KINDS = {"Assign", "Expr", "AugAssign"}
-_REWRITTEN = {"If", "For", "While", "With", "Try", "Assert"}
+_INTERCHANGEABLE = {"If", "For", "While", "With", "Try", "Assert"}
+"""Kinds of statement that an edit may exchange for one another with most words unchanged."""
 KEYWORDS = {"if", "for", "while", "with", "try", "in", "as", "assert", "raise", "not", ":"}
-_SETS = {"=", "+=", "-=", "*=", "/="}
+_ASSIGNMENT_SIGNS = {"=", "+=", "-=", "*=", "/="}
 
 
 def similarity(first: StatementNode, second: StatementNode) -> float:
-    """Return how similar two statements are, from 0 to 1, by the words they share.
+    """Return how similar two statements are, from 0 to 1, by the words that both have.
 
-    The variables a statement sets, and the function it calls, count more than the rest.
+    Two statements that assign the same variables, or call the same function, are more similar than their other
+    words say.
     """
     if first.kind == second.kind:
         value = _dice(first.words, second.words)
@@ -290,14 +317,15 @@ def similarity(first: StatementNode, second: StatementNode) -> float:
             value = max(value, 0.35 + 0.65 * value)
         return value
     if {first.kind, second.kind} <= _SIMPLE_KINDS:
-        return 0.9 * _dice(_tail(first), _tail(second))
-    if {first.kind, second.kind} <= {"Return", *_SIMPLE_KINDS}:  # what is computed, returned or not
+        return 0.9 * _dice(_value_words(first), _value_words(second))
+    if {first.kind, second.kind} <= {"Return", *_SIMPLE_KINDS}:
+        # one statement returns a value that the other one assigns: compare the values
         short = min(len(first.words), len(second.words)) < 4
-        return 0.0 if short else 0.9 * _dice(_tail(first), _tail(second))
+        return 0.0 if short else 0.9 * _dice(_value_words(first), _value_words(second))
     if first.is_block or second.is_block or first.is_scope or second.is_scope:
         return 0.0
-    if {first.kind, second.kind} & _REWRITTEN:
-        # a loop or a check that was written with another keyword says most of the same words
+    if {first.kind, second.kind} & _INTERCHANGEABLE:
+        # a loop or a test that was rewritten with another keyword keeps most of its words
         first_words, second_words = whole_words(first), whole_words(second)
         if max(len(first_words), len(second_words)) <= 120:
             value = _dice(first_words, second_words)
@@ -311,7 +339,10 @@ def whole_words(node: StatementNode) -> list[str]:
 
 
 def value_of(node: StatementNode) -> tuple[str, ...]:
-    """Return the text of the value of a simple assignment; empty if the value is trivial."""
+    """Return the words of the value that an assignment assigns, or () if the value has fewer than five words.
+
+    Return () also for a statement that is not an assignment to a target.
+    """
     if node.kind != "Assign" or not lead(node):
         return ()
     value = node.words[len(lead(node)) + 1 :]
@@ -319,11 +350,11 @@ def value_of(node: StatementNode) -> tuple[str, ...]:
 
 
 def lead(node: StatementNode) -> tuple[str, ...]:
-    """Return the target of a simple statement, or the dotted name that it calls; empty if it has neither."""
+    """Return the words of the target that a statement assigns or of the function that it calls, () if of neither."""
     words = node.words
     if node.kind in {"Assign", "AugAssign"}:
         for at, word in enumerate(words[:12]):
-            if word in _SETS:
+            if word in _ASSIGNMENT_SIGNS:
                 return words[:at]
         return ()
     if node.kind == "Expr":
@@ -334,11 +365,13 @@ def lead(node: StatementNode) -> tuple[str, ...]:
     return ()
 
 
-def _tail(node: StatementNode) -> tuple[str, ...]:
+def _value_words(node: StatementNode) -> tuple[str, ...]:
+    """Return the words of a simple statement without its target and the sign or keyword before the value."""
     return node.words[len(lead(node)) + 1 :] if node.kind != "Expr" else node.words
 
 
 def _dice(first: Sequence[str], second: Sequence[str]) -> float:
+    """Return the Sørensen-Dice coefficient of two lists of words: the fraction of words that both have."""
     if first == second:
         return 1.0
     if not first or not second:

@@ -1,7 +1,7 @@
-"""Program text: its lines, line ends and encoding, its syntax tree and the blocks in it.
+"""Decode program text, split it into lines, and parse it to a syntax tree with blocks of statements.
 
-`decode` and `encode` keep every byte. `parse` raises for text that is not Python; `try_parse` returns
-the reason instead, and also reads Python 2 lines that have a Python 3 form.
+`decode` and `encode` keep every byte. `parse` raises for text that is not Python; `try_parse` returns the reason
+as a sentence, and also reads Python 2 if each line can be rewritten as Python 3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BODIES = ("body", "orelse", "finalbody")
 
 
 def parse(text: str, path: str) -> ast.Module:
-    """Return the tree of `text`; raise an error that names the line if it is not Python."""
+    """Return the syntax tree of `text`. If it is not Python, raise an error that names the line in `path`."""
     try:
         return _tree(text)
     except _UnreadableError as exc:
@@ -31,7 +31,7 @@ def parse(text: str, path: str) -> ast.Module:
 
 
 def blocks(node: ast.AST) -> list[list[ast.stmt]]:
-    """Return the statement lists directly inside `node`, in the order of the text."""
+    """Return the blocks directly inside `node`, each a list of statements, in the order of the text."""
     lists: list[list[ast.stmt]] = []
     for name, value in ast.iter_fields(node):
         if name in BODIES and isinstance(value, list):
@@ -42,7 +42,7 @@ def blocks(node: ast.AST) -> list[list[ast.stmt]]:
 
 
 def effective(block: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements of a block that do something: no docstrings, no `pass`."""
+    """Return the statements of a block that have an effect: all but `pass`, docstrings and other constants."""
     return [
         stmt
         for stmt in block
@@ -54,10 +54,8 @@ def effective(block: list[ast.stmt]) -> list[ast.stmt]:
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 UNDECODABLE = re.compile("[\ud800-\udfff]")
-"""A character that `decode` made of a byte that is not in the encoding."""
+"""A character that `decode` returns for a byte that is not valid in the encoding."""
 
-
-# Python 2 lines that have a Python 3 form of the same length in lines
 _REPAIRS = (
     (re.compile(r"^(\s*(?:.*?:\s+)?)print\s*>>\s*([\w.]+)\s*,\s*(.*)$"), r"\1print(\3, file=\2)"),
     (re.compile(r"^(\s*)print\s*$"), r"\1print()"),
@@ -67,23 +65,24 @@ _REPAIRS = (
     (re.compile(r"^(\s*raise\s+[\w.]+)\s*,\s*(.*)$"), r"\1(\2)"),
     (re.compile(r"^(\s*)exec\s+(?!\()(.*)$"), r"\1exec(\2)"),
 )
+"""(pattern for a line of Python 2, replacement that makes it Python 3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A text with its lines and its tree."""
+    """A program text with its lines and its syntax tree."""
 
     text: str
     lines: tuple[str, ...]
     tree: ast.Module
     code_lines: tuple[str, ...]
-    """The lines that the tree was read from: without byte order mark and undecodable characters."""
+    """The lines that were parsed: `lines` without the byte order mark and undecodable characters."""
     repaired: bool = False
-    """Python 2 lines were read in their Python 3 form."""
+    """The text is Python 2, and was parsed after its lines were rewritten as Python 3."""
 
 
 def split(text: str) -> list[str]:
-    r"""Return the lines with their ends, as Python counts lines: \n, \r\n and \r only.
+    r"""Return the lines of a text with their ends. As in Python source, only \n, \r\n and \r end a line.
 
     >>> split("a\r\nb\x0cc\n")
     ['a\r\n', 'b\x0cc\n']
@@ -92,7 +91,7 @@ def split(text: str) -> list[str]:
 
 
 def newline(lines: list[str] | tuple[str, ...], near: int) -> str:
-    """Return the line end used nearest to a 0-based line; a line feed if there is none."""
+    r"""Return the line end of the line nearest to index `near`, or "\n" if no line within fifty has a line end."""
     order = sorted(
         range(max(0, near - 50), min(len(lines), near + 50)), key=lambda i: abs(i - near)
     )
@@ -105,10 +104,10 @@ def newline(lines: list[str] | tuple[str, ...], near: int) -> str:
 
 
 def decode(data: bytes) -> str:
-    r"""Return the text of source bytes so that `encode(text, data)` can give the bytes back.
+    r"""Return source bytes as text, from which `encode(text, data)` makes the same bytes again.
 
-    The byte order mark stays as a character, a coding cookie is obeyed, and bytes that are not in
-    the encoding become lone surrogates instead of an error.
+    A byte order mark becomes a character. The text is decoded in the encoding that a coding comment declares, else
+    in UTF-8; bytes that are not valid in the encoding become lone surrogates.
 
     >>> decode(bytes([120, 255]))
     'x\udcff'
@@ -117,12 +116,12 @@ def decode(data: bytes) -> str:
 
 
 def encode(text: str, like: bytes) -> bytes:
-    """Return text as bytes in the encoding of `like`."""
+    """Return text as bytes, in the encoding that the source bytes `like` declare."""
     return text.encode(encoding_of(like), "surrogateescape")
 
 
 def encoding_of(data: bytes) -> str:
-    """Return the encoding that source bytes declare, UTF-8 when none or an unknown one."""
+    """Return the encoding that source bytes declare, or UTF-8 if they declare no encoding or an unknown one."""
     for line in data.split(b"\n", 2)[:2]:
         if match := _COOKIE.match(line.removeprefix(codecs.BOM_UTF8)):
             name = match[1].decode("ascii")
@@ -134,7 +133,7 @@ def encoding_of(data: bytes) -> str:
 
 
 def try_parse(text: str) -> Parsed | str:
-    """Return the parsed text, or a sentence that says why it cannot be parsed.
+    """Parse a text, or return a sentence that says why it cannot be parsed.
 
     >>> try_parse("print 'loss', loss").repaired
     True
@@ -156,7 +155,7 @@ def try_parse(text: str) -> Parsed | str:
 
 
 class _UnreadableError(Exception):
-    """A text does not parse: `line` and `reason`, and a sentence of both."""
+    """A text cannot be parsed. The message is a sentence with `line` and `reason`."""
 
     def __init__(self, sentence: str, reason: str, line: int | None = None) -> None:
         super().__init__(sentence)
@@ -165,7 +164,7 @@ class _UnreadableError(Exception):
 
 
 def _tree(code: str) -> ast.Module:
-    """Return the syntax tree of `code`. Every parse of a whole text goes through here."""
+    """Return the syntax tree of `code`; raise `_UnreadableError` if it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in the user's own strings
@@ -182,6 +181,7 @@ def _tree(code: str) -> ast.Module:
 
 
 def _repair(line: str) -> str:
+    """Return a line of Python 2 as Python 3, or unchanged if no rule applies."""
     body = line.rstrip("\r\n")
     end = line[len(body) :]
     for pattern, form in _REPAIRS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import shlex
@@ -239,9 +240,55 @@ def _repository_imported_from(script: Path, below: Path) -> Path | None:
         text = script.read_text("utf-8")
     except (OSError, ValueError):
         return None
-    from rearview.source.import_path import reaches_up
+    return top if imports_from_above(text) else None
 
-    return top if reaches_up(text) else None
+
+def imports_from_above(text: str) -> bool:
+    r"""Return True if a script changes `sys.path` and computes a folder above its own.
+
+    >>> imports_from_above("import sys\nsys.path.append('../..')\nfrom lib import step\n")
+    True
+    >>> imports_from_above("import sys\nroot = Path(__file__).parents[1]\nsys.path.insert(0, str(root))\n")
+    True
+    >>> imports_from_above("sys.path.append('tools')\n"), imports_from_above("open('../data.csv')\n")
+    (False, False)
+    """
+    from rearview.source.text import try_parse
+
+    parsed = try_parse(text)
+    if isinstance(parsed, str):
+        return False
+    nodes = list(ast.walk(parsed.tree))
+    return any(map(_changes_sys_path, nodes)) and sum(map(_folders_up, nodes)) >= 2
+
+
+def _is_sys_path(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "path"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "sys"
+    )
+
+
+def _changes_sys_path(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in {"append", "extend", "insert"} and _is_sys_path(node.func.value)
+    if isinstance(node, ast.Assign):
+        return any(
+            _is_sys_path(getattr(target, "value", target)) for target in node.targets
+        ) or any(map(_is_sys_path, node.targets))
+    return isinstance(node, ast.AugAssign) and _is_sys_path(node.target)
+
+
+def _folders_up(node: ast.AST) -> int:
+    """Return how many folders up an expression leads; the first `dirname` or `.parent` is the script's own folder."""
+    if isinstance(node, ast.Constant):
+        text = node.value if isinstance(node.value, str) else ""
+        return 2 if ".." in text.replace("\\", "/").split("/") else 0
+    if isinstance(node, ast.Attribute):
+        return {"parents": 2, "pardir": 2, "parent": 1, "dirname": 1}.get(node.attr, 0)
+    return int(isinstance(node, ast.Name) and node.id == "dirname")
 
 
 def repository_top(folder: Path) -> Path | None:

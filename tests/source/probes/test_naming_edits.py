@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import ProbeError
+from rearview.source.isolate_probes import isolate_probes
 from rearview.source.probes.align import compare
 from rearview.source.probes.find import check, find
-from rearview.source.wrap_probes import shield_tree
 
 TRAIN = """\
 import torch
@@ -102,10 +102,10 @@ def test_a_recorded_statement_may_name(change):
     assert probes.of("v")[0].depth == len(probes.of("v")[0].loops)
 
 
-def test_a_named_value_is_a_variable_of_probes_and_needs_no_shield():
+def test_a_named_value_is_a_variable_of_probes_and_needs_no_isolation():
     probes = found(NAMED["its value"])
     assert "v" in probes.variables["t.py", "<module>"]
-    text = ast.unparse(shield_tree(ast.parse(probes.source["t.py"]), probes.places("t.py")))
+    text = ast.unparse(isolate_probes(ast.parse(probes.source["t.py"]), probes.places("t.py")))
     assert f"\n        v = {CLIP}        with __rearview_probe__" in text
 
 

@@ -129,7 +129,7 @@ class InspectionPage:
             return
         for loop in others[: self.most]:
             changes = f"  changes {_some(loop.changes.names, 4)}" if loop.changes.names else ""
-            alone = f"  not watched: {loop.left_alone}" if loop.left_alone else changes
+            alone = f"  not watched: {loop.why_unwatched}" if loop.why_unwatched else changes
             where = self._at(loop.id.path, loop.line)
             output.out(f"  {where}  {loop.kind} {'/'.join(loop.point)}{alone}")
         self._more(others, "loop")
@@ -142,8 +142,8 @@ class InspectionPage:
         mark = output.paint("  main loop", output.GREEN) if loop.main else ""
         name = output.paint("/".join(loop.point), output.BOLD)
         output.out(f"  {self._at(loop.id.path, loop.line)}  {loop.kind} {name}{mark}")
-        if loop.left_alone:
-            output.out(f"      Not watched: {loop.left_alone}.")
+        if loop.why_unwatched:
+            output.out(f"      Not watched: {loop.why_unwatched}.")
         for sentence in loop.sentences:
             output.out(f"      {sentence}")
 
@@ -218,11 +218,11 @@ def plain_inspection(inspection: Inspection) -> dict[str, Any]:
                 "kind": loop.kind,
                 "point": list(loop.point),
                 "main": loop.main,
-                "watched": not loop.left_alone,
-                "why_not": loop.left_alone or None,
+                "watched": not loop.why_unwatched,
+                "why_not": loop.why_unwatched or None,
                 "changes": list(loop.changes.names),
                 "inferred": dict(loop.changes.inferred),
-                "inside_only": list(loop.changes.scoped),
+                "inside_only": list(loop.changes.inside_only),
                 "unsure_lines": [
                     inspection.cell_and_line(loop.id.path, change.line)[2]
                     for change in loop.changes.unsure

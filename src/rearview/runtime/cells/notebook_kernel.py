@@ -37,9 +37,9 @@ from rearview.runtime.sandbox.file_view import PathUse
 from rearview.runtime.sandbox.program_inputs import InputFiles
 from rearview.runtime.session import Session
 from rearview.source.instrument import instrument, without_targets
+from rearview.source.isolate_probes import isolate_probes
 from rearview.source.loops import loop_ids
 from rearview.source.notebooks import CodeCell, Notebook, parse
-from rearview.source.wrap_probes import shield_tree
 
 if TYPE_CHECKING:
     from rearview.runtime.cells.cached_kernel import CachedKernel
@@ -287,7 +287,7 @@ class Cells:
             if line in lines
         }
         if probes:
-            tree = shield_tree(tree, probes)
+            tree = isolate_probes(tree, probes)
         if compiler.watched:
             ids = {line - shift: loop_id for line, loop_id in self._ids.items() if line in lines}
             suspends = any(map(_awaits, tree.body))

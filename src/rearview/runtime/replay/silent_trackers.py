@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.runtime.sandbox.entropy import after_import
-from rearview.source.log_calls import MANY, OPTIONS
+from rearview.source.log_calls import DICT_METHODS, OPTIONS
 from rearview.store.project import EVENT_FILES
 
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
@@ -53,7 +53,7 @@ def logged_values(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return {f"{args[0]}/{args[1]}": args[2]}
     if method == "add_scalars" and len(args) > 1:
         return {f"{first_argument}/{key}": value for key, value in args[1].items()}
-    if method in MANY or isinstance(first_argument, Mapping):
+    if method in DICT_METHODS or isinstance(first_argument, Mapping):
         return {str(key): value for key, value in dict(first_argument or {}).items()}
     other_values = [v for k, v in kwargs.items() if k not in {*_NAMES, *OPTIONS}]
     if method in _REVERSED and len(args) > 1:

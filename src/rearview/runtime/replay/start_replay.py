@@ -52,7 +52,7 @@ from rearview.runtime.sandbox.program_inputs import (
 )
 from rearview.runtime.sandbox.written_files import OverwrittenFiles, for_native_paths
 from rearview.runtime.session import use_session
-from rearview.source.wrap_probes import CALM, OURS, SHIELD, TRACK
+from rearview.source.isolate_probes import PACKAGE, PROBE_HOOK, TRACK, WITHOUT_RANDOM
 from rearview.state.codecs.rng import read_global, write_global
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
@@ -324,8 +324,10 @@ def guard_probes(session: Replayer) -> None:
         del line
         return light_guard
 
-    offer(SHIELD, shield, **{CALM: guard_lightly, TRACK: track})
-    offer_value(OURS, importlib.import_module(OURS))  # a probe may use it without importing it
+    offer(PROBE_HOOK, shield, **{WITHOUT_RANDOM: guard_lightly, TRACK: track})
+    offer_value(
+        PACKAGE, importlib.import_module(PACKAGE)
+    )  # a probe may use it without importing it
 
 
 class _LightGuard:

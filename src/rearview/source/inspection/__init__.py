@@ -1,1 +1,1 @@
-"""What the text of a program shows before it runs: its loops, what trains, obstacles, places for probes (pure)."""
+"""Inspect the text of a program before it runs: its loops, what trains, obstacles, places for probes. Pure."""

@@ -1,4 +1,4 @@
-"""Find what keeps a checkpoint from being complete, or a loop from being resumed, in the text of a program."""
+"""Find the statements of a program that keep checkpoints from being complete, or loops from being resumed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from rearview.source.loops import LOOPS, called_name
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Something that keeps a checkpoint from being complete, or a loop from being resumed."""
+    """A statement that keeps a checkpoint from being complete, or a loop from being resumed."""
 
     path: str
     line: int
     what: str
+    """What the statement does, as a sentence without its first capital and full stop."""
     effect: str
     """What follows for recording, replay and resume."""
     loop_line: int = 0
-    """Line of the loop that it concerns; 0: any loop."""
+    """Line of the only loop that is concerned; 0 if all loops are."""
     starts: str = ""
-    """Function of the program that it runs in another process."""
+    """Function of the program that the statement runs in another process; empty if it runs none."""
 
 
 _FROM_START = "a replay or resume starts at an earlier checkpoint, or from the start"
@@ -34,18 +35,20 @@ _OBSTACLES: Mapping[str, tuple[str, str]] = {
     "socket": ("opens a socket", _FROM_START),
     "Popen": ("starts another program", "its state is not saved"),
 }
-_OWNERS: Mapping[tuple[str, str], tuple[str, str]] = {
+"""Called function -> (what it does, what follows)."""
+_OBSTACLES_OF_OWNER: Mapping[tuple[str, str], tuple[str, str]] = {
     ("sqlite3", "connect"): ("keeps a database connection", _FROM_START),
     ("h5py", "File"): ("keeps an HDF5 file open", _FROM_START),
     ("lgb", "Dataset"): ("makes a LightGBM data set, which cannot be saved", _FROM_START),
     ("lightgbm", "Dataset"): ("makes a LightGBM data set, which cannot be saved", _FROM_START),
 }
+"""(module, called function) -> (what it does, what follows)."""
 _PROCESSES = frozenset({"mp", "xmp", "multiprocessing", "ctx", "context"})
 """Names by which programs call modules and contexts that start processes."""
 
 
 def obstacles_in(path: str, tree: ast.Module) -> tuple[Obstacle, ...]:
-    r"""Return what keeps checkpoints from being complete, in the order of the text.
+    r"""Return the obstacles in the text of a file, in order.
 
     >>> [o.what for o in obstacles_in("t.py", ast.parse("db = sqlite3.connect('x')"))]
     ['`sqlite3.connect` keeps a database connection']
@@ -53,7 +56,7 @@ def obstacles_in(path: str, tree: ast.Module) -> tuple[Obstacle, ...]:
     obstacles: list[Obstacle] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            obstacles.extend(_of_call(path, node))
+            obstacles.extend(_obstacles_in_call(path, node))
         elif isinstance(node, ast.With | ast.AsyncWith):
             loops = [part for part in ast.walk(node) if isinstance(part, LOOPS)]
             opened = [item for item in node.items if called_name(item.context_expr) == "open"]
@@ -71,7 +74,8 @@ def obstacles_in(path: str, tree: ast.Module) -> tuple[Obstacle, ...]:
         elif (
             isinstance(node, ast.Assign)
             and isinstance(node.value, ast.GeneratorExp)
-            and not isinstance(node.targets[0], ast.Tuple | ast.List)  # unpacked: used up at once
+            # an assignment to a tuple or list uses the generator up at once
+            and not isinstance(node.targets[0], ast.Tuple | ast.List)
         ):
             text = f"`{_short(node.targets[0])}` keeps a generator expression"
             obstacles.append(
@@ -80,14 +84,15 @@ def obstacles_in(path: str, tree: ast.Module) -> tuple[Obstacle, ...]:
     return tuple(sorted(dict.fromkeys(obstacles), key=lambda each: each.line))
 
 
-def _of_call(path: str, node: ast.Call) -> Iterator[Obstacle]:
+def _obstacles_in_call(path: str, node: ast.Call) -> Iterator[Obstacle]:
     name = called_name(node)
     owner = ""
     if isinstance(node.func, ast.Attribute):
         owner = ast.unparse(node.func.value).rpartition(".")[2]
-    what = _OWNERS.get((owner, name)) or _OBSTACLES.get(name)
-    if what is not None:
-        yield Obstacle(path, node.lineno, f"`{_short(node.func)}` {what[0]}", what[1])
+    obstacle = _OBSTACLES_OF_OWNER.get((owner, name)) or _OBSTACLES.get(name)
+    if obstacle is not None:
+        what, effect = obstacle
+        yield Obstacle(path, node.lineno, f"`{_short(node.func)}` {what}", effect)
         return
     target = next((k.value for k in node.keywords if k.arg == "target"), None)
     if name == "Process" and target is not None:
@@ -97,7 +102,7 @@ def _of_call(path: str, node: ast.Call) -> Iterator[Obstacle]:
         text = f"`{_short(node.func)}` starts worker processes"
         first = node.args[0] if node.args else next((k.value for k in node.keywords), None)
         yield Obstacle(path, node.lineno, text, _CHILDREN, starts=_last_word(first))
-    elif any(k.arg == "persistent_workers" and _true(k.value) for k in node.keywords):
+    elif any(k.arg == "persistent_workers" and _may_be_true(k.value) for k in node.keywords):
         text = "`persistent_workers=True` keeps loader processes between epochs"
         yield Obstacle(path, node.lineno, text, _FROM_START)
 
@@ -111,5 +116,5 @@ def _short(node: ast.AST) -> str:
     return text if len(text) < 40 else "…" + text[-38:]
 
 
-def _true(node: ast.expr) -> bool:
+def _may_be_true(node: ast.expr) -> bool:
     return not (isinstance(node, ast.Constant) and not node.value)

@@ -1,4 +1,4 @@
-"""Inspect the text of a program before it runs: loops, log calls, obstacles to checkpoints, places for probes."""
+"""Inspect the text of a program before it runs: its loops, log calls, obstacles to checkpoints, places for probes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from rearview.source.estimated_effects import Changeset, LibraryFacts, augment, effects, explain
+from rearview.source.inspection.changed_variables import (
+    ChangedVariables,
+    add_library_changes,
+    changed_variables,
+    explain_changes,
+    library_updates,
+)
 from rearview.source.inspection.checkpoint_obstacles import Obstacle, obstacles_in
-from rearview.source.inspection.main_loop import Calls, LoopSpot, choose_main_loop
+from rearview.source.inspection.main_loop import Calls, LoopCandidate, choose_main_loop
 from rearview.source.instrument import COMPILERS
 from rearview.source.library_loops import LibraryCall, library_calls
 from rearview.source.log_calls import TRACKERS, Aliases, calls_in
 from rearview.source.loops import (
     FUNCTIONS,
     LOOPS,
-    Chains,
     Loop,
     LoopId,
-    called_name,
-    chains,
+    LoopPaths,
+    find_loop_names,
     loop_ids,
     walk_loops,
 )
@@ -29,12 +34,12 @@ from rearview.source.scopes import bound_by
 from rearview.source.text import UNDECODABLE, blocks, try_parse
 
 MOST_READS = 4
-"""Most variables that are named for one place where a probe could go."""
+"""Most variables that are listed for one place where a probe could be added."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopReport:
-    """One loop of the program."""
+    """What the text shows about one loop of the program."""
 
     id: LoopId
     line: int
@@ -42,48 +47,51 @@ class LoopReport:
     kind: str
     """`"for"`, `"while"` or `"async for"`."""
     point: tuple[str, ...]
-    """Loop names from the outermost inwards: the beginning of the points of its records."""
+    """Names of the loops around the loop, outermost first, and its own name. Points in the loop begin with these."""
     main: bool
-    """This is the loop that Rearview takes for the training loop."""
-    changes: Changeset
+    """This is the main loop: the loop that is taken for the training loop."""
+    changes: ChangedVariables
     sentences: tuple[str, ...]
-    """The variables that it changes, in words."""
-    left_alone: str
-    """Why the loop is not watched; empty if it is."""
+    """Sentences that say which variables the loop changes, and why."""
+    why_unwatched: str
+    """Why the loop is not watched; empty if it is watched."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogReport:
-    """One call that logs."""
+    """One log call of the program."""
 
     path: str
     line: int
     logger: str
     names: tuple[str, ...]
-    """Names of the columns; `*` stands for a part that is known only at run time; empty for printed lines."""
+    """Logged names. `*` stands for a part that is known only at run time. Empty if the call writes a line of text."""
     loops: tuple[str, ...]
+    """Names of the loops around the call in its function, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbePlace:
-    """Where a log statement could be added, and which variables it could read there."""
+    """A place where the user could add a log statement."""
 
     path: str
     after: int
-    """Line after which the statement would go."""
+    """Line after which the statement would be added."""
     where: str
+    """The place in words: "after the loop `epoch`"."""
     cost: str
-    """The part of a run that a backfill has to run again for a probe there."""
+    """The part of a run that a backfill has to run again for a log statement at this place."""
     reads: tuple[str, ...]
+    """Variables that the statement could log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Why a file is no program that this interpreter can read."""
+    """The reason why this interpreter cannot read a file as Python."""
 
     reason: str
     python2: bool = False
-    """It would be a program of Python 2."""
+    """The file can be read as Python 2."""
 
 
 class Answer(Enum):
@@ -91,16 +99,16 @@ class Answer(Enum):
 
     YES = "yes"
     LIMITED = "limited"
-    """It is recorded and replayed; something keeps replays from starting at every checkpoint."""
+    """Rearview records and replays the program, but an obstacle keeps replays from starting at every checkpoint."""
     WHOLE = "whole"
-    """It is recorded; a replay runs all of it, because no training loop is watched."""
+    """Rearview records the program. A replay runs the whole program, because no training loop is watched."""
     NO = "no"
-    """The script cannot be read, so it cannot be recorded."""
+    """Rearview cannot read the script, and so cannot record the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Everything that the text of a program shows before it runs."""
+    """What the text of a program shows before the program runs."""
 
     script: str
     files: tuple[str, ...]
@@ -111,34 +119,34 @@ class Inspection:
     obstacles: tuple[Obstacle, ...]
     places: tuple[ProbePlace, ...]
     unread: Mapping[str, Unread]
-    """Files that Python could not read, with the reason."""
+    """File path -> why Python cannot read the file."""
     training_call: LibraryCall | None = None
-    """The call that trains, if the training loop is a library's."""
+    """The call that trains, or None if the training loop is in the program itself."""
     step: tuple[str, ...] = ()
-    """Loop names down to the loop inside the main loop that trains; empty if there is none."""
+    """Loop names from the outermost loop to the training loop inside the main loop; empty if no such loop exists."""
     sure: bool = True
-    """Whether the text shows that the main loop trains; if not, it is only the longest loop."""
+    """Whether the text shows that the main loop trains; if not, it is only the best guess."""
     answer: Answer = Answer.YES
     reasons: tuple[str, ...] = ()
-    """Why the answer is not just yes, in sentences."""
+    """Sentences that say why the answer is not `YES`, or which parts were not inspected."""
 
     notebooks: Mapping[str, Notebook] = field(default_factory=dict)
-    """By the path of its program text: a notebook that was read."""
+    """Path of the program text -> its notebook."""
 
     def cell_and_line(self, path: str, line: int) -> tuple[str, int | None, int]:
-        """Return (file, cell, line) of a line that was read; the cell is None outside notebooks."""
+        """Return (file, cell, line in the cell) for a line of a file; the cell is None if the file is no notebook."""
         notebook = self.notebooks.get(path)
         if notebook is None:
             return path, None, line
         return path.removesuffix(".py"), *notebook.cell_at(line)
 
     def in_cells(self, text: str) -> str:
-        """Return a text with lines of notebooks given as cell and line."""
+        """Return `text` with positions such as `a.ipynb.py:3` given as cell and line in the cell."""
         return name_cells(text, {path: each.text for path, each in self.notebooks.items()})
 
     @property
     def main(self) -> LoopReport | None:
-        """The loop taken for the training loop; None if the program has no such loop."""
+        """The loop that is taken for the training loop, or None if no loop of the program is."""
         return next((loop for loop in self.loops if loop.main), None)
 
     @property
@@ -151,16 +159,16 @@ class Inspection:
         return (*main.point, *library) if library else self.step or main.point
 
 
-def _inside(loop: LoopReport, outer: LoopReport) -> bool:
+def _is_inside(loop: LoopReport, outer: LoopReport) -> bool:
     return len(loop.point) > len(outer.point) and loop.point[: len(outer.point)] == outer.point
 
 
 def inspect(
     script: str, files: Mapping[str, str], notebooks: Mapping[str, Notebook] | None = None
 ) -> Inspection:
-    r"""Inspect the text of a program for loops, log calls and obstacles; `files` maps path to text.
+    r"""Return what the text of a program shows before it runs.
 
-    `notebooks` are those whose program texts are among the files, by path.
+    `files` maps file paths to text. `notebooks` maps the paths of program texts among the files to their notebooks.
 
     >>> text = "for epoch in range(3):\n    for x in data:\n        loss = net(x)\n        loss.backward()\n"
     >>> report = inspect("t.py", {"t.py": text})
@@ -177,14 +185,14 @@ def inspect(
             unread[path] = tree
         else:
             trees[path] = tree
-    loops = _loops(trees, chains(trees), notebooks or {})
-    spots = [
-        LoopSpot(report.id, node, len(report.point), not report.left_alone)
+    loops = _loops(trees, find_loop_names(trees), notebooks or {})
+    candidates = [
+        LoopCandidate(report.id, node, len(report.point), not report.why_unwatched)
         for report, node in loops
     ]
     calls = Calls(trees)
     library = library_calls(trees, calls.origins)
-    main_loop = choose_main_loop(script, spots, trees, library, calls)
+    main_loop = choose_main_loop(script, candidates, trees, library, calls)
     main = main_loop.loop
     loops = [
         (replace(report, main=main is not None and report.id == main.id), node)
@@ -204,7 +212,7 @@ def inspect(
         notebooks=notebooks or {},
     )
     inner = _inner_loop(inspection, loops, calls)
-    if inner is not None and calls.training(inner[0].id.path, inner[1]):
+    if inner is not None and calls.training_weight(inner[0].id.path, inner[1]):
         inspection = replace(inspection, step=inner[0].point)
     inspection = replace(inspection, obstacles=tuple(_relevant(inspection, loops)))
     answer, reasons = _answer(inspection, calls, trees)
@@ -215,7 +223,7 @@ def inspect(
 def _relevant(
     inspection: Inspection, loops: Sequence[tuple[LoopReport, Loop]]
 ) -> Iterator[Obstacle]:
-    """Yield the obstacles; of those that concern one loop, only if it is the main loop or around it."""
+    """Yield the obstacles that concern all loops, the main loop, or a loop around the main loop."""
     main = inspection.main
     for obstacle in inspection.obstacles:
         if obstacle.loop_line and (main is not None or inspection.training_call is not None):
@@ -224,7 +232,7 @@ def _relevant(
                 for report, _ in loops
                 if (report.id.path, report.line) == (obstacle.path, obstacle.loop_line)
             )
-            if main is None or not (concerned.main or _inside(main, concerned)):
+            if main is None or not (concerned.main or _is_inside(main, concerned)):
                 continue
         yield obstacle
 
@@ -234,7 +242,7 @@ def _answer(
     calls: Calls,
     trees: Mapping[str, ast.Module],
 ) -> tuple[Answer, tuple[str, ...]]:
-    """Return whether Rearview will work on the program, and why it will not do all of it."""
+    """Return (whether Rearview will work on the program, sentences that say why not fully)."""
     if inspection.script in inspection.unread:
         reason = inspection.unread[inspection.script].reason
         return Answer.NO, (f"{inspection.script} cannot be read as Python: {reason}.",)
@@ -250,42 +258,46 @@ def _answer(
     ]
     main, call = inspection.main, inspection.training_call
     if main is None and call is None:
-        return Answer.WHOLE, (*reasons, *_why_whole(inspection))
+        return Answer.WHOLE, (*reasons, *_why_nothing_is_watched(inspection))
     if call is not None:
         reasons += call.limits
     trained_in_child = False
     for obstacle in inspection.obstacles:
         if obstacle.starts and main is not None:
-            own = (main.id.path, main.id.function.rpartition(".")[2])
-            started = calls.named(obstacle.path, obstacle.starts)
-            inside = own in started or any(
-                own in calls.below(function[0], body)
+            main_function = (main.id.path, main.id.function.rpartition(".")[2])
+            started = calls.functions_named(obstacle.path, obstacle.starts)
+            child_trains = main_function in started or any(
+                main_function in calls.functions_reached_from(function[0], body)
                 for function in started
                 for body in calls.bodies[function]
             )
-            if not inside:
+            if not child_trains:
                 continue
-            only = not _called_too(obstacle.starts, trees)
-            trained_in_child = trained_in_child or only
-            when = "The training loop runs" if only else "If it is used, the training loop runs"
+            only_in_child = not _is_called_directly(obstacle.starts, trees)
+            trained_in_child = trained_in_child or only_in_child
+            when = (
+                "The training loop runs"
+                if only_in_child
+                else "If it is used, the training loop runs"
+            )
             reasons.append(
-                f"{_first_upper(obstacle.what)} ({obstacle.path}:{obstacle.line}). {when} in child "
+                f"{_capitalized(obstacle.what)} ({obstacle.path}:{obstacle.line}). {when} in child "
                 "processes, whose loops are not recorded."
             )
         else:
-            what = _first_upper(obstacle.what)
+            what = _capitalized(obstacle.what)
             reasons.append(f"{what} ({obstacle.path}:{obstacle.line}): {obstacle.effect}.")
     if trained_in_child:
         return Answer.WHOLE, tuple(reasons)
     return (Answer.LIMITED if reasons else Answer.YES), tuple(reasons)
 
 
-def _first_upper(text: str) -> str:
+def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
 def _readable(text: str) -> ast.Module | Unread:
-    """Return the tree of a text, or why Python would not run it."""
+    """Return the syntax tree of a text, or the reason why this Python cannot read it."""
     if (undecodable := UNDECODABLE.search(text)) is not None:
         line = text.count("\n", 0, undecodable.start()) + 1
         return Unread(f"line {line} has bytes that are not in the encoding of the file")
@@ -297,13 +309,13 @@ def _readable(text: str) -> ast.Module | Unread:
     return parsed.tree
 
 
-def _why_whole(inspection: Inspection) -> Iterator[str]:
+def _why_nothing_is_watched(inspection: Inspection) -> Iterator[str]:
     if not inspection.loops and not inspection.library:
         yield "It has no loop."
     for loop in inspection.loops:
-        if loop.left_alone:
+        if loop.why_unwatched:
             name, where = "/".join(loop.point), f"{loop.id.path}:{loop.line}"
-            yield f"The loop `{name}` ({where}) is not watched: {loop.left_alone}."
+            yield f"The loop `{name}` ({where}) is not watched: {loop.why_unwatched}."
     for call in inspection.library:
         yield (
             f"`{call.call}` ({call.path}:{call.line}) trains inside {call.library}, "
@@ -311,32 +323,33 @@ def _why_whole(inspection: Inspection) -> Iterator[str]:
         )
 
 
-def _called_too(started: str, trees: Mapping[str, ast.Module]) -> bool:
-    """Return True if the program also calls a function itself, and not only in a process of its own."""
+def _is_called_directly(function: str, trees: Mapping[str, ast.Module]) -> bool:
+    """Return True if the program calls a function that it also runs in a child process."""
     return any(
-        isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == started
+        isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == function
         for tree in trees.values()
         for part in ast.walk(tree)
     )
 
 
 def _loops(
-    trees: Mapping[str, ast.Module], stacks: Chains, notebooks: Mapping[str, Notebook]
+    trees: Mapping[str, ast.Module], stacks: LoopPaths, notebooks: Mapping[str, Notebook]
 ) -> list[tuple[LoopReport, Loop]]:
+    """Return the report of each loop, with its node. `stacks` are the loops around each function."""
     loops = []
     for path, tree in sorted(trees.items()):
         ids = loop_ids(tree, path)
         notebook = notebooks.get(path)
-        changed = effects(tree, path)
-        facts = library_facts(tree)
+        own_changes = changed_variables(tree, path)
+        updates = library_updates(tree)
         visible = _VisibleNames(tree)
-        unwatched = dict(_left_alone(tree))
+        unwatched = dict(_unwatched_loops(tree))
         for node, function, chain in walk_loops(tree):
             loop_id = ids[node.lineno]
             outer = min(stacks.get((path, function), ((),)), key=len)
-            own = changed.get(loop_id, Changeset(()))
+            own = own_changes.get(loop_id, ChangedVariables(()))
             above = node.lineno - notebook.cell_at(node.lineno)[1] if notebook is not None else 0
-            changes = augment(own, facts, visible=visible.at(node))
+            changes = add_library_changes(own, updates, visible=visible.at(node))
             report = LoopReport(
                 loop_id,
                 node.lineno,
@@ -345,8 +358,8 @@ def _loops(
                 (*outer, *chain),
                 main=False,
                 changes=changes,
-                sentences=explain(changes, lines_above=above),
-                left_alone=unwatched.get(node.lineno, ""),
+                sentences=explain_changes(changes, lines_above=above),
+                why_unwatched=unwatched.get(node.lineno, ""),
             )
             loops.append((report, node))
     return loops
@@ -358,15 +371,15 @@ def _kind(node: Loop) -> str:
     return "for" if isinstance(node, ast.For) else "async for"
 
 
-def _left_alone(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield (line, reason) of each loop that instrumentation does not watch."""
+def _unwatched_loops(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield (line of the loop, reason) for each loop that is not watched."""
     for node in ast.walk(tree):
         if isinstance(node, ast.While) and node.orelse:
             yield node.lineno, "a `while` with an `else` is left unchanged"
         elif isinstance(node, ast.AsyncFor):
             yield node.lineno, "an `async for` is counted, but not checkpointed"
         elif isinstance(node, FUNCTIONS):
-            compiler = next((d for d in node.decorator_list if _names(d) & COMPILERS), None)
+            compiler = next((d for d in node.decorator_list if _words_in(d) & COMPILERS), None)
             why = ""
             if compiler is not None:
                 why = f"`@{ast.unparse(compiler)}` compiles the function as it is written"
@@ -378,7 +391,8 @@ def _left_alone(tree: ast.Module) -> Iterator[tuple[int, str]]:
                         yield inner.lineno, why
 
 
-def _names(node: ast.AST) -> set[str]:
+def _words_in(node: ast.AST) -> set[str]:
+    """Return all names and names of attributes in an expression."""
     return {
         part.attr if isinstance(part, ast.Attribute) else part.id
         for part in ast.walk(node)
@@ -387,7 +401,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 class _VisibleNames:
-    """The names that the code of each function can see."""
+    """The names that code in each function of a file can use."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
@@ -395,7 +409,7 @@ class _VisibleNames:
         self._names: dict[int, frozenset[str]] = {}
 
     def at(self, loop: Loop) -> frozenset[str]:
-        """Return the names of the module, and those that the functions around a loop contain."""
+        """Return the names that the module binds, and all names that occur in the functions around a loop."""
         around = [
             function
             for function in self.functions
@@ -413,59 +427,6 @@ class _VisibleNames:
         return self._names[id(function)]
 
 
-def library_facts(tree: ast.Module) -> LibraryFacts:
-    r"""Return which optimizer updates which model, and which scheduler sets which optimizer's rates.
-
-    Both are read from how they are made: an optimizer from `model.parameters()`, by
-    `model.configure_optimizers()`, or by a function such as `create_optimizer(model)`; a scheduler
-    from an optimizer as its first argument.
-
-    >>> text = "opt = SGD(net.parameters())\nsched = StepLR(opt, 3)"
-    >>> library_facts(ast.parse(text))
-    LibraryFacts(models={'opt': ('net',)}, optimizers={'sched': ('opt',)})
-    """
-    models: dict[str, tuple[str, ...]] = {}
-    optimizers: dict[str, tuple[str, ...]] = {}
-    constructed = [
-        (ast.unparse(node.targets[0]), node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and len(node.targets) == 1
-        and isinstance(node.targets[0], ast.Name | ast.Attribute)
-        and isinstance(node.value, ast.Call)
-    ]
-    for name, call in constructed:
-        owners = [owner for owner in _models_of(call) if owner != name]
-        if owners:
-            models[name] = tuple(dict.fromkeys((*models.get(name, ()), *owners)))
-    for name, call in constructed:
-        first = ast.unparse(call.args[0]) if call.args else ""
-        first = next((ast.unparse(k.value) for k in call.keywords if k.arg == "optimizer"), first)
-        if first in models and name not in models:
-            optimizers[name] = (first,)
-    return LibraryFacts(models, optimizers)
-
-
-def _models_of(call: ast.Call) -> Iterator[str]:
-    """Yield the models that an optimizer updates, if the call makes one."""
-    made_by = called_name(call)
-    if made_by == "configure_optimizers" and isinstance(call.func, ast.Attribute):
-        yield ast.unparse(call.func.value)
-        return
-    if isinstance(call.func, ast.Call) or made_by[:1].isupper():  # `getattr(optim, name)(…)`
-        for part in ast.walk(call):
-            if (
-                isinstance(part, ast.Call)
-                and isinstance(part.func, ast.Attribute)
-                and part.func.attr in {"parameters", "named_parameters"}
-            ):
-                yield ast.unparse(part.func.value)
-    first = call.args[0] if call.args else None
-    if made_by.lower().endswith("optimizer") and isinstance(first, ast.Name | ast.Attribute):
-        if "optim" not in ast.unparse(first).lower():
-            yield ast.unparse(first)
-
-
 def _logs(path: str, tree: ast.Module) -> Iterator[LogReport]:
     aliases = Aliases(tree)
     around = {node.lineno: chain for node, _, chain in walk_loops(tree)}
@@ -480,7 +441,7 @@ def _logs(path: str, tree: ast.Module) -> Iterator[LogReport]:
 
 
 def _logger(call: ast.Call, aliases: Aliases) -> str:
-    """Return the library or object that a log call goes through, as a person would name it."""
+    """Return the logger that a log call uses, as the user writes it: `print`, `wandb`, `writer.add_scalar`."""
     func = call.func
     if isinstance(func, ast.Name):
         return func.id if func.id in {"print", "pprint"} else "rearview"
@@ -497,7 +458,7 @@ def _places(
     inner: tuple[LoopReport, Loop] | None,
     trees: Mapping[str, ast.Module],
 ) -> Iterator[ProbePlace]:
-    """Yield where a probe could go: in the inner loop, in the outer loop, after both; or in a hook."""
+    """Yield places for a probe: in hooks of a library, in the inner training loop, in the main loop, and after it."""
     main, call = inspection.main, inspection.training_call
     if call is not None:
         yield from _hook_places(call, trees)
@@ -534,22 +495,25 @@ def _places(
 def _inner_loop(
     inspection: Inspection, loops: Sequence[tuple[LoopReport, Loop]], calls: Calls
 ) -> tuple[LoopReport, Loop] | None:
-    """Return the loop inside the main loop that trains most; None if no loop is inside."""
+    """Return the loop inside the main loop that looks most like training, or None if no loop is inside."""
     main = inspection.main
     inner = [
         (report, loop)
         for report, loop in loops
-        if main is not None and _inside(report, main) and not report.left_alone
+        if main is not None and _is_inside(report, main) and not report.why_unwatched
     ]
     return max(
         inner,
-        key=lambda item: (calls.training(item[0].id.path, item[1]), len(list(ast.walk(item[1])))),
+        key=lambda item: (
+            calls.training_weight(item[0].id.path, item[1]),
+            len(list(ast.walk(item[1]))),
+        ),
         default=None,
     )
 
 
 def _hook_places(call: LibraryCall, trees: Mapping[str, ast.Module]) -> Iterator[ProbePlace]:
-    """Yield places in functions of the program that the library's loop calls."""
+    """Yield places for a probe in functions of the program that a library's training loop calls."""
     functions = [
         (call.hooks.index(node.name), path, node)
         for path, tree in sorted(trees.items())
@@ -562,31 +526,31 @@ def _hook_places(call: LibraryCall, trees: Mapping[str, ast.Module]) -> Iterator
             _last_line(node.body),
             f"in `{node.name}`, which {call.library} calls",
             "runs the iterations asked for again, from the nearest checkpoint",
-            _bound_in(_without_leaving(node.body))[:MOST_READS],
+            _bound_in(_without_jump(node.body))[:MOST_READS],
         )
 
 
 def _place(report: LoopReport, loop: Loop, where: str, cost: str) -> ProbePlace:
-    """Return the end of a loop's body as a place, with the variables that the body binds."""
-    names = dict.fromkeys(_bound_in(_without_leaving(loop.body)))
+    """Return the place at the end of a loop's body, with the variables that the body binds."""
+    names = dict.fromkeys(_bound_in(_without_jump(loop.body)))
     if len(report.point) > 1 and not isinstance(loop, ast.While):
         names.update(dict.fromkeys(name for name, _ in bound_by(loop.target)))
     reads = tuple(name for name in names if name.strip("_"))[:MOST_READS]
     return ProbePlace(report.id.path, _last_line(loop.body), where, cost, reads)
 
 
-def _without_leaving(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements of a body without one at its end that leaves it."""
-    leaves = isinstance(body[-1], ast.Return | ast.Raise | ast.Break | ast.Continue)
-    return body[:-1] if leaves and len(body) > 1 else body
+def _without_jump(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of a body, without a `return`, `raise`, `break` or `continue` at the end."""
+    ends_in_jump = isinstance(body[-1], ast.Return | ast.Raise | ast.Break | ast.Continue)
+    return body[:-1] if ends_in_jump and len(body) > 1 else body
 
 
 def _last_line(body: list[ast.stmt]) -> int:
-    last = _without_leaving(body)[-1]
+    last = _without_jump(body)[-1]
     return last.end_lineno or last.lineno
 
 
 def _bound_in(body: list[ast.stmt]) -> tuple[str, ...]:
-    """Return the variables that the plain statements of a body bind, in the order of the text."""
+    """Return the variables that the statements of a body without blocks of their own bind, in order."""
     bound = (name for stmt in body if not blocks(stmt) for name, _ in bound_by(stmt))
     return tuple(name for name in dict.fromkeys(bound) if name.strip("_"))

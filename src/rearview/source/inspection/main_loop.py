@@ -1,4 +1,4 @@
-"""Choose the loop of a program that trains: its main loop, the outermost one around the training steps."""
+"""Choose the main loop of a program: the outermost loop around its training steps."""
 
 from __future__ import annotations
 
@@ -9,161 +9,173 @@ from dataclasses import dataclass
 from rearview.source.library_loops import LibraryCall, Origins, dotted
 from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, Loop, LoopId, called_name
 
-TRAINS = {
+CALL_WEIGHTS = {
     "backward": 4, "step": 3, "zero_grad": 3, "partial_fit": 3, "train_on_batch": 3, "boost": 2,
     "update": 2, "apply_gradients": 3, "apply_updates": 3, "train_step": 3, "training_step": 3,
     "manual_backward": 4, "value_and_grad": 3, "train": 1, "fit": 1,
 }  # fmt: skip
-"""Calls that training loops make, each with its weight when the main loop is chosen."""
-SURE = 3
-"""Weight from which a loop is taken for one that trains."""
-_OWN = 2.0
-"""Factor for a loop of the script itself."""
-_UNREACHED = 0.5
-"""Factor for a loop in a function that the script does not seem to call."""
+"""Function or method that training loops call -> how much the call suggests that a loop trains."""
+SURE_WEIGHT = 3
+"""Sum of the weights of its calls from which a loop is taken for a training loop."""
+_SCRIPT_FACTOR = 2.0
+"""Factor for the score of a loop in the script itself, not in an imported file."""
+_NOT_CALLED_FACTOR = 0.5
+"""Factor for the score of a loop in a function that the script does not seem to call."""
 _SHARED_NAMES = frozenset({
     "update", "step", "train", "eval", "get", "append", "add", "run", "log", "write", "save",
     "load", "reset", "close", "copy", "forward", "backward", "print", "to", "items", "__init__",
 })  # fmt: skip
-"""Names of methods that many kinds of object have: a call of one says little about what is called."""
+"""Names of methods that objects of many classes have. A call by such a name does not show which method is called."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoopSpot:
-    """A loop in the text, with the place it has in the program."""
+class LoopCandidate:
+    """A loop of the program that may be its main loop."""
 
     id: LoopId
     node: Loop
     depth: int
-    """Loops around it, itself included."""
+    """Number of loops around the loop, in its function and in callers, and the loop itself."""
     watched: bool
 
 
 Function = tuple[str, str]
-"""(path, last name) of a function of the program."""
+"""(file path, last word of the qualified name) of a function of the program."""
 
-_ELSEWHERE = frozenset(
+_RUN_IN_OTHER_PROCESS = frozenset(
     {"Process", "Thread", "spawn", "start_processes", "submit", "apply_async", "imap", "starmap"}
 )
-"""Calls that run the functions handed to them in another process or thread."""
+"""Functions that run their arguments in another process or thread."""
 
 
 class Calls:
-    """Which functions of a program the code below a node may call."""
+    """The calls between the functions of a program, as far as the text shows them."""
 
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
         self.origins = Origins(trees)
         self.bodies: dict[Function, list[ast.AST]] = {}
-        self._plain: dict[str, set[Function]] = {}
-        """By name: functions that are no methods."""
+        """Function -> its definitions; functions with equal names in one file are not distinguished."""
+        self._functions: dict[str, set[Function]] = {}
+        """Name -> functions with this name, methods left out."""
         self._methods: dict[str, set[Function]] = {}
-        self._direct: dict[tuple[Function, bool], frozenset[Function]] = {}
-        self._below: dict[tuple[int, bool], frozenset[Function]] = {}
-        """By id of a node of the trees, which the caller keeps."""
+        """Name -> methods with this name."""
+        self._called_by: dict[tuple[Function, bool], frozenset[Function]] = {}
+        """(function, `sure`) -> result of `functions_called_by`."""
+        self._reached: dict[tuple[int, bool], frozenset[Function]] = {}
+        """(id of a node, `sure`) -> result of `functions_reached_from`. Ids stay unique while the trees exist."""
         self._weights: dict[Function, int] = {}
         self.called_alone: frozenset[Function] = frozenset()
-        """Functions that the script reaches without any loop of the program around them."""
+        """Functions that the script may call without any loop of the program around the call."""
         for path, tree in trees.items():
-            self._collect(path, tree, self._plain)
+            self._collect(path, tree, self._functions)
 
-    def _collect(self, path: str, node: ast.AST, kind: dict[str, set[Function]]) -> None:
+    def _collect(self, path: str, node: ast.AST, table: dict[str, set[Function]]) -> None:
+        """Add the functions below a node to `table`, but methods to `_methods`."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, FUNCTIONS):
                 key = (path, child.name)
-                kind.setdefault(child.name, set()).add(key)
+                table.setdefault(child.name, set()).add(key)
                 self.bodies.setdefault(key, []).append(child)
-                self._collect(path, child, self._plain)
+                self._collect(path, child, self._functions)
             elif isinstance(child, ast.ClassDef):
                 self._collect(path, child, self._methods)
             elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-                self._collect(path, child, kind)
+                self._collect(path, child, table)
 
-    def named(self, path: str, name: str) -> set[Function]:
-        """Return the plain functions that a name means in a file."""
-        functions = self._plain.get(name, set())
+    def functions_named(self, path: str, name: str) -> set[Function]:
+        """Return the functions, methods left out, that a name may mean in a file."""
+        functions = self._functions.get(name, set())
         if (path, name) in functions:
             return {(path, name)}
         imported = self.origins.imports.get(path, {}).get(name)
         if imported is None:
             return set()
         module, _, original = imported.rpartition(".")
-        return {key for key in self._plain.get(original, ()) if _is_module(key[0], module)}
+        return {key for key in self._functions.get(original, ()) if _is_module(key[0], module)}
 
-    def _called(self, path: str, call: ast.Call, *, sure: bool) -> set[Function]:
+    def _functions_of_call(self, path: str, call: ast.Call, *, sure: bool) -> set[Function]:
+        """Return the functions that a call may call."""
         func = call.func
         if isinstance(func, ast.Name):
-            return self.named(path, func.id)
+            return self.functions_named(path, func.id)
         if not isinstance(func, ast.Attribute):
             return set()
         receiver = dotted(func.value)
         module = self.origins.imports.get(path, {}).get(receiver)
         if module is not None:
-            return {key for key in self._plain.get(func.attr, ()) if _is_module(key[0], module)}
+            return {key for key in self._functions.get(func.attr, ()) if _is_module(key[0], module)}
         methods = self._methods.get(func.attr, set())
         if receiver in {"self", "cls"}:
             return {key for key in methods if key[0] == path} or methods
-        own = self.origins.project_class(path, receiver)
-        if own is not None and any(getattr(part, "name", "") == func.attr for part in own.body):
-            return {key for key in methods if key[0] == self.origins.class_files[own.name]}
-        return methods if own is not None or not sure or func.attr not in _SHARED_NAMES else set()
+        own_class = self.origins.project_class(path, receiver)
+        if own_class is not None:
+            if any(getattr(part, "name", "") == func.attr for part in own_class.body):
+                file = self.origins.class_files[own_class.name]
+                return {key for key in methods if key[0] == file}
+            return methods
+        return methods if not sure or func.attr not in _SHARED_NAMES else set()
 
-    def direct(
+    def functions_called_in(
         self, path: str, node: ast.AST, *, sure: bool, loops: bool = True
     ) -> frozenset[Function]:
-        """Return the functions that are called in a node, or handed to a call in it.
+        """Return the functions that code below a node calls, or passes to a call.
 
-        With `sure`, calls of methods count only if the text shows whose method it is, or if the name is
-        an unusual one. Without `loops`, calls in loops do not count.
+        With `sure`, a call of a method counts only if the text shows the class of the object, or if few classes
+        have a method with the name. Without `loops`, calls in loops do not count.
         """
         functions: set[Function] = set()
         for call in _calls_below(node, loops=loops):
-            functions |= self._called(path, call, sure=sure)
-            if called_name(call) not in _ELSEWHERE:
+            functions |= self._functions_of_call(path, call, sure=sure)
+            if called_name(call) not in _RUN_IN_OTHER_PROCESS:
                 for value in (*call.args, *(keyword.value for keyword in call.keywords)):
                     if isinstance(value, ast.Name):
-                        functions |= self.named(path, value.id)
+                        functions |= self.functions_named(path, value.id)
         return frozenset(functions)
 
-    def below(self, path: str, node: ast.AST, *, sure: bool = True) -> frozenset[Function]:
-        """Return the functions that a node may call, directly or through others."""
+    def functions_reached_from(
+        self, path: str, node: ast.AST, *, sure: bool = True
+    ) -> frozenset[Function]:
+        """Return the functions that code below a node may call, directly or through other functions."""
         key = (id(node), sure)
-        if key in self._below:
-            return self._below[key]
+        if key in self._reached:
+            return self._reached[key]
         reached: set[Function] = set()
-        remaining = set(self.direct(path, node, sure=sure))
+        remaining = set(self.functions_called_in(path, node, sure=sure))
         while remaining:
             function = remaining.pop()
             if function not in reached:
                 reached.add(function)
-                remaining |= self.of_function(function, sure=sure) - reached
-        self._below[key] = frozenset(reached)
-        return self._below[key]
+                remaining |= self.functions_called_by(function, sure=sure) - reached
+        self._reached[key] = frozenset(reached)
+        return self._reached[key]
 
-    def of_function(self, function: Function, *, sure: bool) -> frozenset[Function]:
+    def functions_called_by(self, function: Function, *, sure: bool) -> frozenset[Function]:
         """Return the functions that a function may call directly."""
         key = (function, sure)
-        if key not in self._direct:
+        if key not in self._called_by:
             bodies = self.bodies[function]
-            parts = (self.direct(function[0], body, sure=sure) for body in bodies)
-            self._direct[key] = frozenset[Function]().union(*parts)
-        return self._direct[key]
+            parts = (self.functions_called_in(function[0], body, sure=sure) for body in bodies)
+            self._called_by[key] = frozenset[Function]().union(*parts)
+        return self._called_by[key]
 
     def start_from(self, script: str, tree: ast.Module) -> frozenset[Function]:
-        """Return the functions that the script reaches; note those reached outside all loops."""
+        """Return the functions that the script may call, and set `called_alone`."""
         alone: set[Function] = set()
-        remaining = set(self.direct(script, tree, sure=True, loops=False))
+        remaining = set(self.functions_called_in(script, tree, sure=True, loops=False))
         while remaining:
             function = remaining.pop()
             if function not in alone:
                 alone.add(function)
                 for body in self.bodies[function]:
-                    remaining |= self.direct(function[0], body, sure=True, loops=False) - alone
+                    remaining |= (
+                        self.functions_called_in(function[0], body, sure=True, loops=False) - alone
+                    )
         self.called_alone = frozenset(alone)
-        return self.below(script, tree, sure=False)
+        return self.functions_reached_from(script, tree, sure=False)
 
-    def training(self, path: str, node: ast.AST) -> int:
-        """Return how much a node trains, calls into the program's functions followed."""
-        below = self.below(path, node, sure=False)
+    def training_weight(self, path: str, node: ast.AST) -> int:
+        """Return the highest weight of a node and of the functions that code below the node may call."""
+        below = self.functions_reached_from(path, node, sure=False)
         return max([_weight(node), *(self._weight_of(function) for function in below)])
 
     def _weight_of(self, function: Function) -> int:
@@ -173,7 +185,7 @@ class Calls:
 
 
 def _is_module(path: str, module: str) -> bool:
-    """Return True if a file may be the module that an import names.
+    """Return True if the file at `path` may be the module that an import names.
 
     >>> _is_module("mingpt/trainer.py", "mingpt.trainer"), _is_module("a/b.py", ".b"), _is_module("a.py", "b")
     (True, True, False)
@@ -184,11 +196,14 @@ def _is_module(path: str, module: str) -> bool:
 
 
 def _weight(node: ast.AST) -> int:
-    return sum(TRAINS.get(name, 0) for name in {called_name(call) for call in _calls_below(node)})
+    """Return the sum of the weights in `CALL_WEIGHTS` of the calls below a node, equal names counted once."""
+    return sum(
+        CALL_WEIGHTS.get(name, 0) for name in {called_name(call) for call in _calls_below(node)}
+    )
 
 
 def _calls_below(node: ast.AST, *, loops: bool = True) -> Iterator[ast.Call]:
-    """Yield the calls that run with a node: not those of functions that it defines."""
+    """Yield the calls below a node, without calls in functions defined there; without `loops`, also not in loops."""
     remaining = list(ast.iter_child_nodes(node))
     while remaining:
         part = remaining.pop()
@@ -200,39 +215,53 @@ def _calls_below(node: ast.AST, *, loops: bool = True) -> Iterator[ast.Call]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingLoop:
-    """What trains in a program: a loop of its own, a call into a library, or neither."""
+    """What trains in a program: a loop of the program, a call of a library, or neither."""
 
-    loop: LoopSpot | None
+    loop: LoopCandidate | None
+    """The main loop, or None if no loop of the program trains or is around the `call`."""
     call: LibraryCall | None = None
-    """The library's call that trains, in the loop if there is one."""
+    """The call that runs a library's training loop, or None if no such call trains."""
     sure: bool = True
-    """Whether the text shows that it trains; if not, it is only the longest loop."""
+    """Whether the text shows that the loop trains; if not, it is only the best guess."""
 
 
 def choose_main_loop(
     script: str,
-    spots: Sequence[LoopSpot],
+    candidates: Sequence[LoopCandidate],
     trees: Mapping[str, ast.Module],
     library: Sequence[LibraryCall],
     calls: Calls,
 ) -> TrainingLoop:
-    """Return what trains: the outermost loop around the training steps, or a library's call."""
+    """Return what trains in a program: the outermost loop around the training steps, or a call of a library.
+
+    `candidates` are all loops of the program, `library` all calls that run a training loop inside a library.
+    """
     reached = calls.start_from(script, trees[script]) if script in trees else frozenset()
-    runs = [spot for spot in spots if spot.watched and _runs(spot, script, reached)]
+    runs = [
+        candidate
+        for candidate in candidates
+        if candidate.watched and _seems_to_run(candidate, script, reached)
+    ]
     scores = {
-        spot.id: calls.training(spot.id.path, spot.node) * (1.0 if spot in runs else _UNREACHED)
-        for spot in spots
-        if spot.watched
+        candidate.id: calls.training_weight(candidate.id.path, candidate.node)
+        * (1.0 if candidate in runs else _NOT_CALLED_FACTOR)
+        for candidate in candidates
+        if candidate.watched
     }
     # prefer outer loops, then loops of the script itself
     ranked = [
-        (scores[spot.id] / spot.depth * (_OWN if spot.id.path == script else 1), spot)
-        for spot in spots
-        if spot.watched and scores[spot.id]
+        (
+            scores[candidate.id]
+            / candidate.depth
+            * (_SCRIPT_FACTOR if candidate.id.path == script else 1),
+            candidate,
+        )
+        for candidate in candidates
+        if candidate.watched and scores[candidate.id]
     ]
     most, best = max(ranked, key=lambda item: item[0], default=(0.0, None))
     watched_call = _call_that_trains(script, library)
-    if best is not None and scores[best.id] >= SURE:
+    if best is not None and scores[best.id] >= SURE_WEIGHT:
         outer = _outermost(best, runs, calls)
         around = next((c for c in library if c.library == "Optuna" and c.watched), None)
         if around is not None and best.id.function != MODULE:
@@ -242,29 +271,31 @@ def choose_main_loop(
         return TrainingLoop(_loop_around(watched_call, runs, trees, calls), watched_call)
     if best is not None:
         return TrainingLoop(_outermost(best, runs, calls), sure=most >= 1)
-    outer_loops = [spot for spot in spots if spot.depth == 1 and spot.watched]
+    outer_loops = [
+        candidate for candidate in candidates if candidate.depth == 1 and candidate.watched
+    ]
     longest = max(
         outer_loops,
-        key=lambda spot: (spot.id.path == script, _lines(spot.node)),
+        key=lambda candidate: (candidate.id.path == script, _line_count(candidate.node)),
         default=None,
     )
     return TrainingLoop(longest, sure=False)
 
 
-def _lines(loop: Loop) -> int:
+def _line_count(loop: Loop) -> int:
     return (loop.end_lineno or loop.lineno) - loop.lineno
 
 
-def _runs(spot: LoopSpot, script: str, reached: frozenset[Function]) -> bool:
-    """Return True if the script seems to run a loop."""
-    path, function = spot.id.path, spot.id.function
+def _seems_to_run(candidate: LoopCandidate, script: str, reached: frozenset[Function]) -> bool:
+    """Return True if the script seems to run a loop; `reached` are the functions that it may call."""
+    path, function = candidate.id.path, candidate.id.function
     if function == MODULE:
         return path == script
     return (path, function.rpartition(".")[2]) in reached
 
 
 def _call_that_trains(script: str, library: Sequence[LibraryCall]) -> LibraryCall | None:
-    """Return the watched call of the script itself, or else of another file."""
+    """Return the watched call that trains, preferably of Optuna, then of the script; None if no call is watched."""
     watched = [call for call in library if call.watched]
     return min(
         watched, key=lambda call: (call.library != "Optuna", call.path != script), default=None
@@ -272,28 +303,31 @@ def _call_that_trains(script: str, library: Sequence[LibraryCall]) -> LibraryCal
 
 
 def _loop_around(
-    call: LibraryCall, spots: Sequence[LoopSpot], trees: Mapping[str, ast.Module], calls: Calls
-) -> LoopSpot | None:
-    """Return the outermost loop of the program that a library's call is made in."""
+    call: LibraryCall,
+    candidates: Sequence[LoopCandidate],
+    trees: Mapping[str, ast.Module],
+    calls: Calls,
+) -> LoopCandidate | None:
+    """Return the outermost loop of the program around a call of a library, or None if no loop is around the call."""
     inside = [
-        spot
-        for spot in spots
-        if spot.watched
-        and spot.id.path == call.path
-        and spot.node.lineno < call.line <= (spot.node.end_lineno or 0)
+        candidate
+        for candidate in candidates
+        if candidate.watched
+        and candidate.id.path == call.path
+        and candidate.node.lineno < call.line <= (candidate.node.end_lineno or 0)
     ]
     if inside:
-        return _outermost(min(inside, key=lambda spot: spot.depth), spots, calls)
+        return _outermost(min(inside, key=lambda candidate: candidate.depth), candidates, calls)
     holder = _function_around(trees[call.path], call.line)
     if holder is None:
         return None
     function = (call.path, holder)
-    around = [spot for spot in spots if _calls(spot, function, calls)]
-    return _outermost(around[0], spots, calls) if around else None
+    around = [candidate for candidate in candidates if _may_call(candidate, function, calls)]
+    return _outermost(around[0], candidates, calls) if around else None
 
 
 def _function_around(tree: ast.Module, line: int) -> str | None:
-    """Return the name of the innermost function that a line is in; None at the top of a file."""
+    """Return the name of the innermost function around a line, or None at the top level of the file."""
     around = [
         node
         for node in ast.walk(tree)
@@ -302,38 +336,47 @@ def _function_around(tree: ast.Module, line: int) -> str | None:
     return max(around, key=lambda node: node.lineno).name if around else None
 
 
-def _outermost(spot: LoopSpot, spots: Sequence[LoopSpot], calls: Calls) -> LoopSpot:
-    """Return the outermost watched loop that a loop runs in, in its own function or through calls."""
-    current, seen = spot, {spot.id}
+def _outermost(
+    candidate: LoopCandidate, candidates: Sequence[LoopCandidate], calls: Calls
+) -> LoopCandidate:
+    """Return the outermost loop of `candidates` around a loop, through calls too; else the loop itself."""
+    current, visited = candidate, {candidate.id}
     while True:
         around = [
-            other for other in spots if other.id not in seen and _contains(other, current, calls)
+            outer
+            for outer in candidates
+            if outer.id not in visited and _contains(outer, current, calls)
         ]
-        if _function(current) in calls.called_alone and _has_inner(current, spots, calls):
-            # it is entered without a loop around it, too: `for g in grid: train()`, or just `train()`
-            around = [other for other in around if _function(other) == _function(current)]
+        if _function(current) in calls.called_alone and _has_inner(current, candidates, calls):
+            # the script calls `train()` also outside `for g in grid: train()`: stay inside the function
+            around = [outer for outer in around if _function(outer) == _function(current)]
         if not around:
             return current
-        current = min(around, key=lambda other: (other.depth, other.node.lineno))
-        seen.add(current.id)
+        current = min(around, key=lambda outer: (outer.depth, outer.node.lineno))
+        visited.add(current.id)
 
 
-def _function(spot: LoopSpot) -> Function:
-    return spot.id.path, spot.id.function.rpartition(".")[2]
+def _function(candidate: LoopCandidate) -> Function:
+    return candidate.id.path, candidate.id.function.rpartition(".")[2]
 
 
-def _has_inner(spot: LoopSpot, spots: Sequence[LoopSpot], calls: Calls) -> bool:
-    return any(other.id != spot.id and _contains(spot, other, calls) for other in spots)
+def _has_inner(candidate: LoopCandidate, candidates: Sequence[LoopCandidate], calls: Calls) -> bool:
+    return any(
+        inner.id != candidate.id and _contains(candidate, inner, calls) for inner in candidates
+    )
 
 
-def _contains(outer: LoopSpot, inner: LoopSpot, calls: Calls) -> bool:
-    same = outer.id.path == inner.id.path
-    if same and outer.id.function == inner.id.function:
+def _contains(outer: LoopCandidate, inner: LoopCandidate, calls: Calls) -> bool:
+    """Return True if one loop runs inside another, in the same function or through calls."""
+    same_file = outer.id.path == inner.id.path
+    if same_file and outer.id.function == inner.id.function:
         return outer.node.lineno < inner.node.lineno <= (outer.node.end_lineno or 0)
     if inner.id.function == MODULE:
         return False
-    return _calls(outer, _function(inner), calls)
+    return _may_call(outer, _function(inner), calls)
 
 
-def _calls(loop: LoopSpot, function: Function, calls: Calls) -> bool:
-    return _function(loop) != function and function in calls.below(loop.id.path, loop.node)
+def _may_call(loop: LoopCandidate, function: Function, calls: Calls) -> bool:
+    return _function(loop) != function and function in calls.functions_reached_from(
+        loop.id.path, loop.node
+    )

@@ -16,21 +16,21 @@ from rearview.source.loops import (
     FUNCTIONS,
     LOOPS,
     MODULE,
-    Chains,
     FileCalls,
     Loop,
     LoopId,
-    called_as,
+    LoopPaths,
     called_name,
     calls_of_file,
-    enclosing,
-    loopers,
-    names_of,
-    paths,
+    find_loop_paths,
+    function_and_loops_around,
+    functions_that_loop,
+    name_in_calls,
     recorded_loop_ids,
+    with_loop_names,
 )
 from rearview.source.moved_files import FileNames
-from rearview.source.mutations import Levels, ProgramFacts, facts
+from rearview.source.mutations import Levels, ProgramFacts, program_facts
 from rearview.source.probes.align import Added, StatementComparison, compare
 from rearview.source.probes.loop_carried import START, Need, needs
 from rearview.source.probes.naming_edits import NamedValue, Rebindable, rebindable
@@ -91,7 +91,7 @@ def check(
 ) -> tuple[Probes, tuple[ProbeRefusal, ...]]:
     """Return the probes of an edit and every reason to refuse it; nothing is raised."""
     names = names or FileNames()
-    new = names.as_then(new, old)
+    new = names.with_old_names(new, old)
     kept = [path for path in old if path.endswith(".py") and (used is None or path in used)]
     edited = [path for path in kept if path in new and new[path] != old[path]]
     refusals = [
@@ -149,7 +149,7 @@ def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
             _facts_of_files.clear()
         nodes = list(ast.walk(tree))
         file_facts = _facts_of_files[path, text] = _FileFacts(
-            facts([tree]),
+            program_facts([tree]),
             calls_of_file(tree, path),
             rebindable([tree]),
             frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)),
@@ -179,8 +179,8 @@ class _Context:
             frozenset[str]().union(*(file.rebindable.names for file in files)),
             frozenset[str]().union(*(file.rebindable.attributes for file in files)),
         )
-        self.paths: Chains = paths(calls)
-        self.loopers = loopers(calls)
+        self.paths: LoopPaths = find_loop_paths(calls)
+        self.loopers = functions_that_loop(calls)
         self.known_loops = frozenset(
             loop
             for file in calls
@@ -235,7 +235,7 @@ class _Context:
             self._after_loops[key] = any(
                 site.follows_loops(self.loopers)
                 or self.is_called_after_loops(site.path, site.function)
-                for site in self._calls.get(called_as(function), ())
+                for site in self._calls.get(name_in_calls(function), ())
             )
         return self._after_loops[key]
 
@@ -346,7 +346,7 @@ class _ProbeCollector:
         named_values: Sequence[NamedValue] = (),
     ) -> Judge:
         homes = [
-            (scope.home(each.target.id) or scope, each.target.id)
+            (scope.owner_of(each.target.id) or scope, each.target.id)
             for each in named_values
             if (scope := scopes.of[id(each.stmt)])
         ]
@@ -377,7 +377,7 @@ class _ProbeCollector:
         self, item: Added, need: Need, judge: Judge, aliases: Aliases, added: set[int]
     ) -> Probe:
         node, path = item.node, judge.path
-        function, loops = enclosing(item.parents)
+        function, loops = function_and_loops_around(item.parents)
         outer = self.context.paths.get((path, function), ())
         ids = self.loops[path]
         own = _path(item.parents, ids)
@@ -398,7 +398,7 @@ class _ProbeCollector:
             place=place,
             runs_first=place is Position.BEFORE
             and not self.context.is_called_after_loops(path, function),
-            chains=tuple(sorted({names + loops for names in names_of(outer)})),
+            chains=tuple(sorted({names + loops for names in with_loop_names(outer)})),
             depth=need.depth,
             feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
             paths=chains,
@@ -456,7 +456,7 @@ def _path(parents: tuple[ast.AST, ...], ids: Mapping[int, LoopId]) -> tuple[str,
 
 def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tuple[str, ...]:
     outside = [node for node in parents if not isinstance(node, LOOPS)]
-    return enclosing((*outside, *chain))[1]
+    return function_and_loops_around((*outside, *chain))[1]
 
 
 def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:

@@ -91,7 +91,7 @@ class _Collector(ast.NodeVisitor):
         self.scope, self.blocks = kept
 
     def _note(self, name: str, node: ast.AST, *, write: bool, plain: bool) -> None:
-        home = self.scope.home(name)
+        home = self.scope.owner_of(name)
         if home is None or name not in home.added_bound or self._within(home):
             return
         position = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
@@ -136,7 +136,7 @@ class _Collector(ast.NodeVisitor):
             bases.append(root(call.func.value))
         for base in bases:
             if isinstance(base, ast.Name):
-                home = self.scope.home(base.id)
+                home = self.scope.owner_of(base.id)
                 if home is not None and home.kinds.get(base.id) == "value":
                     self._note(base.id, base, write=True, plain=False)
 
@@ -165,7 +165,9 @@ class _Collector(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         called = last_name(node.func)
-        changes = called in mutations.METHODS or called in mutations.FIRST_ARGUMENT
+        changes = (
+            called in mutations.CHANGING_METHODS or called in mutations.FIRST_ARGUMENT_FUNCTIONS
+        )
         if changes or (called.endswith("_") and not called.endswith("__")):
             self._mutation(node)
         self.generic_visit(node)

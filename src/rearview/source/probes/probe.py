@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from rearview.source.isolate_probes import Places
 from rearview.source.loops import LoopId
 from rearview.source.scopes import bound_by
 from rearview.source.text import blocks, parse
-from rearview.source.wrap_probes import Places
 
 
 class ProbeKind(StrEnum):
@@ -128,7 +128,7 @@ class Probes:
         return tuple(p for p in self.probes if any(fits(pattern, name) for pattern in p.names))
 
     def places(self, path: str) -> Places:
-        """Return the positions of probes in one file, for `shield_tree`."""
+        """Return the positions of probes in one file, for `isolate_probes`."""
         return {(p.line, p.column): p.generators for p in self.probes if p.path == path}
 
 

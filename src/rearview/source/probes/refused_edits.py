@@ -108,7 +108,7 @@ def named_value_refusal(
 ) -> ProbeRefusal | None:
     """Return why an edit may not give this name to a value of the run; None if it may."""
     name = named_value.target.id
-    home = scope.home(name) or scope
+    home = scope.owner_of(name) or scope
     line = home.recorded_use(name)
     if home.is_class:
         return ProbeRefusal(

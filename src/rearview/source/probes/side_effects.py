@@ -93,7 +93,7 @@ class Judge(ast.NodeVisitor):
         scope = self.scopes.of[id(stmt)]
         for part in holder:
             for name, node in bound_by(part):
-                home = scope.home(name) or scope
+                home = scope.owner_of(name) or scope
                 if home.is_class:
                     continue  # judged where the class is
                 line = home.recorded_use(name) or self.relied.get((id(home), name))
@@ -197,7 +197,7 @@ class Judge(ast.NodeVisitor):
         self._store(node.target)
         target = node.target
         if isinstance(target, ast.Name):
-            home = self._scope.home(target.id)
+            home = self._scope.owner_of(target.id)
             used = home is not None and home.recorded_use(target.id) is not None
             if not used and self.levels.of(target, self._scope) is Level.LIVE:
                 self._refuse(
@@ -250,13 +250,13 @@ class Judge(ast.NodeVisitor):
             return "`out=` writes into a live object", mutations.COPY
         if owner is not Level.CODE:
             return self._method(node, called, owner)
-        if called in mutations.CONTAINER and isinstance(
+        if called in mutations.CONTAINER_METHODS and isinstance(
             getattr(node.func, "value", None), ast.Attribute
         ):
-            return mutations.METHODS[called]  # sys.path.append(...)
-        if called in mutations.ENDS and not (called == "kill" and not node.args):
+            return mutations.CHANGING_METHODS[called]  # sys.path.append(...)
+        if called in mutations.ENDING_CALLS and not (called == "kill" and not node.args):
             return "it would end or stop the run", "Log what you want to see instead."
-        if called in mutations.SETTINGS and (
+        if called in mutations.SETTING_CALLS and (
             self._alone == id(node) or called != "set_grad_enabled"
         ):
             return (
@@ -265,8 +265,8 @@ class Judge(ast.NodeVisitor):
             )
         if called.endswith("_") and not called.endswith("__") and live and not _harmless(node):
             return mutations.IN_PLACE
-        if called in mutations.FIRST_ARGUMENT and levels and levels[0] is not Level.FRESH:
-            return mutations.FIRST_ARGUMENT[called]
+        if called in mutations.FIRST_ARGUMENT_FUNCTIONS and levels and levels[0] is not Level.FRESH:
+            return mutations.FIRST_ARGUMENT_FUNCTIONS[called]
         first_is_object = arguments and isinstance(
             arguments[0], ast.Name | ast.Attribute | ast.Subscript
         )
@@ -288,13 +288,13 @@ class Judge(ast.NodeVisitor):
         assert isinstance(node.func, ast.Attribute)
         receiver = ast.unparse(node.func.value)
         if owner is Level.LIVE:
-            if called in mutations.METHODS:
-                return mutations.METHODS[called]
+            if called in mutations.CHANGING_METHODS:
+                return mutations.CHANGING_METHODS[called]
             if called.endswith("_") and not called.endswith("__"):
                 return mutations.IN_PLACE
             is_module = receiver in self.facts.modules
-            if called in mutations.ALONE and (is_module or self._alone == id(node)):
-                return mutations.ALONE[called]
+            if called in mutations.UNUSED_RESULT_METHODS and (is_module or self._alone == id(node)):
+                return mutations.UNUSED_RESULT_METHODS[called]
         return self._project_call(node, called)
 
     def _project_call(self, node: ast.Call, called: str) -> tuple[str, str] | None:
@@ -304,7 +304,7 @@ class Judge(ast.NodeVisitor):
                 f"statistics (BatchNorm); the replay reports it if it does"
             )
         effect = self._effect(called, set())
-        if effect in mutations.TRAINS:
+        if effect in mutations.TRAINING_METHODS:
             return (
                 f"`{called}` calls `.{effect}()` on its argument",
                 "Call only functions that read and change nothing.",
@@ -328,12 +328,12 @@ class Judge(ast.NodeVisitor):
                 if isinstance(node.func, ast.Attribute):
                     base = node.func.value
                     is_local = isinstance(base, ast.Name) and base.id in locals_
-                    if called in mutations.TRAINS and not is_local:
+                    if called in mutations.TRAINING_METHODS and not is_local:
                         return called
-                    if called in mutations.SWITCHES:
+                    if called in mutations.MODE_METHODS:
                         weak = called
                 inner = self._effect(called, visited)
-                if inner in mutations.TRAINS:
+                if inner in mutations.TRAINING_METHODS:
                     return inner
                 weak = weak or inner
         return weak

@@ -15,7 +15,7 @@ import msgspec
 
 from rearview.model.run import NOTEBOOK
 from rearview.model.secrets import holds_secret, is_secret_file
-from rearview.source.notebooks import normal
+from rearview.source.notebooks import without_outputs
 from rearview.store.files import make_folder, publish
 from rearview.store.project import FOLDER
 from rearview.store.versions.git import Entry, GitDatabase
@@ -165,7 +165,7 @@ def _put_one(database: Database, whole: bytes) -> str:
 
 def _put_notebook(database: Database, whole: bytes, limit: int) -> str:
     """Store a notebook without its outputs and counts: executing it does not change the source."""
-    data = normal(Path(os.fsdecode(whole)).read_bytes())
+    data = without_outputs(Path(os.fsdecode(whole)).read_bytes())
     return database.put(data) if len(data) <= limit else ""
 
 

@@ -4,12 +4,18 @@ import ast
 
 import pytest
 
-from rearview.source.estimated_effects import LibraryFacts, augment, changeset, effects, explain
+from rearview.source.inspection.changed_variables import (
+    LibraryUpdates,
+    add_library_changes,
+    changed_variables,
+    explain_changes,
+    variables_changed_by,
+)
 
 
 def of(body, **known):
     text = "for batch in data:\n" + "".join(f"    {line}\n" for line in body.splitlines())
-    return changeset(ast.parse(text).body[0], **known)
+    return variables_changed_by(ast.parse(text).body[0], **known)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +36,7 @@ def of(body, **known):
     ],
 )
 def test_each_rule_fires_on_its_pattern(line, rule, names):
-    (change,) = of(line, code={"torch"}, before={n.split(".")[0] for n in names}).changes
+    (change,) = of(line, code={"torch"}, before={n.split(".")[0] for n in names}).matches
     assert (change.rule, change.names) == (rule, names)
 
 
@@ -49,12 +55,12 @@ def test_variables_born_in_the_loop_are_left_out_unless_read_after_it():
     assert of("x = f(batch)\nx.go()").names == ()
     assert of("x = f(batch)\nx.go()", after={"x"}).names == ("x",)
     assert of("x = f(batch)\nx.go()", before={"x"}).names == ("x",)
-    assert of("batch.go()").scoped == ("batch",)
+    assert of("batch.go()").inside_only == ("batch",)
 
 
 def test_the_scheduler_brings_in_the_optimizer_and_that_the_model():
-    facts = LibraryFacts({"opt": ("net", "head")}, {"sched": ("opt",)})
-    found = augment(of("sched.step()"), facts)
+    facts = LibraryUpdates({"opt": ("net", "head")}, {"sched": ("opt",)})
+    found = add_library_changes(of("sched.step()"), facts)
     assert found.names == ("sched", "opt", "net", "head")
     assert found.inferred["opt"] == "`sched` sets its rates"
 
@@ -76,22 +82,22 @@ def fit(net, data, opt, sched):
             best = score
     return best
 """
-    found = {i.name: c for i, c in effects(ast.parse(text), "t.py").items()}
+    found = {i.name: c for i, c in changed_variables(ast.parse(text), "t.py").items()}
     assert found["epoch"].names == ("net", "opt", "sched", "best")
     assert found["x"].names == ("net", "opt")
-    assert "loss" in found["x"].scoped
-    said = explain(found["epoch"])
+    assert "loss" in found["x"].inside_only
+    said = explain_changes(found["epoch"])
     assert said[2] == "Changes `sched`: a method is called on it (line 11)."
 
 
 def test_nested_statements_and_class_bodies_are_read():
     text = "class T:\n    def f(self):\n        while self.go:\n            if self.n:\n                self.n = 0\n"
-    found = effects(ast.parse(text))
+    found = changed_variables(ast.parse(text))
     assert [(i.name, c.names) for i, c in found.items()] == [("f", ("self.n",))]
 
 
 def names(text):
-    return {i.name: c.names for i, c in effects(ast.parse(text), "t.py").items()}
+    return {i.name: c.names for i, c in changed_variables(ast.parse(text), "t.py").items()}
 
 
 def test_a_variable_of_a_function_is_not_the_loops_variable_of_the_same_name():
@@ -114,6 +120,6 @@ def test_names_that_were_imported_are_modules_and_functions_and_not_objects():
 
 
 def test_lines_that_no_rule_estimates_are_given_together():
-    found = effects(ast.parse("for i in r:\n    f(i)\n    g(i)"), "t.py")
+    found = changed_variables(ast.parse("for i in r:\n    f(i)\n    g(i)"), "t.py")
     (changes,) = found.values()
-    assert explain(changes)[-1].startswith("Lines 2, 3 may change more")
+    assert explain_changes(changes)[-1].startswith("Lines 2, 3 may change more")

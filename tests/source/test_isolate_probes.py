@@ -1,4 +1,4 @@
-"""A shielded program does what the program does, and its lines stay where they were."""
+"""A program with isolated probes does what the program does, and its lines stay where they were."""
 
 import ast
 import contextlib
@@ -7,8 +7,8 @@ import traceback
 
 import pytest
 
+from rearview.source.isolate_probes import isolate_probes
 from rearview.source.probes.find import find
-from rearview.source.wrap_probes import shield_tree
 
 
 class Shield:
@@ -59,7 +59,7 @@ for i in range(3):
 def run(text, probes=None, shield=None):
     tree = ast.parse(text)
     if probes is not None:
-        shield_tree(tree, probes.places("t.py"))
+        isolate_probes(tree, probes.places("t.py"))
     space = {"__rearview_probe__": shield, "print": lambda *a: None}
     exec(compile(tree, "t.py", "exec"), space)
     return space["out"]
@@ -72,7 +72,7 @@ def test_random_draws_of_probes_leave_no_trace():
     assert any(generators for _, generators in shield.calls)
 
 
-def test_neighbours_share_a_shield_and_a_line_may_hold_both_kinds():
+def test_neighbours_share_a_with_statement_and_a_line_may_hold_both_kinds():
     probes, shield = find({"t.py": OLD}, {"t.py": NEW}), Shield()
     run(NEW, probes, shield)
     assert [line for line, _ in shield.calls] == [6, *[10, 8, 11] * 3]
@@ -81,7 +81,7 @@ def test_neighbours_share_a_shield_and_a_line_may_hold_both_kinds():
 def test_every_other_statement_keeps_its_line():
     probes = find({"t.py": OLD}, {"t.py": NEW})
     before = {ast.unparse(n): n.lineno for n in ast.walk(ast.parse(NEW)) if isinstance(n, ast.stmt)}
-    shielded = shield_tree(ast.parse(NEW), probes.places("t.py"))
+    shielded = isolate_probes(ast.parse(NEW), probes.places("t.py"))
     after = {ast.unparse(n): n.lineno for n in ast.walk(shielded) if isinstance(n, ast.stmt)}
     same = before.keys() & after.keys()
     assert {k: before[k] for k in same} == {k: after[k] for k in same}
@@ -90,7 +90,7 @@ def test_every_other_statement_keeps_its_line():
 def test_an_error_in_a_probe_shows_the_users_line():
     old, new = "a = 1\n", "a = 1\n\nprint(a / 0)\n"
     probes = find({"t.py": old}, {"t.py": new})
-    tree = shield_tree(ast.parse(new), probes.places("t.py"))
+    tree = isolate_probes(ast.parse(new), probes.places("t.py"))
     with pytest.raises(ZeroDivisionError) as caught:
         exec(
             compile(tree, "t.py", "exec"),
@@ -99,9 +99,9 @@ def test_an_error_in_a_probe_shows_the_users_line():
     assert traceback.extract_tb(caught.value.__traceback__)[-1].lineno == 3
 
 
-def test_a_generator_function_is_not_shielded_as_a_whole():
+def test_a_generator_function_is_not_wrapped_as_a_whole():
     old, new = "a = 1\n", "a = 1\ndef walk(n):\n    yield n\n"
-    tree = shield_tree(ast.parse(new), find({"t.py": old}, {"t.py": new}).places("t.py"))
+    tree = isolate_probes(ast.parse(new), find({"t.py": old}, {"t.py": new}).places("t.py"))
     assert "def walk(n):\n        yield n" in ast.unparse(tree)
 
 
@@ -119,7 +119,7 @@ def test_a_generator_function_is_not_shielded_as_a_whole():
     ],
 )
 def test_only_probes_that_cannot_draw_run_without_a_copy_of_the_random_state(probe, calm):
-    new = ast.unparse(shield_tree(ast.parse(probe), {(1, 0): ()}))
+    new = ast.unparse(isolate_probes(ast.parse(probe), {(1, 0): ()}))
     assert ("__rearview_probe__.calm(1)" in new) is calm
 
 
@@ -130,7 +130,7 @@ def test_calls_to_trackers_in_a_probe_are_ours_and_others_stay():
         "log('c', 4)\nrv.log('d', 5)\nprint(math.log(6))\nwandb.log({'kept': 1})\n"
     )
     places = {(line, 0): () for line in range(4, 10)}
-    shown = ast.unparse(shield_tree(ast.parse(text), places))
+    shown = ast.unparse(isolate_probes(ast.parse(text), places))
     assert "__rearview_probe__.track('log', {'a': 1}, step=2)" in shown
     assert "__rearview_probe__.track('add_scalar', tag(), f(x))" in shown
     assert "__rearview_probe__.track('log', 'b', 3)" in shown
