@@ -49,7 +49,7 @@ _SHARING = {
     "a Ray cluster": ("execute/test_ray", "contracts/test_executors"),
     "a process that has imported torch": ("journeys/test_corpus", "journeys/test_libraries"),
     "a browser": ("web/",),
-    "torch and a framework": ("frameworks/", "bridges/", "state/"),
+    "torch and a framework": ("frameworks/", "background_logger/", "bridges/", "state/"),
 }
 """Modules whose tests share what takes seconds to start or to import: one worker gets them together."""
 _SECONDS = {

@@ -14,7 +14,7 @@ from imports import (
 )
 
 MAY_IMPORT = {
-    "__init__": "_history bridges checkpointer media runtime state/codecs",
+    "__init__": "_history background_logger checkpointer media runtime state/codecs",
     "__main__": "cli",
     "errors": "",
     "durable_files": "",
@@ -77,8 +77,10 @@ MAY_IMPORT = {
         "config errors model plan/versions source store store/checkpoints store/versions "
         "watched_folders"
     ),
-    # other loggers and trackers; a background writer knows nothing of the past
-    "bridges": "_history config errors media model store store/checkpoints",
+    # a logger in another process: knows nothing of recorded runs
+    "background_logger": "config errors model",
+    # other trackers
+    "bridges": "_history errors media model store store/checkpoints",
     # what people see
     "frameworks": "public",
     # the front end of a kernel, and what a live notebook offers
@@ -98,7 +100,7 @@ CYCLES: dict[str, str] = {}
 BY_NAME = {
     ("__init__", "notebook"): "loaded only by `%load_ext rearview`, in a kernel",
     (
-        "bridges",
+        "background_logger",
         "runtime",
     ): "asks the session of a recorded program; without one there is no such module",
     (

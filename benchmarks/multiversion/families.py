@@ -17,8 +17,8 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 
 from rearview.multiversion.execution_tree import Measurements
-from rearview.multiversion.replay import ReplayOptions, plan_study, replay_study
-from rearview.multiversion.study import from_files
+from rearview.multiversion.replay_study import ReplayOptions, plan_study, replay_study
+from rearview.multiversion.study import study_from_files
 
 SKLEARN = [
     "import numpy as np\nimport pandas as pd\nfrom sklearn.decomposition import PCA\n"
@@ -113,7 +113,7 @@ def one_by_one(files):
 
 def as_tree(files, known, **options):
     begin = time.perf_counter()
-    study, chosen = from_files(files), ReplayOptions(**options)
+    study, chosen = study_from_files(files), ReplayOptions(**options)
     plan = plan_study(study, chosen, known)
     programs = {v.name: f.read_bytes() for v, f in zip(study.versions, files, strict=True)}
     report = replay_study(plan, chosen, known, programs=programs, environment=os.environ)
@@ -136,7 +136,7 @@ def main():
             known = Measurements()
             first, report = as_tree(files, known)
             two, _ = as_tree(files, known, workers=2)
-            verdicts = [cell.verdict.same.value for v in report.versions for cell in v.cells]
+            verdicts = [cell.verdict.match.value for v in report.versions for cell in v.cells]
             told = ", ".join(f"{verdicts.count(v)} {v}" for v in sorted(set(verdicts)))
             print(
                 f"| {name} | {len(files)} | {alone:.1f} | {first:.1f} | {1 - first / alone:.0%} | "

@@ -110,7 +110,7 @@ def application(name):
 def planned(tree, room):
     begin = time.process_time()
     end = begin + 0.8  # as `rearview replay` has it
-    found = order(tree, room, patience=10**9, going=lambda: time.process_time() < end)
+    found = order(tree, room, patience=10**9, may_continue=lambda: time.process_time() < end)
     return found, time.process_time() - begin
 
 
@@ -176,7 +176,7 @@ def known_optima(count=20):
             room,
             below=found.seconds,
             patience=10**9,
-            going=lambda end=end: time.process_time() < end,
+            may_continue=lambda end=end: time.process_time() < end,
         )
         proved += least >= found.seconds - 1e-6
         excess.append(found.seconds / least - 1)

@@ -56,7 +56,7 @@ def main():
                     one,
                     share * most,
                     patience=10**9,
-                    going=lambda end=end: time.process_time() < end,
+                    may_continue=lambda end=end: time.process_time() < end,
                 )
                 took.append(time.process_time() - begin)
                 if found.gap < 1e-9:

@@ -27,7 +27,7 @@ def observed(paths: list[Path]) -> list[tuple[float, bool]]:
     for case in (case for path in paths for case in load(path)):
         if case.others is not None:
             continue
-        answer = carry(case.new, case.lines, case.old, sure=0.0)
+        answer = carry(case.new, case.lines, case.old, min_confidence=0.0)
         if answer.line is not None:
             truth = None if case.line is None else (case.line, case.text or "")
             right = verdict(case.old, truth, (answer.line, answer.text)) != "wrong"

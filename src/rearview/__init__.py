@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rearview import media
     from rearview._history import History, history
-    from rearview.bridges.background import background
+    from rearview.background_logger.logger_proxy import background
     from rearview.checkpointer.checkpointer import Checkpointer
     from rearview.runtime.api import arg, block, checkpointing, log, loop, params
     from rearview.state.codecs.rng import capture_random_state, restore_random_state
@@ -38,7 +38,7 @@ _HOMES = {
     "Checkpointer": "rearview.checkpointer.checkpointer",
     "History": "rearview._history",
     "arg": "rearview.runtime.api",
-    "background": "rearview.bridges.background",
+    "background": "rearview.background_logger.logger_proxy",
     "block": "rearview.runtime.api",
     "capture_random_state": "rearview.state.codecs.rng",
     "checkpointing": "rearview.runtime.api",

@@ -1,7 +1,8 @@
-"""Audio, text, tables, confusion matrices, images and histograms as values for `rearview.log`.
+"""Classes for values of `rearview.log`: audio, text, tables, confusion matrices, images and histograms.
 
-Each is one object of the store: compact, stored once however often it is logged, and typed, so that
-reading returns the same class. Tensors, arrays, PIL images and Matplotlib figures need no wrapper.
+The store keeps each value as one compact object, which is stored once even if it is logged often; reading an
+audio, text, table or confusion matrix returns the class that was logged. Tensors, arrays, PIL images and
+Matplotlib figures can be logged without these classes.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from typing import Any
 
 from rearview.errors import UsageError
 
-_MOST_ROWS = 10
-"""Rows of a table that a notebook shows."""
-_LONGEST = 400
-"""Characters of a text that a table in a notebook shows."""
+_SHOWN_ROWS = 10
+"""Number of rows of a table that a notebook shows."""
+_SHOWN_CHARACTERS = 400
+"""Number of characters of a text that a notebook shows."""
 
 
-def _refused(what: str, why: str) -> UsageError:
-    return UsageError(f"{what} cannot be logged: {why}.", slug="media")
+def _refusal(class_name: str, why: str) -> UsageError:
+    return UsageError(f"{class_name} cannot be logged: {why}.", slug="media")
 
 
 @dataclass(frozen=True)
 class Audio:
-    """Sound: samples of one channel, or a row per moment with a number per channel.
+    """A sound: samples of one channel, or an array of shape [n, channels], or the bytes of a WAV file.
 
-    Whole numbers are taken as 16-bit samples, others from -1 to 1. Kept as a WAV file of 16 bits.
+    Integers are 16-bit samples, floats are between -1 and 1. The sound is stored as a WAV file of 16 bits.
     """
 
     samples: Any
@@ -41,15 +42,15 @@ class Audio:
     """Samples per second."""
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store, and the facts that describe them."""
-        ready = isinstance(self.samples, (bytes, bytearray))
-        data = bytes(self.samples) if ready else self._wave()
+        """Return (bytes to store, facts that describe the bytes)."""
+        is_encoded = isinstance(self.samples, (bytes, bytearray))
+        data = bytes(self.samples) if is_encoded else self._wave()
         try:
             with wave.open(io.BytesIO(data)) as file:
                 shape = [file.getnframes(), file.getnchannels()]
                 facts = {"kind": "audio", "format": "wav", "rate": file.getframerate()}
         except (wave.Error, EOFError) as exc:
-            raise _refused("Audio", f"its bytes are not a WAV file ({exc})") from exc
+            raise _refusal("Audio", f"its bytes are not a WAV file ({exc})") from exc
         return data, {**facts, "shape": shape}
 
     def _wave(self) -> bytes:
@@ -58,7 +59,7 @@ class Audio:
         array = self.samples.detach().cpu() if hasattr(self.samples, "detach") else self.samples
         array = np.asarray(array)
         if array.ndim not in {1, 2} or not array.size:
-            raise _refused(
+            raise _refusal(
                 "Audio", f"its samples have the shape {list(array.shape)}, not [n] or [n, channels]"
             )
         if array.dtype.kind == "f":
@@ -73,8 +74,8 @@ class Audio:
         return out.getvalue()
 
     @classmethod
-    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Audio:  # noqa: ARG003 - as the others
-        """Return the sound in stored bytes: 16-bit samples, one row per moment."""
+    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Audio:  # noqa: ARG003 - one signature for all
+        """Return the sound from its stored bytes, with 16-bit samples."""
         import numpy as np
 
         with wave.open(io.BytesIO(data)) as file:
@@ -86,7 +87,7 @@ class Audio:
         return cls(samples.reshape(-1, channels) if channels > 1 else samples, rate)
 
     def file(self) -> tuple[str, bytes]:
-        """Return the file name suffix and the content of a file for people."""
+        """Return (suffix, content) of a file that other programs can open."""
         return ".wav", self.encoded()[0]
 
     def _repr_html_(self) -> str:
@@ -96,57 +97,57 @@ class Audio:
 
 @dataclass(frozen=True)
 class Text:
-    """A text to be read: plain, Markdown or HTML. Short ones can be logged as strings as well."""
+    """A long text for people: plain, Markdown or HTML. A short text can also be logged as a string."""
 
     text: str
     format: str = "plain"
     """`plain`, `markdown` or `html`."""
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store, and the facts that describe them."""
-        if self.format not in _ENDINGS:
-            raise _refused(
-                "Text", f"its format is {self.format!r}, not one of {', '.join(_ENDINGS)}"
+        """Return (bytes to store, facts that describe the bytes)."""
+        if self.format not in _SUFFIXES:
+            raise _refusal(
+                "Text", f"its format is {self.format!r}, not one of {', '.join(_SUFFIXES)}"
             )
         data = zlib.compress(str(self.text).encode("utf-8", "backslashreplace"))
         return data, {"kind": "text", "format": self.format, "shape": [len(self.text)]}
 
     @classmethod
     def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Text:
-        """Return the text in stored bytes."""
+        """Return the text from its stored bytes."""
         kind = str(facts.get("format"))
-        return cls(_inflated(data).decode(), kind if kind in _ENDINGS else "plain")
+        return cls(_decompressed(data).decode(), kind if kind in _SUFFIXES else "plain")
 
     def file(self) -> tuple[str, bytes]:
-        """Return the file name suffix and the content of a file for people."""
-        return _ENDINGS[self.format], self.text.encode("utf-8", "backslashreplace")
+        """Return (suffix, content) of a file that other programs can open."""
+        return _SUFFIXES[self.format], self.text.encode("utf-8", "backslashreplace")
 
     def __str__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:
-        # the store may come from a stranger: its HTML is shown, never run
-        more = "…" if len(self.text) > _LONGEST else ""
-        return f"<pre>{html.escape(self.text[:_LONGEST])}{more}</pre>"
+        # the store may come from anyone: show the source of HTML, never run it
+        ellipsis = "…" if len(self.text) > _SHOWN_CHARACTERS else ""
+        return f"<pre>{html.escape(self.text[:_SHOWN_CHARACTERS])}{ellipsis}</pre>"
 
 
-_ENDINGS = {"plain": ".txt", "markdown": ".md", "html": ".html"}
+_SUFFIXES = {"plain": ".txt", "markdown": ".md", "html": ".html"}
 
 
 @dataclass(frozen=True)
 class DataTable:
-    """Rows of plain values under named columns; data frames are converted automatically."""
+    """A table: named columns, and rows of numbers and texts. Data frames need no conversion by the user."""
 
     columns: Sequence[str]
     rows: Iterable[Sequence[Any]] = field(default_factory=list)
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store, and the facts that describe them."""
+        """Return (bytes to store, facts that describe the bytes)."""
         columns = [str(column) for column in self.columns]
         rows = [[_cell(cell) for cell in row] for row in self.rows]
         for number, row in enumerate(rows):
             if len(row) != len(columns):
-                raise _refused(
+                raise _refusal(
                     "DataTable",
                     f"row {number} has {len(row)} cells, and there are {len(columns)} columns",
                 )
@@ -155,19 +156,19 @@ class DataTable:
         return zlib.compress(text.encode()), facts
 
     @classmethod
-    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> DataTable:  # noqa: ARG003 - as the others
-        """Return the table in stored bytes."""
-        content = json.loads(_inflated(data))
+    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> DataTable:  # noqa: ARG003 - one signature for all
+        """Return the table from its stored bytes."""
+        content = json.loads(_decompressed(data))
         return cls(list(content["columns"]), [list(row) for row in content["rows"]])
 
     def pandas(self) -> Any:
-        """Return a pandas DataFrame."""
+        """Return the table as a pandas DataFrame."""
         import pandas as pd
 
         return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
     def file(self) -> tuple[str, bytes]:
-        """Return the file name suffix and the content of a file for people."""
+        """Return (suffix, content) of a file that other programs can open."""
         import csv
 
         out = io.StringIO()
@@ -178,11 +179,11 @@ class DataTable:
 
     def _repr_html_(self) -> str:
         rows = list(self.rows)
-        return _html_rows(self.columns, rows[:_MOST_ROWS], len(rows) - _MOST_ROWS)
+        return _html_rows(self.columns, rows[:_SHOWN_ROWS], len(rows) - _SHOWN_ROWS)
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell as a number, truth value or text; any other value as text."""
+    """Return a cell as a number, bool, text or None; convert any other value to text."""
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "shape", None) in ((), None):
         value = item()
@@ -195,56 +196,56 @@ def _cell(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """Counts of predicted classes (columns) for each true class (rows)."""
+    """A confusion matrix: counts of predicted classes (columns) for each true class (rows)."""
 
     counts: Any
     labels: Sequence[str] = ()
 
     @classmethod
     def of(cls, true: Iterable[Any], predicted: Iterable[Any], labels: Sequence[Any] = ()) -> Any:
-        """Return the matrix of pairs of true and predicted classes; classes in order of `labels`.
+        """Return the matrix for lists of true and predicted classes; its rows are in the order of `labels`, or sorted.
 
         >>> ConfusionMatrix.of(["a", "a", "b"], ["a", "b", "b"]).counts
         [[1, 1], [0, 1]]
         """
         pairs = list(zip(map(_cell, true), map(_cell, predicted), strict=True))
         names = list(labels) or sorted({name for pair in pairs for name in pair}, key=str)
-        at = {name: place for place, name in enumerate(names)}
+        indices = {name: index for index, name in enumerate(names)}
         counts = [[0] * len(names) for _ in names]
         for true_class, predicted_class in pairs:
-            counts[at[true_class]][at[predicted_class]] += 1
+            counts[indices[true_class]][indices[predicted_class]] += 1
         return cls(counts, [str(name) for name in names])
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store, and the facts that describe them."""
+        """Return (bytes to store, facts that describe the bytes)."""
         counts = self.counts.tolist() if hasattr(self.counts, "tolist") else self.counts
         rows = [[int(count) for count in row] for row in counts]
         labels = [str(label) for label in self.labels] or [str(k) for k in range(len(rows))]
         if any(len(row) != len(rows) for row in rows) or len(labels) != len(rows):
-            raise _refused("ConfusionMatrix", "it needs as many columns and labels as rows")
+            raise _refusal("ConfusionMatrix", "it needs as many columns and labels as rows")
         flat = [count for row in rows for count in row]
         data = zlib.compress(struct.pack(f"<{len(flat)}q", *flat))
         return data, {"kind": "confusion", "labels": labels, "shape": [len(rows), len(rows)]}
 
     @classmethod
     def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> ConfusionMatrix:
-        """Return the matrix in stored bytes."""
+        """Return the matrix from its stored bytes."""
         size = int(facts["shape"][0])
-        flat = struct.unpack(f"<{size * size}q", _inflated(data))
+        flat = struct.unpack(f"<{size * size}q", _decompressed(data))
         rows = [list(flat[k * size : (k + 1) * size]) for k in range(size)]
         return cls(rows, [str(label) for label in facts.get("labels", ())])
 
     def file(self) -> tuple[str, bytes]:
-        """Return the file name suffix and the content of a file for people."""
+        """Return (suffix, content) of a file that other programs can open."""
         rows = [[label, *row] for label, row in zip(self.labels, self.counts, strict=True)]
         return DataTable(["", *self.labels], rows).file()
 
     def _repr_html_(self) -> str:
-        most = max((count for row in self.counts for count in row), default=0) or 1
+        largest = max((count for row in self.counts for count in row), default=0) or 1
         body = "".join(
             f"<tr><th>{html.escape(label)}</th>"
             + "".join(
-                f'<td style="background: rgba(31,119,180,{count / most:.2f})">{count}</td>'
+                f'<td style="background: rgba(31,119,180,{count / largest:.2f})">{count}</td>'
                 for count in row
             )
             + "</tr>"
@@ -258,16 +259,16 @@ class ConfusionMatrix:
 class Image:
     """A picture: the bytes of a PNG file, or an array of rows, columns and perhaps 1, 3 or 4 channels.
 
-    Whole numbers are taken from 0 to 255, others from 0 to 1.
+    Integers are between 0 and 255, floats between 0 and 1.
     """
 
     data: Any
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store, and the facts that describe them."""
+        """Return (bytes to store, facts that describe the bytes)."""
         data = bytes(self.data) if isinstance(self.data, (bytes, bytearray)) else self._png()
         if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
-            raise _refused("Image", "its bytes are not a PNG file")
+            raise _refusal("Image", "its bytes are not a PNG file")
         width, height = struct.unpack(">II", data[16:24])
         return data, {"kind": "image", "format": "png", "shape": [height, width]}
 
@@ -283,16 +284,16 @@ class Image:
         array = np.clip(array, 0, 255).astype(np.uint8)
         if array.ndim == 2:
             array = array[:, :, None]
-        kinds = {1: 0, 2: 4, 3: 2, 4: 6}
-        if array.ndim != 3 or array.shape[2] not in kinds or not array.size:
-            raise _refused(
+        color_types = {1: 0, 2: 4, 3: 2, 4: 6}
+        if array.ndim != 3 or array.shape[2] not in color_types or not array.size:
+            raise _refusal(
                 "Image",
                 f"its shape {list(array.shape)} is not [rows, columns] or [rows, columns, 1 to 4]",
             )
         height, width, channels = array.shape
         rows = array.reshape(height, -1)
         lines = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1).tobytes()
-        head = struct.pack(">IIBBBBB", width, height, 8, kinds[channels], 0, 0, 0)
+        head = struct.pack(">IIBBBBB", width, height, 8, color_types[channels], 0, 0, 0)
         parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
         return b"\x89PNG\r\n\x1a\n" + b"".join(
             struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -302,16 +303,16 @@ class Image:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts between edges (one more than counts). `numpy.histogram(…)` can be logged as it is."""
+    """A histogram: counts, and the edges of their bins (one more than counts), as `numpy.histogram` returns them."""
 
     counts: Sequence[float]
     edges: Sequence[float]
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the bytes to store, and the facts that describe them."""
+        """Return (bytes to store, facts that describe the bytes)."""
         counts, edges = [float(c) for c in self.counts], [float(e) for e in self.edges]
         if len(edges) != len(counts) + 1:
-            raise _refused("Histogram", f"{len(counts)} counts need {len(counts) + 1} edges")
+            raise _refusal("Histogram", f"{len(counts)} counts need {len(counts) + 1} edges")
         data = struct.pack(f"<{len(edges) + len(counts)}d", *edges, *counts)
         return data, {"kind": "histogram", "dtype": "float64", "shape": [len(counts)]}
 
@@ -322,23 +323,23 @@ MEDIA: dict[str, Any] = {
     "table": DataTable,
     "confusion": ConfusionMatrix,
 }
-"""Classes that read stored bytes again, by kind."""
+"""Kind of a stored value -> class that decodes its bytes."""
 
 
 def as_media(value: Any) -> Any:
-    """Return a value of another library as an object of one of the classes here; None if no class fits.
+    """Return a value of another library as an object of a class of this module, or None if no class fits.
 
-    Data frames of pandas and polars become tables; tables, histograms and images of W&B become the
-    same kinds here. The library itself is not imported.
+    Data frames of pandas and polars become a `DataTable`; a table, histogram or image of W&B becomes a
+    `DataTable`, `Histogram` or `Image`. The other library is not imported.
     """
     if isinstance(value, (Audio, Text, DataTable, ConfusionMatrix, Image, Histogram)):
         return value
     kind = type(value)
-    home, name = kind.__module__.split(".")[0], kind.__name__
-    if name == "DataFrame" and home in {"pandas", "polars"}:
-        rows = value.rows() if home == "polars" else value.itertuples(index=False, name=None)
+    library, name = kind.__module__.split(".")[0], kind.__name__
+    if name == "DataFrame" and library in {"pandas", "polars"}:
+        rows = value.rows() if library == "polars" else value.itertuples(index=False, name=None)
         return DataTable([str(column) for column in value.columns], rows)
-    if home == "wandb":
+    if library == "wandb":
         if name == "Table":
             return DataTable(list(value.columns), value.data)
         if name == "Histogram":
@@ -350,19 +351,19 @@ def as_media(value: Any) -> Any:
     return None
 
 
-def _inflated(data: bytes, most: int = 1 << 30) -> bytes:
-    """Return the decompressed bytes; raise ValueError if they would exceed `most`."""
+def _decompressed(data: bytes, max_bytes: int = 1 << 30) -> bytes:
+    """Return the decompressed bytes; raise ValueError if they would be more than `max_bytes`."""
     unzip = zlib.decompressobj()
-    out = unzip.decompress(data, most)
+    out = unzip.decompress(data, max_bytes)
     if not unzip.eof:
         raise ValueError("the data is cut off, or larger than a gigabyte")
     return out
 
 
-def _html_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], more: int) -> str:
+def _html_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], hidden_count: int) -> str:
     head = "".join(f"<th>{html.escape(str(column))}</th>" for column in columns)
     body = "".join(
         f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows
     )
-    rest = f"<p>… rows not shown: {more}</p>" if more > 0 else ""
-    return f"<table><tr>{head}</tr>{body}</table>{rest}"
+    hidden_rows = f"<p>… rows not shown: {hidden_count}</p>" if hidden_count > 0 else ""
+    return f"<table><tr>{head}</tr>{body}</table>{hidden_rows}"

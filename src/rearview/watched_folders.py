@@ -10,6 +10,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 MOST_FOLDERS = 2000
@@ -173,6 +174,18 @@ class FileChanges:
     def read_first(self) -> set[str]:
         """Return the files that were read, and then modified."""
         return (self._modified & self._read) - self._made
+
+
+def is_listed_by_import(caller: FrameType | None) -> bool:
+    """Return True if `caller`, the frame that lists a folder, belongs to Python's own search for a module."""
+    frame = caller
+    for _ in range(4):
+        if frame is None or frame.f_back is None:
+            return False
+        if str(frame.f_globals.get("__name__", "")).startswith(("importlib", "_frozen_importlib")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_database(path: str) -> bool:

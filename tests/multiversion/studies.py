@@ -8,8 +8,8 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from rearview.multiversion.execution_tree import Measurements
-from rearview.multiversion.replay import ReplayOptions, plan_study, replay_study
-from rearview.multiversion.study import from_files
+from rearview.multiversion.replay_study import ReplayOptions, plan_study, replay_study
+from rearview.multiversion.study import study_from_files
 
 
 def notebook(path, cells, outputs=None, language="python"):
@@ -43,12 +43,12 @@ def replay(
     measurements=None,
     store=None,
     study=None,
-    tell=lambda _: None,
+    on_event=lambda _: None,
     python=sys.executable,
-    home=None,
+    author_folder=None,
     **options,
 ):
-    study = study or from_files(files)
+    study = study or study_from_files(files)
     chosen = ReplayOptions(**options)
     known = measurements or Measurements()
     plan = plan_study(study, chosen, known, store)
@@ -61,8 +61,8 @@ def replay(
         environment=os.environ,
         python=python,
         store=store,
-        home=home,
-        tell=tell,
+        author_folder=author_folder,
+        on_event=on_event,
     )
 
 

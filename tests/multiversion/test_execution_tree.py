@@ -6,15 +6,15 @@ import pytest
 from studies import notebook, scripts
 
 from rearview.errors import SourceError, UsageError
-from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree, to_json
+from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree, tree_to_json
 from rearview.multiversion.report import tree_lines, tree_svg
 from rearview.multiversion.study import (
     FileRef,
     Study,
     StudyVersion,
-    from_files,
     program_cells,
     split_loops,
+    study_from_files,
 )
 from rearview.plan.versions.tree import START
 
@@ -129,7 +129,7 @@ def test_the_tree_takes_less_than_a_kilobyte_per_ten_nodes():
     ]
     tree = build_tree(Study(tuple(version(f"v{n}", t) for n, t in enumerate(texts))))
     assert len(tree.tree) > 200
-    assert len(json.dumps(to_json(tree), separators=(",", ":"))) < 100 * len(tree.tree)
+    assert len(json.dumps(tree_to_json(tree), separators=(",", ":"))) < 100 * len(tree.tree)
 
 
 def test_a_tree_is_shown_as_text_and_as_a_picture(tmp_path):
@@ -146,13 +146,13 @@ def test_a_tree_is_shown_as_text_and_as_a_picture(tmp_path):
 
 def test_notebooks_give_their_code_cells(tmp_path):
     file = notebook(tmp_path / "a.ipynb", ["x = 1", "", "# only\nx"])
-    assert [cell.title for cell in from_files([file]).versions[0].cells] == ["x = 1", "x"]
+    assert [cell.title for cell in study_from_files([file]).versions[0].cells] == ["x = 1", "x"]
 
 
 def test_a_notebook_in_another_language_is_refused(tmp_path):
     file = notebook(tmp_path / "a.ipynb", ["x <- 1"], language="R")
     with pytest.raises(SourceError, match="notebook in R"):
-        from_files([file])
+        study_from_files([file])
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"cells": 3}', "\ud800".encode("utf-8", "replace")])
@@ -160,18 +160,18 @@ def test_a_file_that_is_not_a_notebook_is_refused(tmp_path, text):
     file = tmp_path / "a.ipynb"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SourceError) as caught:
-        from_files([file])
+        study_from_files([file])
     assert caught.value.slug == "notebook-unreadable"
 
 
 def test_an_empty_notebook_has_no_cells_and_a_missing_file_is_refused(tmp_path):
     empty = notebook(tmp_path / "a.ipynb", [])
-    assert build_tree(from_files([empty])).tree.parent == ()
+    assert build_tree(study_from_files([empty])).tree.parent == ()
     with pytest.raises(UsageError, match="There is no file"):
-        from_files([tmp_path / "b.py"])
+        study_from_files([tmp_path / "b.py"])
 
 
 def test_scripts_and_notebooks_share_nothing(tmp_path):
     book = notebook(tmp_path / "a.ipynb", ["x = 1"])
     (script,) = scripts(tmp_path, b="x = 1")
-    assert build_tree(from_files([book, script])).tree.parent == (START, START)
+    assert build_tree(study_from_files([book, script])).tree.parent == (START, START)

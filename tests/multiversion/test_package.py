@@ -22,15 +22,15 @@ from rearview.multiversion.package import open_package, pack
 from rearview.multiversion.package_metadata import (
     Manifest,
     PackageEnvironment,
-    from_crate,
     requirements,
+    study_from_crate,
 )
-from rearview.multiversion.replay import ReplayOptions, plan_study
-from rearview.multiversion.study import from_files
+from rearview.multiversion.replay_study import ReplayOptions, plan_study
+from rearview.multiversion.study import study_from_files
 
 
 def packed(tmp_path, files, measurements=None, **more):
-    study = from_files(files)
+    study = study_from_files(files)
     programs = {v.name: f.read_bytes() for v, f in zip(study.versions, files, strict=True)}
     target = tmp_path.parent / f"{tmp_path.name}.rvz"
     return pack(
@@ -48,7 +48,7 @@ def good(tmp_path_factory):
         for n in range(3)
     ]
     known = Measurements()
-    for node in build_tree(from_files(files)).nodes:
+    for node in build_tree(study_from_files(files)).nodes:
         known.add(node.chain, CellFacts(2.5, 1000, ("data.csv",)))
     return packed(folder, files, known).file
 
@@ -65,7 +65,7 @@ def test_a_package_extracts_to_the_packed_files(package, tmp_path):
     cell = study.versions[1].cells[1]
     assert (cell.seconds, cell.size, cell.reads) == (2.5, 1000, ("data.csv",))
     assert cell.outputs[0]["text"] == "1\n"
-    assert study.versions[0].files["data.csv"].place.read_text() == "a,b\n1,2\n"
+    assert study.versions[0].files["data.csv"].file.read_text() == "a,b\n1,2\n"
     assert b"print(2)" in programs["v2"]
     assert len(reader.manifest.tree["nodes"]) == 4
     assert reader.manifest.environment.python.startswith("3.")
@@ -90,9 +90,9 @@ def test_large_data_is_referenced_and_found_by_its_hash(tmp_path):
     other.mkdir()
     (other / "big.bin").write_bytes(b"y" * 5000)
     wrong, _ = reader.extract(tmp_path / "two", data=[other])
-    assert wrong.versions[0].files["big.bin"].place is None
+    assert wrong.versions[0].files["big.bin"].file is None
     found, _ = reader.extract(tmp_path / "three", data=[other, folder])
-    assert found.versions[0].files["big.bin"].place == folder / "big.bin"
+    assert found.versions[0].files["big.bin"].file == folder / "big.bin"
 
 
 def test_the_metadata_is_an_ro_crate_whose_parts_are_in_the_package(package):
@@ -118,11 +118,11 @@ def test_an_ro_crate_folder_is_read_as_a_study(tmp_path):
         for name in ("a.py", "b.py", "../../etc/passwd", "gone.py")
     ]
     (tmp_path / "ro-crate-metadata.json").write_text(json.dumps({"@graph": graph}))
-    study, title = from_crate(tmp_path)
+    study, title = study_from_crate(tmp_path)
     assert ([v.name for v in study.versions], title) == (["a", "b"], "Tides")
     (tmp_path / "ro-crate-metadata.json").write_text("[]")
     with pytest.raises(SourceError):
-        from_crate(tmp_path)
+        study_from_crate(tmp_path)
 
 
 # Hostile and damaged packages. Each rewrites a good one.
@@ -212,7 +212,7 @@ def test_data_that_compresses_like_a_bomb_can_be_packed_and_read(tmp_path):
     folder.mkdir()
     (folder / "zeros.bin").write_bytes(bytes(4 << 20))
     study, _ = opened(packed(folder, scripts(folder, a="x = 1\n")).file, tmp_path)
-    assert study.versions[0].files["zeros.bin"].place.stat().st_size == 4 << 20
+    assert study.versions[0].files["zeros.bin"].file.stat().st_size == 4 << 20
 
 
 def test_an_entry_that_lies_about_its_size_is_refused(package, tmp_path):
@@ -482,7 +482,7 @@ def test_data_folders_give_only_files_with_the_hash_that_is_named(package, tmp_p
         manifest["versions"][0]["files"] = {"secret.txt": ref}
 
     study, _ = opened_with_data(rewritten(package, change), tmp_path)
-    assert study.versions[0].files["secret.txt"].place is None
+    assert study.versions[0].files["secret.txt"].file is None
 
 
 def opened_with_data(file, tmp_path):

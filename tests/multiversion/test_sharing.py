@@ -12,8 +12,8 @@ from nbformat.v4 import new_output
 from studies import notebook, printed, replay, scripts, texts
 
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
-from rearview.multiversion.replay import shared_wrongly
-from rearview.multiversion.study import FileRef, Study, from_files
+from rearview.multiversion.replay_study import versions_sharing_wrongly
+from rearview.multiversion.study import FileRef, Study, study_from_files
 
 
 def costly(study, known=None, **facts):
@@ -36,7 +36,7 @@ def alone(folder, name, scratch):
 def shown(folder, names, scratch, **options):
     files = [folder / name for name in names]
     expected = [alone(folder, name, scratch) for name in names]
-    report = replay(files, measurements=costly(from_files(files)), **options)
+    report = replay(files, measurements=costly(study_from_files(files)), **options)
     assert [texts(report, version.name) for version in report.versions] == expected
     return report
 
@@ -275,7 +275,7 @@ def test_versions_that_turn_out_to_have_shared_wrongly_are_computed_again(tmp_pa
     text = "x = open('data.txt').read()\n\nprint(x, 1)\n"
     files = scripts(tmp_path, a=text, b=text)
     versions = []
-    for version in from_files(files).versions:
+    for version in study_from_files(files).versions:
         place = tmp_path.parent / f"data-{version.name}.txt"
         place.write_text(version.name)
         versions.append(changed(version, files={"data.txt": FileRef(version.name, 1, place)}))
@@ -286,7 +286,7 @@ def test_versions_that_turn_out_to_have_shared_wrongly_are_computed_again(tmp_pa
     assert any("computed again" in note for note in report.result.notes)
     again = replay(files, study=study, measurements=known)
     assert not any("computed again" in note for note in again.result.notes)
-    assert not shared_wrongly(again.tree, again.result)
+    assert not versions_sharing_wrongly(again.tree, again.result)
 
 
 # States of an earlier replay, and the author's own files.
@@ -313,7 +313,7 @@ def test_a_stored_state_is_used_only_if_all_that_it_depends_on_is_unchanged(tmp_
     monkeypatch.setattr(tempfile, "tempdir", str(short))
 
     def value():
-        report = replay(files, measurements=costly(from_files(files)), **options)
+        report = replay(files, measurements=costly(study_from_files(files)), **options)
         first, found, _ = texts(report, "v1").split()
         assert found == "True"
         return first, report.result.computed
@@ -341,7 +341,7 @@ def test_the_authors_files_are_not_changed_through_their_absolute_path(tmp_path)
         f"__import__('pathlib').Path({str(tmp_path / 'made')!r}).mkdir()",
     ]
     files = scripts(tmp_path, **{f"v{n}": f"x = {n}\n\n{door}\n" for n, door in enumerate(doors)})
-    report = replay(files, home=tmp_path)
+    report = replay(files, author_folder=tmp_path)
     for version in report.versions:
         assert "a replay works in a copy of the folder" in version.problem
     assert data.read_text() == "mine"
@@ -359,9 +359,9 @@ def test_files_that_programs_name_outside_their_folder_are_taken_along(tmp_path,
     (tmp_path / "unrelated" / "y").touch()
     cell = "import sys\nsys.path.append('../lib')\nimport tools\nprint(open('../data/x.csv').read(), tools.K)"
     book = notebook(tmp_path / "books" / "v.ipynb", [cell], [printed("1 2\n")])
-    study = from_files([book])
+    study = study_from_files([book])
     assert set(study.versions[0].files) == {"books/v.ipynb", "data/x.csv", "lib/tools.py"}
-    assert [v.same for v in replay([book]).versions] == ["same"]
+    assert [v.worst_match for v in replay([book]).versions] == ["same"]
     (script,) = scripts(tmp_path / "books", s="print(open('data/x.csv').read())\n")
     monkeypatch.chdir(tmp_path)  # as in `python books/s.py`
     assert texts(replay([script]), "s") == "1\n"
@@ -372,7 +372,7 @@ def test_a_notebook_goes_on_after_a_cell_that_failed_for_its_author_too(tmp_path
     cells = ["x = 1", "x / 0", "print(x)", "x / 'a'", "print(2)"]
     shown_outputs = [[], [error], printed("1\n"), [], printed("2\n")]
     (version,) = replay([notebook(tmp_path / "a.ipynb", cells, shown_outputs)]).versions
-    assert [cell.verdict.same for cell in version.cells[:4]] == ["same"] * 3 + ["different"]
+    assert [cell.verdict.match for cell in version.cells[:4]] == ["same"] * 3 + ["different"]
     assert "TypeError" in version.problem
     assert version.cells[4].ended == "not run"
 

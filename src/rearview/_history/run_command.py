@@ -364,7 +364,7 @@ class RunResumer:
 
         Raise if an edit changes code that has run before the last checkpoint.
         """
-        from rearview.source.probes.resume_edits import resume_edit
+        from rearview.source.probes.edit_before_resume import edit_before_resume
 
         edited = edited_source(self.versions, run)
         if not edited:
@@ -391,7 +391,9 @@ class RunResumer:
         recorded, old = self.versions.files(run.version), self.versions.files(run.source)
         new = {**old, **edited}
         unchanged_loops = {
-            loop for ids in resume_edit(recorded, old, new).ids.values() for loop in ids.values()
+            loop
+            for ids in edit_before_resume(recorded, old, new).ids.values()
+            for loop in ids.values()
         }
         for loop, *_ in last.meta.path:
             if loop not in unchanged_loops and loop.partition(":")[0] in new:

@@ -76,7 +76,7 @@ def inner_spans(
 def _runs_only_in(probe: Probe, main: str, inner: str) -> bool:
     """Return True if a statement runs in the inner loop alone and needs no other loop to run."""
     inside = all(path[:2] == (main, inner) for path in probe.paths)
-    return bool(probe.paths) and inside and not probe.feeds
+    return bool(probe.paths) and inside and not probe.feeding_loops
 
 
 @dataclass(frozen=True, slots=True)

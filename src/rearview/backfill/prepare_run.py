@@ -164,7 +164,7 @@ class PreparedRun:
             loops=path,
             place=self._position(probe, path),
             depth=-1 if probe.depth == START else depth,
-            feeds=bool(probe.feeds),
+            feeds=bool(probe.feeding_loops),
             at=request.at,
             missing=request.missing,
             within=request.coverage.within,

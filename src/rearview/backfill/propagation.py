@@ -21,8 +21,15 @@ from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import FileNames, renames
 from rearview.source.notebooks import as_programs, name_cells
 from rearview.source.probes.find import check, find
-from rearview.source.probes.probe import Naming, Probe, ProbeKind, Probes, fits, needed
-from rearview.source.propagate.carry_statement import SURE
+from rearview.source.probes.probe import (
+    Probe,
+    ProbeKind,
+    Probes,
+    VariableExtraction,
+    fits,
+    needed_probes,
+)
+from rearview.source.propagate.carry_statement import MIN_CONFIDENCE
 from rearview.source.propagate.splice import SeparatedLines, separate_lines
 from rearview.source.propagate.versions import (
     HandPlace,
@@ -166,7 +173,7 @@ class Probing:
     """Places given by hand."""
     only: tuple[str, ...] = ()
     """Only the statements that log these names count, with the statements that they need; empty: all."""
-    sure: float = SURE
+    sure: float = MIN_CONFIDENCE
     """Places less likely right than this are refused."""
     disproved: dict[str, dict[int, dict[tuple[str, int], str]]] = field(default_factory=dict)
     """Version -> number of a statement -> place that a replay showed to be wrong -> reason."""
@@ -250,7 +257,7 @@ class Probing:
         probing = self.carrying(names)
         if not names or not probing.only or run.version not in probing.chain:
             return probes
-        kept = needed(probes, names)
+        kept = needed_probes(probes, names)
         if all(probe in kept or probe.kind is ProbeKind.IMPORT for probe in probes.probes):
             return probes
         outcome = probing.outcomes[probing.chain.index(run.version)]
@@ -343,7 +350,7 @@ class Probing:
         """Statements that the work tree adds to the newest version that was run."""
         probes: Collection[Probe] = self._newest.probes if self._newest is not None else ()
         if self.only and self._newest is not None:
-            probes = needed(self._newest, self.only)
+            probes = needed_probes(self._newest, self.only)
         return tuple(sorted(probes, key=lambda probe: (probe.path, probe.first)))
 
     @cached_property
@@ -357,11 +364,11 @@ class Probing:
     def outcomes(self) -> tuple[VersionOutcome, ...]:
         """Where the added statements belong in each version of the chain."""
         versions = [self.renaming.under_newest_names(version) for version in self.chain]
-        namings = self._newest.namings if self._newest is not None else ()
+        extractions = self._newest.extractions if self._newest is not None else ()
         edited = {**self._named, **{path: each.text for path, each in self._separated.items()}}
         through_versions = through(
             *(edited, self._statements, versions, self._by_hand()),
-            list(map(self._moved, namings)),
+            list(map(self._moved, extractions)),
             self.sure,
             {self.chain.index(version): places for version, places in self.disproved.items()},
         )
@@ -402,11 +409,13 @@ class Probing:
             statements.append(Statement(probe.path, (first, first + probe.last - probe.first)))
         return statements
 
-    def _moved(self, naming: Naming) -> Naming:
-        cuts = self._separated[naming.path].cuts if naming.path in self._separated else ()
-        for line, _ in reversed(cuts):
-            naming = naming.pushed(naming.path, line + 1, 1)
-        return naming
+    def _moved(self, extraction: VariableExtraction) -> VariableExtraction:
+        breaks = (
+            self._separated[extraction.path].breaks if extraction.path in self._separated else ()
+        )
+        for line, _ in reversed(breaks):
+            extraction = extraction.shifted(extraction.path, line + 1, 1)
+        return extraction
 
     def is_carried(self, run: Run, names: Sequence[str], source: Texts) -> bool:
         """Return True if `source` is the version of a run with statements that were carried there.

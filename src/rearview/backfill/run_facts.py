@@ -75,7 +75,7 @@ class RunRequest:
 def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -> SegmentFile:
     """Return the segment file for one segment of the plan; `first` if it is the run's first."""
     probes = request.requested
-    chains = [list(chain) for probe in probes for chain in (*probe.paths, *probe.fed_by)]
+    chains = [list(chain) for probe in probes for chain in (*probe.paths, *probe.feeding_paths)]
     # without any path, the loops around the statement are not known
     before_loops = bool(probes) and all(
         probe.runs_first and probe.paths and not any(probe.paths) for probe in probes
@@ -471,7 +471,7 @@ def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
         replace(
             probe,
             paths=tuple(map(renamed, probe.paths)),
-            fed_by=tuple(map(renamed, probe.fed_by)),
+            feeding_paths=tuple(map(renamed, probe.feeding_paths)),
             runs_first=runs_first(probe),
         )
         for probe in probes.probes

@@ -428,7 +428,9 @@ def _common_depths(texts: Mapping[str, SetupText]) -> dict[str, list[int]]:
 def _loops_of(prepared: RunSetup) -> tuple[str, ...]:
     """Return the loops before which a shared set-up ends: the main loop, and those with probes in them."""
     request = prepared.request
-    chains = [chain for probe in request.requested for chain in (*probe.paths, *probe.fed_by)]
+    chains = [
+        chain for probe in request.requested for chain in (*probe.paths, *probe.feeding_paths)
+    ]
     loops = [request.main_loop or "", *(chain[0] for chain in chains if chain)]
     return tuple(dict.fromkeys(loop for loop in loops if loop))
 

@@ -15,7 +15,7 @@ from rearview.errors import SourceError, UsageError
 from rearview.model import Run
 from rearview.source.log_calls import LogPlace, names_logged
 from rearview.source.probes.probe import Probes, fits
-from rearview.source.propagate.without_logs import without_logs
+from rearview.source.propagate.remove_log_statements import without_logs
 
 
 @dataclass(frozen=True)

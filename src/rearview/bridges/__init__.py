@@ -1,1 +1,1 @@
-"""Bridges to the loggers and trackers people already use: background writers, import, export, MCP."""
+"""Bridges to other tools: import from and export to other trackers, and a server of tools for coding agents (MCP)."""

@@ -1,7 +1,7 @@
-"""Import runs of other trackers as runs of this project, and list runs of this project for export.
+"""Import runs of other trackers into a project, and yield runs of a project for export to other trackers.
 
-An imported run has records at its steps and its parameters as arguments; importing again adds only what is
-new. An exported value is a name, a step, a time and a value.
+An imported run has its values as records and its parameters as arguments; a second import adds only what is
+new. The modules `mlflow_runs`, `tensorboard_files` and `wandb_files` read and write the trackers' formats.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
 
 LOOP = "step"
-"""The loop whose iterations are the steps of imported values."""
+"""Name of the loop in the points of imported values: `step=20`."""
 
 
 @dataclass(frozen=True)
 class TrackedValue:
-    """One value of another tracker."""
+    """A value in another tracker."""
 
     name: str
     value: Any
     step: int | None
-    """None if the value was logged once for the whole run."""
+    """Step at which the value was logged; None if it was logged once for the whole run."""
     time: float
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run of another tracker."""
+    """A run in another tracker."""
 
     tracker: str
     key: str
-    """The identity of the run in that tracker; it does not depend on where its files are."""
+    """Id of the run in the tracker, which does not depend on where the files of the run are."""
     started: float
     values: Iterable[TrackedValue]
     ended: float | None = None
     exit_code: int | None = 0
-    """None if the run has not ended."""
+    """Exit code of the run; None if the run has not ended."""
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
-    """Where it was read from."""
+    """Folder, file or address from which the run was read."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class Imported:
     key: str
     source: str
     records: int
-    """Records that this import added."""
+    """Number of values that this import added."""
     is_new: bool
 
 
 def project_at(folder: Path) -> Project:
-    """Return the project that contains a folder; create one there if there is none."""
+    """Return the project that contains a folder; create a project in the folder if there is none."""
     return Project.find(folder) or Project.create(folder)
 
 
 def import_runs(project: Project, tracked_runs: Iterable[TrackedRun]) -> list[Imported]:
-    """Store runs of another tracker; add what is new to runs that were imported before."""
+    """Store runs of another tracker; if a run was imported before, add only what is new."""
     runs = Runs(project)
     imported_before = {
         (run.facts.imported.get("from"), run.facts.imported.get("key")): run.id
@@ -83,22 +83,22 @@ def import_runs(project: Project, tracked_runs: Iterable[TrackedRun]) -> list[Im
         if run.facts.imported
     }
     history = History(project)
-    out = []
+    imported = []
     for tracked in tracked_runs:
         run = imported_before.get((tracked.tracker, tracked.key))
         is_new = run is None
         if run is None:
-            run = _start(runs, tracked)
+            run = _create_run(runs, tracked)
             imported_before[tracked.tracker, tracked.key] = run
         added = _add_values(project, runs, history, run, tracked, is_new=is_new)
         if tracked.exit_code is not None and runs.get(run).ended is None:
             ended = tracked.ended or tracked.started
             runs.end(run, tracked.exit_code, moment=ended)
-        out.append(Imported(run, tracked.key, tracked.source, added, is_new))
-    return out
+        imported.append(Imported(run, tracked.key, tracked.source, added, is_new))
+    return imported
 
 
-def _start(runs: Runs, tracked: TrackedRun) -> str:
+def _create_run(runs: Runs, tracked: TrackedRun) -> str:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(tracked.started))
     text = hashlib.sha256(f"{tracked.tracker}\0{tracked.key}".encode()).hexdigest()
     ids = (f"{stamp}-{text[k : k + 4]}" for k in range(60))
@@ -119,12 +119,12 @@ def _start(runs: Runs, tracked: TrackedRun) -> str:
         },
     )
     runs.note(run, labels.TAG, {"tags": [tracked.tracker]})
-    _give_name(runs, run, tracked.name)
+    _set_name(runs, run, tracked.name)
     return run
 
 
-def _give_name(runs: Runs, run: str, name: str) -> None:
-    """Give an imported run its name in the tracker, unless another run here has that name."""
+def _set_name(runs: Runs, run: str, name: str) -> None:
+    """Give an imported run the name that it has in the tracker, unless another run of the project has this name."""
     try:
         name = labels.check_name(name)
     except UsageError:
@@ -143,27 +143,31 @@ def _add_values(
     }
     if changed:
         runs.update_args(run, changed)
-    stored = set() if is_new else _stored_places(history, run)
+    stored_steps = set() if is_new else _stored_steps(history, run)
     rows: dict[int | None, dict[str, TrackedValue]] = {}
     for value in tracked.values:
-        if (value.name, value.step) not in stored and value.name.strip() and value.name[0] != "$":
-            rows.setdefault(value.step, {})[value.name] = value  # the last of a step
+        if (
+            (value.name, value.step) not in stored_steps
+            and value.name.strip()
+            and value.name[0] != "$"
+        ):
+            rows.setdefault(value.step, {})[value.name] = value  # the last value of a step counts
     if not rows:
         return 0
     attempt, since = (0, 0) if is_new else _next_attempt(history, run)
     put_object = Checkpoints(project).objects.put
-    out = RecordFile(runs.folder(run), run, put=put_object, attempt=attempt, since=since)
+    record_file = RecordFile(runs.folder(run), run, put=put_object, attempt=attempt, since=since)
     try:
         for step in sorted(rows, key=lambda each: (each is None, each or 0)):
             values = rows[step]
             moment = max(value.time for value in values.values())
-            out.append(
+            record_file.append(
                 encode_point(_point(step)),
                 [(name, value.value) for name, value in values.items()],
                 moment=moment,
             )
     finally:
-        out.close()
+        record_file.close()
     return sum(map(len, rows.values()))
 
 
@@ -173,8 +177,8 @@ def _point(step: int | None) -> Point:
     return Point((Step(LOOP, max(0, step), step if step < 0 else None),))
 
 
-def _stored_places(history: History, run: str) -> set[tuple[str, int | None]]:
-    """Return the (name, step) pairs for which a run has values."""
+def _stored_steps(history: History, run: str) -> set[tuple[str, int | None]]:
+    """Return (name, step) for every value of a run."""
     rows = history.sql(
         f"SELECT name, path, indices FROM records WHERE run = '{run}'"  # noqa: S608 - our own id
     ).rows()
@@ -182,7 +186,7 @@ def _stored_places(history: History, run: str) -> set[tuple[str, int | None]]:
 
 
 def _next_attempt(history: History, run: str) -> tuple[int, int]:
-    """Return an attempt number that orders new records after those that a run has."""
+    """Return (attempt, sequence number) for new records of a run, so that they come after its existing records."""
     row = history.sql(
         "SELECT max(attempt) AS attempt, max(seq) AS seq FROM records "  # noqa: S608 - our own id
         f"WHERE run = '{run}'"
@@ -191,7 +195,7 @@ def _next_attempt(history: History, run: str) -> tuple[int, int]:
 
 
 def missing_library(library: str, extra: str, doing: str) -> UsageError:
-    """Return the error that names the missing library and how to install it."""
+    """Return an error that says that `doing` needs a library, and how to install it."""
     return UsageError(
         f"{doing} needs {library}, which is not installed. Install it with "
         f"`pip install 'rearview[{extra}]'`.",
@@ -200,7 +204,7 @@ def missing_library(library: str, extra: str, doing: str) -> UsageError:
 
 
 def nothing_found(tracker: str, path: Path | str, looked_for: str) -> UsageError:
-    """Return the error for a path with nothing to import."""
+    """Return the error for a file path at which there is nothing to import."""
     return UsageError(
         f"{path} has no data of {tracker}: no {looked_for} was found. Name the folder that {tracker} "
         "wrote to.",
@@ -210,18 +214,18 @@ def nothing_found(tracker: str, path: Path | str, looked_for: str) -> UsageError
 
 @dataclass(frozen=True)
 class ExportedValue:
-    """One value of a run."""
+    """A value of a run, for another tracker."""
 
     name: str
     step: int
     value: Any
-    """A number or text; a `StoredValue` for media."""
+    """A number, a text, or a `StoredValue` (an image, a table, …)."""
     time: float
 
 
 @dataclass(frozen=True)
 class ExportedRun:
-    """A run and its values, each name in order."""
+    """A run with its values, ordered by name and step."""
 
     run: Run
     values: tuple[ExportedValue, ...]
@@ -233,10 +237,11 @@ class Exported:
 
     run: str
     place: str
+    """Folder to which the run was written, or its id in the tracker."""
     values: int
-    """Values that this export wrote; 0 if the target had all of them already."""
+    """Number of values that this export wrote; 0 if the target had all of them already."""
     left_out: int = 0
-    """Values of kinds that the tracker cannot store."""
+    """Number of values that the tracker cannot store."""
 
 
 def exported_runs(
@@ -247,28 +252,30 @@ def exported_runs(
     runs: Sequence[str] | None = None,
     unproved: bool = False,
 ) -> Iterator[ExportedRun]:
-    """Yield runs with their values: those that the run logged itself, else those of a proved replay.
+    """Yield runs with their values; for each point, a value that the run logged, else a value of a replay.
 
-    The step of a value is the iteration of its loop. In nested loops the points are counted continuously:
+    The step of a value is the iteration of its loop. In nested loops the points are numbered without a gap:
     `epoch=1/step=0` comes right after the last step of epoch 0. Other trackers cannot mark doubtful values:
-    unproved ones are left out unless `unproved` is True.
+    values of replays that were not proved exact are left out unless `unproved` is True.
     """
-    run_ids = {history.run(which).id for which in runs} if runs else None
+    run_ids = {history.run(name).id for name in runs} if runs else None
     for run in history.runs(where):
         if run_ids is None or run.id in run_ids:
-            yield ExportedRun(run, tuple(_values(history, run.id, names, unproved=unproved)))
+            yield ExportedRun(
+                run, tuple(_exported_values(history, run.id, names, unproved=unproved))
+            )
 
 
-def _values(
+def _exported_values(
     history: History, run: str, names: Sequence[str], *, unproved: bool
 ) -> Iterator[ExportedValue]:
     origins = ["recorded", "replayed", *(["unproved", "not exact"] if unproved else [])]
-    listed = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
-    some = f"AND name IN ({listed})" if names else ""
+    quoted_names = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
+    name_condition = f"AND name IN ({quoted_names})" if names else ""
     rank = " ".join(f"WHEN '{origin}' THEN {k}" for k, origin in enumerate(origins))
     query = f"""
         SELECT name, path, indices, kind, number, whole, text, time FROM records
-        WHERE run = '{run}' AND NOT starts_with(name, '$') {some}
+        WHERE run = '{run}' AND NOT starts_with(name, '$') {name_condition}
           AND origin IN ({", ".join(f"'{origin}'" for origin in origins)})
         QUALIFY row_number() OVER (
           PARTITION BY name, path, indices
@@ -279,14 +286,14 @@ def _values(
     table = history.sql(query)
     for _, rows in groupby(table.described(), key=lambda row: (row["name"], row["path"])):
         for number, row in enumerate(rows):
-            flat = "/" not in row["path"] and row["path"]
-            step = int(row["indices"][0]) if flat else number
-            value = _value(row)
+            single_loop = "/" not in row["path"] and row["path"]
+            step = int(row["indices"][0]) if single_loop else number
+            value = _value_in_row(row)
             if value is not None:
                 yield ExportedValue(row["name"], step, value, row["time"])
 
 
-def _value(row: dict[str, Any]) -> Any:
+def _value_in_row(row: dict[str, Any]) -> Any:
     kind = row["kind"]
     if kind in {"int", "long"}:
         return int(row["whole"])

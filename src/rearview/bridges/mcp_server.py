@@ -1,7 +1,7 @@
-"""A Model Context Protocol server for a project's runs, for coding agents.
+"""A server of the Model Context Protocol, by which coding agents ask about the runs of a project.
 
-All its tools only read, unless replays are allowed. A backfill needs the consent text that `price` returns,
-so that it never starts hours of computing by surprise.
+Its tools only read, unless replays are allowed. The tool `backfill` needs the consent text that the tool `price`
+returns, so that an agent never starts hours of computing without having seen the price.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ exists, ask `price` what it costs to fill that column for past runs, then call `
 
 
 def serve(history: History, *, allow_replay: bool) -> None:
-    """Serve on standard input and output until the client disconnects."""
+    """Run the server on standard input and output until the client disconnects."""
     make_server(history, allow_replay=allow_replay).run("stdio")
 
 
 def make_server(history: History, *, allow_replay: bool) -> Any:
-    """Return the server, with the tools that are allowed."""
+    """Return the server; it has the tool `backfill` only if `allow_replay` is True."""
     try:
         from mcp.server.mcpserver import MCPServer
         from mcp.types import ToolAnnotations
@@ -43,19 +43,19 @@ def make_server(history: History, *, allow_replay: bool) -> Any:
         raise missing_library("mcp 2", "mcp", "`rearview mcp`") from exc
     server = MCPServer("rearview", instructions=INSTRUCTIONS)
     tools = Tools(history)
-    reading: list[Callable[..., Any]] = [
+    read_only_tools: list[Callable[..., Any]] = [
         *(tools.runs, tools.show, tools.names, tools.table, tools.sql, tools.diff, tools.price),
     ]
-    for tool in reading:
-        server.tool(annotations=ToolAnnotations(read_only_hint=True))(_explaining(tool))
+    for tool in read_only_tools:
+        server.tool(annotations=ToolAnnotations(read_only_hint=True))(_with_errors_as_answers(tool))
     if allow_replay:
-        running = ToolAnnotations(read_only_hint=False, destructive_hint=False)
-        server.tool(annotations=running)(_explaining(tools.backfill))
+        annotations = ToolAnnotations(read_only_hint=False, destructive_hint=False)
+        server.tool(annotations=annotations)(_with_errors_as_answers(tools.backfill))
     return server
 
 
-def _explaining(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the tool, changed so that a Rearview error becomes an answer: its message says what to do."""
+def _with_errors_as_answers(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a tool that answers with the message of an error, if `tool` raises an error of Rearview."""
 
     @functools.wraps(tool)
     def answer(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +82,7 @@ class Tools:
         runs = self._history.runs(where)
         return {
             "total": len(runs),
-            "runs": [_run(run) for run in reversed(runs[-max(1, limit) :])],
+            "runs": [_run_facts(run) for run in reversed(runs[-max(1, limit) :])],
         }
 
     def show(self, run: str = "latest") -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Tools:
         """
         report = self._history.show(run)
         return {
-            **_run(report.run),
+            **_run_facts(report.run),
             "names": report.names,
             "loops": dict(report.loops),
             "checkpoints": len(report.checkpoints),
@@ -123,7 +123,7 @@ class Tools:
         )
         return {
             "columns": table.columns,
-            "rows": [list(map(_plain, row.values())) for row in table.described()],
+            "rows": [list(map(_json_value, row.values())) for row in table.described()],
             "total_rows": self._history.table(*names, runs=runs, where=where).count(),
         }
 
@@ -135,7 +135,9 @@ class Tools:
         """
         table = self._history.sql(query)
         max_rows = max(1, min(limit, MOST_ROWS))
-        rows = [list(map(_plain, row.values())) for row in islice(table.described(), max_rows + 1)]
+        rows = [
+            list(map(_json_value, row.values())) for row in islice(table.described(), max_rows + 1)
+        ]
         return {
             "columns": table.columns,
             "rows": rows[:max_rows],
@@ -154,7 +156,7 @@ class Tools:
         The newest source must log the names. The answer holds a `consent` that `backfill` asks for.
         """
         report = self._history.plan(names, runs=runs, where=where)
-        return _priced(report, names, runs, where)
+        return _price_of(report, names, runs, where)
 
     def backfill(
         self,
@@ -163,12 +165,12 @@ class Tools:
         runs: list[str] | None = None,
         where: str | None = None,
     ) -> dict[str, Any]:
-        """Fill columns for past runs by running the least of them again; `consent` is from `price`.
+        """Fill columns for past runs by running the smallest necessary part again; `consent` is from `price`.
 
         Show the user the price first, and continue only with their agreement.
         """
         report = self._history.plan(names, runs=runs, where=where)
-        priced = _priced(report, names, runs, where)
+        priced = _price_of(report, names, runs, where)
         if consent != priced["consent"]:
             raise UsageError(
                 f"The consent {consent!r} does not belong to this backfill, which takes "
@@ -176,18 +178,18 @@ class Tools:
                 "the user what it costs, then pass the consent that it returned.",
                 slug="mcp-consent",
             )
-        done = self._history.backfill(names, runs=runs, where=where, plan=report)
+        backfill_report = self._history.backfill(names, runs=runs, where=where, plan=report)
         return {
-            "values": done.written,
-            "exact": done.proved,
-            "seconds": round(done.seconds, 3),
-            "speedup": done.speedup,
-            "refused": [{"run": each.run, "why": each.reason} for each in done.refusals],
-            "unproved": [each.run for each in done.outcomes if not each.proved],
+            "values": backfill_report.written,
+            "exact": backfill_report.proved,
+            "seconds": round(backfill_report.seconds, 3),
+            "speedup": backfill_report.speedup,
+            "refused": [{"run": each.run, "why": each.reason} for each in backfill_report.refusals],
+            "unproved": [each.run for each in backfill_report.outcomes if not each.proved],
         }
 
 
-def _priced(
+def _price_of(
     report: PlanReport, names: Sequence[str], runs: Sequence[str] | None, where: str | None
 ) -> dict[str, Any]:
     plan = report.plan
@@ -206,7 +208,7 @@ def _priced(
     }
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run_facts(run: Run) -> dict[str, Any]:
     return {
         "run": run.id,
         "name": run.name,
@@ -216,12 +218,12 @@ def _run(run: Run) -> dict[str, Any]:
         "status": str(run.status),
         "started": run.started,
         "seconds": None if run.ended is None else round(run.ended - run.started, 3),
-        "arguments": {name: _plain(value) for name, value in run.args.items()},
+        "arguments": {name: _json_value(value) for name, value in run.args.items()},
     }
 
 
-def _plain(value: Any) -> Any:
-    """Return a value in JSON's types; media are described in a few words."""
+def _json_value(value: Any) -> Any:
+    """Return a value in JSON's types; an image, table or other media becomes a short description."""
     if isinstance(value, StoredValue):
         return f"<{value.describe()}>"
     if isinstance(value, float):
@@ -229,7 +231,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     return str(value)

@@ -20,14 +20,14 @@ from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import parameter_in_text
 
 TAG = "rearview.run"
-"""Tag of an MLflow run that names the run here which it came from."""
-_BATCH = 1000
-"""Metrics that MLflow accepts in one request."""
-_ENDED = {"FINISHED": 0, "FAILED": 1, "KILLED": 137}
+"""Tag of an exported MLflow run; its value is the id of the run of this project."""
+_BATCH_SIZE = 1000
+"""Largest number of metrics that MLflow accepts in one request."""
+_EXIT_CODES = {"FINISHED": 0, "FAILED": 1, "KILLED": 137}
 
 
 def tracking_uri(place: str) -> str:
-    """Return the address of a store that a user names: an address, a database, or a folder.
+    """Return the address of an MLflow store, which a user names by its address, database or folder.
 
     >>> tracking_uri("http://localhost:5000"), tracking_uri("/x/mlflow.db")
     ('http://localhost:5000', 'sqlite:////x/mlflow.db')
@@ -44,7 +44,7 @@ def tracking_uri(place: str) -> str:
 
 @contextmanager
 def _client(uri: str, doing: str) -> Iterator[Any]:
-    """Yield a client for a store; MLflow's warnings are suppressed."""
+    """Yield an MLflow client for a store; raise errors that say what to do; suppress MLflow's warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -66,7 +66,7 @@ def _client(uri: str, doing: str) -> Iterator[Any]:
 
 
 def read_mlflow(place: str) -> Iterator[TrackedRun]:
-    """Yield every run of an MLflow store that was not deleted there."""
+    """Yield the runs of an MLflow store, without deleted runs and runs that were exported from Rearview."""
     uri = tracking_uri(place)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         raise nothing_found("MLflow", place, "mlflow.db and no mlruns folder")
@@ -75,10 +75,10 @@ def read_mlflow(place: str) -> Iterator[TrackedRun]:
             run
             for experiment in _pages(client.search_experiments)
             for run in _pages(client.search_runs, [experiment.experiment_id])
-            if TAG not in run.data.tags  # this run was exported from here
+            if TAG not in run.data.tags  # exported from Rearview
         ]
         for run in sorted(tracked_runs, key=lambda each: each.info.start_time or 0):
-            yield _tracked(client, run, place)
+            yield _tracked_run(client, run, place)
 
 
 def _pages(search: Any, *args: Any) -> Iterator[Any]:
@@ -91,7 +91,7 @@ def _pages(search: Any, *args: Any) -> Iterator[Any]:
             return
 
 
-def _tracked(client: Any, run: Any, place: str) -> TrackedRun:
+def _tracked_run(client: Any, run: Any, place: str) -> TrackedRun:
     values = [
         TrackedValue(metric.key, float(metric.value), int(metric.step), metric.timestamp / 1000)
         for key in run.data.metrics
@@ -104,7 +104,7 @@ def _tracked(client: Any, run: Any, place: str) -> TrackedRun:
         (run.info.start_time or 0) / 1000,
         values,
         ended=ended / 1000 if ended else None,
-        exit_code=_ENDED.get(run.info.status),
+        exit_code=_EXIT_CODES.get(run.info.status),
         name=run.info.run_name or "",
         arguments={name: parameter_in_text(text) for name, text in run.data.params.items()},
         source=place,
@@ -112,29 +112,29 @@ def _tracked(client: Any, run: Any, place: str) -> TrackedRun:
 
 
 def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported:
-    """Write a run to an MLflow store; values that are there already are not written again."""
+    """Write a run to an MLflow store; values that the store has already are not written again."""
     uri = tracking_uri(place)
     run = exported.run
     with _client(uri, "Writing to MLflow's store") as client:
         from mlflow.entities import Metric, Param, RunTag
 
         existing_experiment = client.get_experiment_by_name(experiment)
-        number = (
+        experiment_id = (
             existing_experiment.experiment_id
             if existing_experiment
             else client.create_experiment(experiment)
         )
-        existing_runs = client.search_runs([number], f"tags.`{TAG}` = '{run.id}'")
+        existing_runs = client.search_runs([experiment_id], f"tags.`{TAG}` = '{run.id}'")
         if existing_runs:
             target = existing_runs[0]
         else:
             tags = {TAG: run.id, "rearview.version": run.version}
             target = client.create_run(
-                number, int(run.started * 1000), tags, run_name=run.name or run.id
+                experiment_id, int(run.started * 1000), tags, run_name=run.name or run.id
             )
         key = target.info.run_id
         numbers = [value for value in exported.values if isinstance(value.value, (int, float))]
-        stored = {
+        stored_metrics = {
             (metric.key, metric.step, metric.value)
             for name in {value.name for value in numbers} & set(target.data.metrics)
             for metric in client.get_metric_history(key, name)
@@ -142,17 +142,17 @@ def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported
         metrics = [
             Metric(value.name, float(value.value), int(value.time * 1000), value.step)
             for value in numbers
-            if (value.name, value.step, float(value.value)) not in stored
+            if (value.name, value.step, float(value.value)) not in stored_metrics
         ]
         params = [
             Param(name, str(value)[:6000])
             for name, value in sorted(run.args.items())
             if name not in target.data.params
         ]
-        for at in range(0, len(metrics), _BATCH):
-            client.log_batch(key, metrics[at : at + _BATCH])
-        for at in range(0, len(params), 100):
-            client.log_batch(key, params=params[at : at + 100])
+        for start in range(0, len(metrics), _BATCH_SIZE):
+            client.log_batch(key, metrics[start : start + _BATCH_SIZE])
+        for start in range(0, len(params), 100):
+            client.log_batch(key, params=params[start : start + 100])
         if run.note and target.data.tags.get("mlflow.note.content") != run.note:
             client.log_batch(key, tags=[RunTag("mlflow.note.content", run.note)])
         status = {"finished": "FINISHED", "running": "RUNNING"}.get(run.status, "FAILED")

@@ -1,4 +1,4 @@
-"""Import runs from event files of TensorBoard and export runs to them."""
+"""Import runs from event files of TensorBoard, and export runs as event files."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MARK = "tfevents"
 
 
 def read_tensorboard(path: Path) -> Iterator[TrackedRun]:
-    """Yield a run for each folder with event files at or below `path`."""
+    """Yield a run for each folder with event files: `path` and its subfolders."""
     try:
-        import tensorboard  # noqa: F401 - said before anything is read
+        import tensorboard  # noqa: F401 - fails before any file is read
     except ImportError as exc:
         raise missing_library("tensorboard", "tensorboard", "Reading event files") from exc
     files = [path] if path.is_file() else sorted(path.rglob(f"*{MARK}*"))
@@ -40,11 +40,11 @@ def read_tensorboard(path: Path) -> Iterator[TrackedRun]:
     if not folders:
         raise nothing_found("TensorBoard", path, "event file (*tfevents*)")
     for folder, folder_files in folders.items():
-        yield _read_folder(folder, sorted(folder_files, key=_by_age), path)
+        yield _read_folder(folder, sorted(folder_files, key=_file_order), path)
 
 
-def _by_age(file: Path) -> list[str | int]:
-    """Return a sort key for an event file: its name, with time, process and count as numbers."""
+def _file_order(file: Path) -> list[str | int]:
+    """Return a sort key for an event file: the parts of its name, digits as numbers, so that files sort by time."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", file.name)]
 
 
@@ -56,14 +56,14 @@ def _read_folder(folder: Path, files: list[Path], top: Path) -> TrackedRun:
         for event in _events(file):
             started, ended = min(started, event.wall_time), max(ended, event.wall_time)
             for value in event.summary.value:
-                read = _read_value(value, arguments)
-                if read is not None:
+                stored_value = _read_value(value, arguments)
+                if stored_value is not None:
                     tag = value.tag.removesuffix("/text_summary")
-                    values.append(TrackedValue(tag, read, int(event.step), event.wall_time))
+                    values.append(TrackedValue(tag, stored_value, int(event.step), event.wall_time))
     name = folder.name if folder == top else os.fspath(folder.relative_to(top))
     return TrackedRun(
         "tensorboard",
-        files[0].name,  # it holds the time, the machine and the process
+        files[0].name,  # contains the time, the machine and the process
         0.0 if started == float("inf") else started,
         values,
         ended=ended,
@@ -80,7 +80,7 @@ def _events(file: Path) -> Iterator[Any]:
 
 
 def _read_value(value: Any, arguments: dict[str, Any]) -> Any:
-    """Return one value of an event; parameters are added to `arguments` instead."""
+    """Return the value of a summary, or None; if the summary contains parameters, add these to `arguments`."""
     plugin = value.metadata.plugin_data.plugin_name
     if plugin == "hparams":
         arguments.update(_parameters(value.metadata.plugin_data.content))
@@ -120,7 +120,7 @@ def _parameters(content: bytes) -> dict[str, Any]:
 
 
 def write_tensorboard(exported: ExportedRun, folder: Path) -> Exported:
-    """Write a run into a new folder below `folder`; the same values give the same bytes."""
+    """Write a run as an event file in a subfolder of `folder` named like the run; equal values give equal bytes."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -150,9 +150,9 @@ def write_tensorboard(exported: ExportedRun, folder: Path) -> Exported:
     if file.is_file() and file.read_bytes() == out.getvalue():
         return Exported(run.id, os.fspath(place), 0, left_out)
     place.mkdir(parents=True, exist_ok=True)
-    aside = place / f".{run.id}.{os.getpid()}"
-    aside.write_bytes(out.getvalue())
-    aside.replace(file)
+    part = place / f".{run.id}.{os.getpid()}"
+    part.write_bytes(out.getvalue())
+    part.replace(file)
     return Exported(run.id, os.fspath(place), written, left_out)
 
 
@@ -162,7 +162,7 @@ def _summary(name: str, value: Any) -> Any:
     if isinstance(value, (int, float)):
         return Summary.Value(tag=name, simple_value=float(value))
     if isinstance(value, str):
-        return _text(name, value)
+        return _text_summary(name, value)
     if not isinstance(value, StoredValue):
         return None
     if value.kind == "histogram":
@@ -178,7 +178,7 @@ def _summary(name: str, value: Any) -> Any:
             num=sum(counts),
             sum=total,
             sum_squares=squares,
-            bucket_limit=edges,  # the first bucket ends where the first bin begins, and is empty
+            bucket_limit=edges,  # TensorBoard needs an empty bucket that ends where the first bin begins
             bucket=[0.0, *counts],
         )
         return Summary.Value(tag=name, histo=histogram)
@@ -197,11 +197,11 @@ def _summary(name: str, value: Any) -> Any:
         )
         return Summary.Value(tag=name, audio=sound)
     if value.kind == "text":
-        return _text(name, str(value.load()))
+        return _text_summary(name, str(value.load()))
     return None
 
 
-def _text(name: str, text: str) -> Any:
+def _text_summary(name: str, text: str) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -214,17 +214,19 @@ def _text(name: str, text: str) -> Any:
 
 
 def _parameters_event(run: Any) -> Any:
-    """Return the event with which TensorBoard shows arguments as hyper-parameters."""
+    """Return an event with the arguments of a run as hyper-parameters, or None if no argument has a value."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import summary_v2
 
-    plain = {
+    hyperparameters = {
         name: value if isinstance(value, (bool, int, float, str)) else str(value)
         for name, value in sorted(run.args.items())
         if value is not None
     }
-    if not plain:
+    if not hyperparameters:
         return None
-    summary: Summary = summary_v2.hparams_pb(plain, trial_id=run.id, start_time_secs=run.started)
+    summary: Summary = summary_v2.hparams_pb(
+        hyperparameters, trial_id=run.id, start_time_secs=run.started
+    )
     return Event(wall_time=run.started, summary=summary)

@@ -1,7 +1,8 @@
-"""Import offline runs of Weights & Biases and export runs as such.
+"""Import offline runs of Weights & Biases, and export runs as offline runs.
 
-An offline run is a folder with one log of protocol buffers: a header of 7 bytes, then blocks of 32 KB with
-chunks of a checksum, a length, a kind and data. This module reads the format; the package `wandb` writes it.
+An offline run is a folder with a log of protocol buffers: a header of 7 bytes, then blocks of 32 KB. A block
+contains chunks, each with a checksum, a length, a kind and data. This module reads the log; the package `wandb`
+writes it.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from rearview.store.media import StoredValue
 HEADER = b":W&B"
 _BLOCK = 32768
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-_MARK = "rearview.json"
+_EXPORT_FILE = "rearview.json"
+"""File in the folder of an offline run that `write_wandb` wrote: the run and a hash of its content."""
 
 
 def read_wandb(path: Path) -> Iterator[TrackedRun]:
-    """Yield every offline run at or below `path`."""
+    """Yield the offline runs in `path` and its subfolders, without those that were exported from Rearview."""
     try:
         import wandb.proto.wandb_internal_pb2  # noqa: F401
     except ImportError as exc:
         raise missing_library("wandb", "wandb", "Reading offline runs") from exc
     files = [path] if path.is_file() else sorted(path.rglob("*.wandb"))
-    files = [file for file in files if not (file.parent / _MARK).exists()]
+    files = [file for file in files if not (file.parent / _EXPORT_FILE).exists()]
     if not files:
         raise nothing_found("W&B", path, "offline run (run-*.wandb)")
     for file in files:
@@ -54,46 +56,46 @@ def _read_run(file: Path) -> TrackedRun:
 
     values: list[TrackedValue] = []
     arguments: dict[str, Any] = {}
-    about: Any = None
+    run_record: Any = None
     code: int | None = None
     latest = 0.0
     for data in log_records(file):
         record = Record.FromString(data)
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            about = record.run
+            run_record = record.run
             arguments.update(_config(record.run.config.update))
         elif kind == "config":
             arguments.update(_config(record.config.update))
         elif kind == "exit":
             code = int(record.exit.exit_code)
         elif kind == "history":
-            row = _nested(record.history.item)
+            row = _nested_dict(record.history.item)
             step = int(row.pop("_step", record.history.step.num))
             latest = float(row.pop("_timestamp", latest))
             values.extend(
                 TrackedValue(name, value, step, latest)
                 for name, raw in _flat(row)
-                if (value := _value(raw, file.parent / "files")) is not None
+                if (value := _read_value(raw, file.parent / "files")) is not None
             )
     started = 0.0
-    if about is not None:
-        started = about.start_time.seconds + about.start_time.nanos / 1e9
+    if run_record is not None:
+        started = run_record.start_time.seconds + run_record.start_time.nanos / 1e9
     return TrackedRun(
         "wandb",
-        about.run_id if about is not None else file.stem.removeprefix("run-"),
+        run_record.run_id if run_record is not None else file.stem.removeprefix("run-"),
         started,
         values,
         ended=latest or None,
         exit_code=code,
-        name=about.display_name if about is not None else "",
+        name=run_record.display_name if run_record is not None else "",
         arguments=arguments,
         source=os.fspath(file.parent),
     )
 
 
-def _nested(items: Any) -> dict[str, Any]:
-    """Return a nested dictionary of items, each given with the names that lead to it."""
+def _nested_dict(items: Any) -> dict[str, Any]:
+    """Return the items of a protocol buffer as a dict; an item with several keys becomes nested dicts."""
     out: dict[str, Any] = {}
     for item in items:
         *outer, last = item.nested_key or [item.key]
@@ -107,19 +109,21 @@ def _nested(items: Any) -> dict[str, Any]:
 
 
 def _config(items: Any) -> dict[str, Any]:
-    """Return the parameters in a configuration, without W&B's own entries."""
-    entries = _nested(items)
-    plain = {
+    """Return name -> value of the parameters in a configuration, without W&B's own entries."""
+    entries = _nested_dict(items)
+    settings_by_name = {
         name: value["value"]
         if isinstance(value, dict) and "value" in value and set(value) <= {"value", "desc"}
         else value
         for name, value in entries.items()
     }
-    return dict(_flat({name: value for name, value in plain.items() if name != "_wandb"}))
+    return dict(
+        _flat({name: value for name, value in settings_by_name.items() if name != "_wandb"})
+    )
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield names and values; nested names are joined by a slash."""
+    """Yield (name, value); the names of nested dicts are joined by slashes."""
     for name, value in row.items():
         if isinstance(value, dict) and "_type" not in value:
             yield from _flat(value, f"{prefix}{name}/")
@@ -127,7 +131,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
-def _value(raw: Any, files: Path) -> Any:
+def _read_value(raw: Any, files: Path) -> Any:
     if not isinstance(raw, dict) or "_type" not in raw:
         return (
             {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.get(
@@ -148,15 +152,15 @@ def _value(raw: Any, files: Path) -> Any:
             if kind == "image-file" and path.suffix == ".png":
                 return media.Image(path.read_bytes())
             if kind == "table-file":
-                stored = json.loads(path.read_bytes())
-                return media.DataTable(stored["columns"], stored["data"])
+                table = json.loads(path.read_bytes())
+                return media.DataTable(table["columns"], table["data"])
             if kind == "audio-file" and path.suffix == ".wav":
                 return media.Audio(path.read_bytes())
     return raw
 
 
 def log_records(file: Path) -> Iterator[bytes]:
-    """Yield the records of an offline log, up to a record that was cut off by a kill."""
+    """Yield the records of an offline log; stop at a last record that is incomplete because the program was killed."""
     data = file.read_bytes()
     if data[:4] != HEADER:
         raise DamagedError(
@@ -164,26 +168,26 @@ def log_records(file: Path) -> Iterator[bytes]:
             "that holds offline-run-* folders.",
             slug="import-damaged",
         )
-    place, parts = 7, b""
-    while place + 7 <= len(data):
-        block_left = _BLOCK - place % _BLOCK
+    offset, parts = 7, b""
+    while offset + 7 <= len(data):
+        block_left = _BLOCK - offset % _BLOCK
         if block_left < 7:
-            place += block_left
+            offset += block_left
             continue
-        check, length, kind = struct.unpack_from("<IHB", data, place)
-        chunk = data[place + 7 : place + 7 + length]
+        checksum, length, kind = struct.unpack_from("<IHB", data, offset)
+        chunk = data[offset + 7 : offset + 7 + length]
         if kind == 0 and length == 0:
-            place += block_left
+            offset += block_left
             continue
         if len(chunk) < length:
             return
-        if check != zlib.crc32(data[place + 6 : place + 7 + length]):
+        if checksum != zlib.crc32(data[offset + 6 : offset + 7 + length]):
             raise DamagedError(
-                f"{file} is damaged at byte {place}: its checksum does not match. The values before "
+                f"{file} is damaged at byte {offset}: its checksum does not match. The values before "
                 "that byte were not imported either; copy the file again.",
                 slug="import-damaged",
             )
-        place += 7 + length
+        offset += 7 + length
         if kind in {_FULL, _FIRST}:
             parts = chunk
         else:
@@ -193,7 +197,7 @@ def log_records(file: Path) -> Iterator[bytes]:
 
 
 def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
-    """Write a run as an offline run; `wandb sync` uploads it with the id that it has here."""
+    """Write a run as an offline run of W&B; `wandb sync` uploads it under the id of the run in this project."""
     try:
         import wandb
     except ImportError as exc:
@@ -202,19 +206,19 @@ def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
     rows: dict[int, dict[str, Any]] = {}
     left_out = 0
     for value in exported.values:
-        converted = _for_wandb(value.value)
+        converted = _value_for_wandb(value.value)
         if converted is None:
             left_out += 1
         else:
             rows.setdefault(value.step, {})[value.name] = converted
     count = sum(map(len, rows.values()))
-    mark = {"run": run.id, "content": _digest(exported), "values": count}
+    export_facts = {"run": run.id, "content": _digest(exported), "values": count}
     target = folder.absolute()
-    for old in sorted(target.glob(f"wandb/offline-run-*-{run.id}")):
-        if (old / _MARK).is_file():
-            if json.loads((old / _MARK).read_text()) == mark:
-                return Exported(run.id, os.fspath(old), 0, left_out)
-            shutil.rmtree(old)  # an earlier export with fewer values
+    for old_export in sorted(target.glob(f"wandb/offline-run-*-{run.id}")):
+        if (old_export / _EXPORT_FILE).is_file():
+            if json.loads((old_export / _EXPORT_FILE).read_text()) == export_facts:
+                return Exported(run.id, os.fspath(old_export), 0, left_out)
+            shutil.rmtree(old_export)  # an earlier export of other values
     target.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
@@ -235,11 +239,11 @@ def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
         wandb_run.log(rows[step], step=step)
     place = Path(wandb_run.dir).parent
     wandb_run.finish(exit_code=run.exit_code or 0)
-    (place / _MARK).write_text(json.dumps(mark))
+    (place / _EXPORT_FILE).write_text(json.dumps(export_facts))
     return Exported(run.id, os.fspath(place), count, left_out)
 
 
-def _for_wandb(value: Any) -> Any:
+def _value_for_wandb(value: Any) -> Any:
     import wandb
 
     if isinstance(value, (int, float, str)):

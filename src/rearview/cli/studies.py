@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rearview.multiversion.execution_tree import ExecutionTree
     from rearview.multiversion.open_study import OpenedStudy
     from rearview.multiversion.package import PackageReader
+    from rearview.multiversion.replay_tree import ReplayEvent
     from rearview.multiversion.study import Study
-    from rearview.multiversion.tree_engine import ReplayEvent
 
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 PLAIN_EVERY = 10.0
@@ -63,7 +63,7 @@ def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
     RUNS are recorded runs (all of them by default); FILES are scripts and notebooks, a version each.
     Cells are shared as long as code and inputs are the same; formatting and comments do not count.
     """
-    from rearview.multiversion.execution_tree import build_tree, to_json
+    from rearview.multiversion.execution_tree import build_tree, tree_to_json
     from rearview.multiversion.report import tree_lines, tree_svg
 
     opened = _open(words)
@@ -74,7 +74,7 @@ def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
     if as_json:
         from rearview.cli.terminal.output import json_text
 
-        output.data(json_text(to_json(built)))
+        output.data(json_text(tree_to_json(built)))
         return 0
     if svg is None:
         for line in tree_lines(built):
@@ -204,9 +204,9 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choices: Any) -> int:
     """Replay a package, scripts or notebooks; return the exit code."""
-    from rearview.multiversion.replay import ReplayOptions, plan_study
+    from rearview.multiversion.compare_outputs import Tolerance
+    from rearview.multiversion.replay_study import ReplayOptions, plan_study
     from rearview.multiversion.report import plan_lines
-    from rearview.multiversion.verdicts import Tolerance
 
     options = ReplayOptions(
         cache=float(choices["cache"] if choices["cache"] is not None else 2e9),
@@ -228,7 +228,7 @@ def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choic
             reader, opened = _open_package(Path(packages[0]), Path(scratch), choices)
         else:
             opened = _open(words)
-        study = opened.study.only(choices["only"]) if choices["only"] else opened.study
+        study = opened.study.select_versions(choices["only"]) if choices["only"] else opened.study
         plan = plan_study(study, options, opened.measurements, opened.store)
         if not (as_json or quiet) or choices["dry_run"]:
             for line in plan_lines(plan, cache=options.cache, workers=options.workers):
@@ -337,7 +337,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
         own_requirements,
         requirements,
     )
-    from rearview.multiversion.study import imports
+    from rearview.multiversion.study import imports_module
 
     environment = reader.manifest.environment
     if offline:
@@ -347,7 +347,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
     tools = [*TOOLS]
     if any(version.notebook for version in study.versions):
         tools += NOTEBOOK_TOOLS
-    if imports(study, "rearview"):
+    if imports_module(study, "rearview"):
         tools += own_requirements()
     key = hashlib.sha256(repr([environment.python, requirements(environment), tools]).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -373,7 +373,7 @@ def _run(
     quiet: bool,
     page: Path | None,
 ) -> int:
-    from rearview.multiversion.replay import replay_study
+    from rearview.multiversion.replay_study import replay_study
     from rearview.multiversion.report import report_html, report_json, report_lines
 
     live = TreeView(plan.tree, plan.order.seconds)
@@ -387,9 +387,9 @@ def _run(
             environment=os.environ,
             python=python,
             store=opened.store,
-            home=opened.home,
+            author_folder=opened.author_folder,
             contents=opened.contents,
-            tell=live if not (quiet or as_json) else (lambda _: None),
+            on_event=live if not (quiet or as_json) else (lambda _: None),
         )
     if page is not None:
         page.write_text(report_html(report, opened.title or "Replay"), "utf-8", "replace")
@@ -423,15 +423,15 @@ class TreeView:
         with self._lock:
             row = self._rows.get(event.node)
             if row is not None:
-                if event.what == "compute":
+                if event.action == "compute":
                     self._marks[row] = ">"
-                elif event.what == "computed":
+                elif event.action == "computed":
                     self._marks[row] = "+" if event.text == "done" else "!"
-                elif event.what == "keep":
+                elif event.action == "keep":
                     self._kept.add(row)
-                elif event.what == "evict":
+                elif event.action == "evict":
                     self._kept.discard(row)
-            self._done = max(self._done, event.done)
+            self._done = max(self._done, event.done_seconds)
             now = time.monotonic()
             if self._live is not None:
                 self._live.update(self._text())

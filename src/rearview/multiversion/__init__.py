@@ -1,1 +1,1 @@
-"""Many versions as one execution tree: build it, replay it, compare it, pack it for others."""
+"""Run many versions of a program as one execution tree: build and replay it, compare outputs, pack versions."""

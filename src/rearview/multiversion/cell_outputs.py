@@ -1,4 +1,7 @@
-"""Collect inside a cell process what its cell prints and displays. Standard library and IPython only."""
+"""Collect the outputs of a cell inside its process: printed text, displayed values, errors.
+
+This module imports only the standard library and IPython.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import sys
 from typing import Any
 
 MOST_OUTPUT = 16 << 20
-"""Bytes of output that are kept per cell."""
+"""Bytes of output per cell; more is cut off."""
 
 
 class CellOutputs:
-    """The outputs of a cell, in the form in which notebooks store them."""
+    """A list of a cell's outputs, each a dict as in a notebook file."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -21,12 +24,12 @@ class CellOutputs:
         self.clear_next = False
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the outputs so far and start a new list."""
+        """Return the outputs since the last call, and start a new list."""
         items, self.items, self.size, self.clear_next = self.items, [], 0, False
         return items
 
     def add(self, item: dict[str, Any], size: int) -> None:
-        """Add one output."""
+        """Add an output of `size` bytes; drop it if the cell has too much output already."""
         if self.clear_next:
             self.items, self.clear_next = [], False
         if self.size > MOST_OUTPUT:
@@ -37,7 +40,7 @@ class CellOutputs:
         self.items.append(item)
 
     def write(self, name: str, text: str) -> None:
-        """Add text to a stream."""
+        """Add text that was written to the stream `name`."""
         last = self.items[-1] if self.items and not self.clear_next else None
         if last and last["output_type"] == "stream" and last["name"] == name:
             self.size += len(text)
@@ -48,18 +51,18 @@ class CellOutputs:
 
 
 class OutputStream(io.TextIOBase):
-    """Standard output or error of the program."""
+    """Replaces `sys.stdout` or `sys.stderr`: written text becomes an output of the cell."""
 
     def __init__(self, outputs: CellOutputs, name: str, fd: int) -> None:
         self.outputs, self.stream, self._fd = outputs, name, fd
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """UTF-8, always."""
+        """The encoding, always UTF-8."""
         return "utf-8"
 
     def write(self, text: str) -> int:
-        """Add text to the outputs of the cell."""
+        """Add text to the outputs of the cell; return its length."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         self.outputs.write(self.stream, text)
@@ -74,27 +77,27 @@ class OutputStream(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """Return the descriptor that child processes write to."""
+        """Return the file descriptor to which child processes write."""
         return self._fd
 
 
-class Descriptors:
+class OutputDescriptors:
     """Collects what C code and child processes write to file descriptors 1 and 2."""
 
     def __init__(self) -> None:
-        self.begin()
+        self.open_files()
 
-    def begin(self) -> None:
-        """Give this process files of its own; a forked process must not share those of its parent."""
+    def open_files(self) -> None:
+        """Redirect descriptors 1 and 2 to new files; a forked process must not share the files of its parent."""
         for fd in (1, 2):
             name = f"rearview-{os.getpid()}-{fd}"
-            target = os.memfd_create(name) if hasattr(os, "memfd_create") else _temporary()
+            target = os.memfd_create(name) if hasattr(os, "memfd_create") else _unnamed_file()
             os.dup2(target, fd)
             os.set_inheritable(fd, True)
             os.close(target)
 
     def take(self, outputs: CellOutputs) -> None:
-        """Move the written text to the outputs of the cell."""
+        """Move the text that was written to the descriptors to the outputs of the cell."""
         for fd, name in ((1, "stdout"), (2, "stderr")):
             end = os.lseek(fd, 0, os.SEEK_END)
             if end:
@@ -104,7 +107,7 @@ class Descriptors:
                 outputs.write(name, text)
 
 
-def _temporary() -> int:
+def _unnamed_file() -> int:
     import tempfile
 
     fd, path = tempfile.mkstemp()
@@ -113,7 +116,7 @@ def _temporary() -> int:
 
 
 def make_shell(outputs: CellOutputs) -> Any:
-    """Return an IPython shell whose outputs are collected."""
+    """Return an IPython shell that adds what it displays to `outputs`."""
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
@@ -124,7 +127,7 @@ def make_shell(outputs: CellOutputs) -> Any:
             pass
 
         def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
-            data = _mime(format_dict)
+            data = _json_data(format_dict)
             item = {"output_type": "execute_result", "data": data, "metadata": md_dict or {}}
             item["execution_count"] = self.prompt_count
             outputs.add(item, len(json.dumps(data)))
@@ -143,17 +146,17 @@ def make_shell(outputs: CellOutputs) -> Any:
             update: Any = False,
             **more: Any,  # noqa: ARG002
         ) -> None:
-            shown = _mime(data)
-            item = {"output_type": "display_data", "data": shown, "metadata": metadata or {}}
-            display = (transient or {}).get("display_id")
-            if display:
-                item["display_id"] = display
+            mime_data = _json_data(data)
+            item = {"output_type": "display_data", "data": mime_data, "metadata": metadata or {}}
+            display_id = (transient or {}).get("display_id")
+            if display_id:
+                item["display_id"] = display_id
             if update:
-                for old in outputs.items:
-                    if display and old.get("display_id") == display:
-                        old["data"] = shown
+                for item_on_page in outputs.items:
+                    if display_id and item_on_page.get("display_id") == display_id:
+                        item_on_page["data"] = mime_data
                 return
-            outputs.add(item, len(json.dumps(shown)))
+            outputs.add(item, len(json.dumps(mime_data)))
 
         def clear_output(self, wait: bool = False) -> None:
             if wait:
@@ -168,7 +171,7 @@ def make_shell(outputs: CellOutputs) -> Any:
             item["traceback"] = stb if isinstance(stb, list) else [str(stb)]
             outputs.add(item, 0)
 
-        # as in a kernel: the output of shell lines is collected, without a terminal
+        # as in a kernel: `!command` gets a pipe, not a terminal
         system = InteractiveShell.system_piped
 
         def ask_exit(self) -> None:
@@ -187,12 +190,13 @@ def make_shell(outputs: CellOutputs) -> Any:
     shell = Shell.instance(config=config, displayhook_class=Hook, display_pub_class=Publisher)
     setattr(InteractiveShell, "_instance", shell)  # noqa: B010 - get_ipython() looks there
     inline = sys.modules.get("matplotlib_inline.backend_inline")
-    if inline is not None:  # imported before the shell existed: show figures as images
+    if inline is not None:
+        # the backend was imported before the shell existed, so only now can it show figures as images
         inline._enable_matplotlib_integration()  # noqa: SLF001
     return shell
 
 
-def _mime(data: Any) -> dict[str, Any]:
+def _json_data(data: Any) -> dict[str, Any]:
     import base64
 
     return {

@@ -1,8 +1,9 @@
-"""The process that runs cells, parks itself by forking, and saves or loads its namespace.
+"""The program of a cell process: it runs cells, forks to keep its state, and saves or loads its namespace.
 
-It runs in the interpreter that the versions need, which may not have Rearview installed: it imports only
-the standard library, IPython for notebooks, and cloudpickle for stored namespaces. It takes commands from
-the engine over a Unix socket; each message is a length and JSON.
+A cell process runs in the interpreter that the versions need, which may not have Rearview installed. This
+module imports only the standard library, IPython for notebooks, and cloudpickle for stored namespaces. The
+process executes commands that `cell_process_control` sends over a Unix socket; each message is a length
+and JSON.
 """
 
 from __future__ import annotations
@@ -29,38 +30,38 @@ from struct import pack, unpack
 from time import perf_counter
 from typing import Any
 
+from rearview.multiversion.cell_file_access import CellFileAccess
 from rearview.multiversion.cell_outputs import (
     CellOutputs,
-    Descriptors,
+    OutputDescriptors,
     OutputStream,
     make_shell,
 )
 from rearview.multiversion.cell_process_state import (
-    Refused,
+    CannotKeepState,
     apply_process_settings,
     apply_settings,
-    end_idle_pools,
-    exercise,
-    forbids_fork,
-    forbids_storing,
+    end_idle_worker_pools,
     library_settings,
+    list_open_files,
     module_state,
     mount_folder,
-    open_files,
     pause_openmp,
     pickler,
     process_settings,
     random_states,
+    reason_against_fork,
+    reason_against_storing,
     reopen,
     restore_module,
     set_random_states,
     unpickler,
+    use_thread_pools,
 )
-from rearview.multiversion.cell_reads import Reads
 
 
-class Channel:
-    """Messages to and from the engine."""
+class ControlChannel:
+    """The connection of a cell process to the process that controls the replay."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -82,12 +83,12 @@ class Channel:
         self.socket.sendall(pack(">Q", len(data)) + data)
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None if the engine is gone."""
-        head = self._exactly(8)
-        data = self._exactly(unpack(">Q", head)[0]) if head else None
+        """Return the next message, or None if the controlling process has closed the connection."""
+        head = self._read_exactly(8)
+        data = self._read_exactly(unpack(">Q", head)[0]) if head else None
         return loads(data.decode("utf-8", "surrogatepass")) if data is not None else None
 
-    def _exactly(self, count: int) -> bytes | None:
+    def _read_exactly(self, count: int) -> bytes | None:
         parts = bytearray()
         while len(parts) < count:
             part = self.socket.recv(min(1 << 20, count - len(parts)))
@@ -100,11 +101,11 @@ class Channel:
 class CellProcess:
     """A process that holds the state of a program between two cells."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ControlChannel) -> None:
         self.channel = channel
         self.outputs = CellOutputs()
-        self.descriptors = Descriptors()
-        self.reads = Reads()
+        self.descriptors = OutputDescriptors()
+        self.file_access = CellFileAccess()
         self.shell: Any = None
         self.namespace: dict[str, Any] = {}
         self.flags = 0
@@ -112,7 +113,7 @@ class CellProcess:
         self.folder = self.cwd = ""
         self.environment = dict(os.environ)
         self.version_variables: dict[str, str | None] = {}
-        self.kept_files: list[tuple[int, str, int, int]] = []
+        self.open_files: list[tuple[int, str, int, int]] = []
         self.sources: dict[str, list[str]] = {}
         """Program -> the lines of its cells that ran in this process."""
 
@@ -121,10 +122,11 @@ class CellProcess:
     def setup(self, message: dict[str, Any]) -> None:
         """Prepare this process to run the first cell of a program."""
         program, cwd = message["program"], message["cwd"]
-        self.folder = self.reads.folder = os.path.realpath(message["folder"])
-        self.reads.inputs, self.reads.home = message["inputs"], message["home"]
-        self.reads.watch()
-        tempfile.tempdir = None  # looked up again, in the environment of this process
+        self.folder = self.file_access.folder = os.path.realpath(message["folder"])
+        self.file_access.inputs_folder = message["inputs"]
+        self.file_access.author_folder = message["author_folder"]
+        self.file_access.watch()
+        tempfile.tempdir = None  # `tempfile` then looks at TMPDIR again
         os.chdir(os.path.join(self.folder, cwd))
         self.program = os.path.join(self.folder, program)
         sys.path[0:1] = [os.path.dirname(self.program)]
@@ -133,28 +135,30 @@ class CellProcess:
         sys.stdin = open(os.devnull)  # noqa: SIM115
         builtins.input = _no_input
         if message["notebook"]:
-            self._notebook()
+            self._start_notebook()
         else:
             module = types.ModuleType("__main__")
             module.__dict__.update({"__file__": self.program, "__builtins__": builtins})
             sys.modules["__main__"] = module
             self.namespace = module.__dict__
 
-    def _notebook(self) -> None:
+    def _start_notebook(self) -> None:
         self.shell = make_shell(self.outputs)
         self.namespace = self.shell.user_ns
 
     def switch(self, program: str, argv: list[str], environment: dict[str, str | None]) -> None:
-        """Set the name, arguments and environment variables of the version that runs next."""
+        """Set the program name, arguments and environment variables of the version whose cells run next."""
         self.program = os.path.join(self.folder, program)
         if self.shell is None:
             self.namespace["__file__"] = self.program
         sys.argv = [self.program, *argv]
-        given = {name: self.environment.get(name) for name in self.version_variables} | environment
-        for name, value in given.items():
-            before = self.version_variables.get(name, self.environment.get(name))
-            if value == before or os.environ.get(name) != before:
-                continue  # it is so already, or the program has set it itself
+        new_values = {
+            name: self.environment.get(name) for name in self.version_variables
+        } | environment
+        for name, value in new_values.items():
+            previous_value = self.version_variables.get(name, self.environment.get(name))
+            if value == previous_value or os.environ.get(name) != previous_value:
+                continue  # nothing to change, or the program has set the variable itself
             if value is None:
                 del os.environ[name]
             else:
@@ -164,15 +168,15 @@ class CellProcess:
     # -- cells --
 
     def run(self, text: str, line: int) -> dict[str, Any]:
-        """Run one cell; return its outputs, seconds, reads and how it ended."""
+        """Run one cell that begins on `line` of its program; return its outputs, seconds, reads and how it ended."""
         self.outputs.take()
-        self.reads.begin(text, self.namespace)
+        self.file_access.begin(text, self.namespace)
         begin = perf_counter()
         try:
             ended = self._run_notebook(text) if self.shell else self._run_script(text, line)
         finally:
             seconds = perf_counter() - begin
-            reads = self.reads.end()
+            reads = self.file_access.end()
         self.descriptors.take(self.outputs)
         return {"outputs": self.outputs.take(), "seconds": seconds, "ended": ended, **reads}
 
@@ -185,7 +189,7 @@ class CellProcess:
 
     def _run_script(self, text: str, line: int) -> str:
         try:
-            line = self._show_source(text, line)
+            line = self._register_source(text, line)
             tree = ast.parse(text, self.program)
             ast.increment_lineno(tree, line - 1)
             for node in tree.body:
@@ -197,67 +201,68 @@ class CellProcess:
         except SystemExit as exc:
             if exc.code not in {None, 0}:
                 message = exc.code if isinstance(exc.code, str) else f"exit code {exc.code}"
-                self._failed("SystemExit", str(message), [])
+                self._add_error("SystemExit", str(message), [])
                 return "failed"
             return "exit"
         except BaseException as exc:
             lines = traceback.format_exception(exc)
-            kept = [entry for entry in lines if __file__ not in entry]
-            self._failed(type(exc).__name__, str(exc), kept)
+            user_lines = [entry for entry in lines if __file__ not in entry]
+            self._add_error(type(exc).__name__, str(exc), user_lines)
             return "failed"
         return "done"
 
-    def _show_source(self, text: str, line: int) -> int:
-        """Let tracebacks and `inspect` find the source of a cell; return the line on which it begins.
+    def _register_source(self, text: str, line: int) -> int:
+        """Let tracebacks and `inspect` find the source of a cell; return the line on which the cell begins.
 
-        Cells before it may be those of another version, with more lines of comments.
+        The line may be larger than `line`, because the cells that ran before may belong to another version,
+        with more lines of comments.
         """
         lines = self.sources.setdefault(self.program, [])
         line = max(line, len(lines) + 1)
         lines.extend(["\n"] * (line - 1 - len(lines)))
         lines.extend(text.splitlines(keepends=True))
-        # without a time stamp the entry stays, also when the file is gone
+        # linecache never discards an entry without a time stamp, even if the file does not exist
         linecache.cache[self.program] = (sum(map(len, lines)), None, lines, self.program)
         return line
 
-    def _failed(self, name: str, value: str, lines: list[str]) -> None:
+    def _add_error(self, name: str, value: str, lines: list[str]) -> None:
         item = {"output_type": "error", "ename": name, "evalue": value, "traceback": lines}
         self.outputs.add(item, len(value))
 
-    # -- parking --
+    # -- forks --
 
-    def park(self, token: str, folder: str, mount: str, *, first: bool) -> None:
-        """Fork: the child announces itself with `token` and continues, this process keeps its state.
+    def fork(self, token: str, folder: str, mount: str, *, first: bool) -> None:
+        """Fork: the child connects with `token` and runs the next cells, this process waits and keeps the state.
 
-        With `first`, this process has just computed its state and checks that it can be forked.
+        With `first`, this process has run cells since the last fork and checks whether a fork is safe.
         """
         if first:
-            end_idle_pools()
-            gc.collect()  # it may close files
-            reason = forbids_fork(self.channel.socket.fileno(), self.folder)
+            end_idle_worker_pools()
+            gc.collect()  # files of unreachable objects are closed
+            reason = reason_against_fork(self.channel.socket.fileno(), self.folder)
             if reason:
-                raise Refused(reason)
+                raise CannotKeepState(reason)
             pause_openmp()
-            self.kept_files = open_files()
+            self.open_files = list_open_files()
             self.cwd = os.getcwd()
         state = random.getstate()
         with warnings.catch_warnings():
-            # newer Pythons warn about forks with threads: `forbids_fork` has checked them
+            # Python 3.12 warns about forks with threads; `reason_against_fork` has checked the threads
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child:
             return
-        random.setstate(state)  # Python reseeds it in a forked process
+        random.setstate(state)  # Python reseeds `random` in a forked process
         try:
             self.channel.reconnect()
-            self.descriptors.begin()
+            self.descriptors.open_files()
             if mount:
                 mount_folder(folder, mount)
             if self.cwd:
                 os.chdir(self.cwd)
-            reopen(self.kept_files)
-            exercise()
-            self.reads.watch()
+            reopen(self.open_files)
+            use_thread_pools()
+            self.file_access.watch()
             self.channel.send({"hello": token, "pid": os.getpid()})
         except BaseException as exc:
             with contextlib.suppress(Exception):
@@ -267,12 +272,12 @@ class CellProcess:
     # -- stored namespace --
 
     def save(self, file: str) -> int:
-        """Write the namespace and the process settings to a file; return its size."""
+        """Write the namespace and the process settings to a file; return the size of the file."""
         if self._open_figures():
-            raise Refused("matplotlib figures are open")
-        reason = forbids_storing(self.folder, self.namespace)
+            raise CannotKeepState("matplotlib figures are open")
+        reason = reason_against_storing(self.folder, self.namespace)
         if reason:
-            raise Refused(reason)
+            raise CannotKeepState(reason)
         state = {
             "namespace": self._variables(),
             "modules": self._module_variables(),
@@ -280,7 +285,7 @@ class CellProcess:
             "settings": library_settings(),
             "flags": self.flags,
             "sources": self._source_texts(),
-            "outside": self.reads.outside,
+            "outside": self.file_access.outside_files,
             "count": self.shell.execution_count if self.shell else 0,
         }
         part = f"{file}.{os.getpid()}"
@@ -292,7 +297,7 @@ class CellProcess:
         except Exception as exc:
             with contextlib.suppress(OSError):
                 os.unlink(part)
-            raise Refused(self._unpicklable(exc)) from exc
+            raise CannotKeepState(self._unpicklable(exc)) from exc
         return os.stat(file).st_size
 
     def _variables(self) -> dict[str, Any]:
@@ -320,7 +325,7 @@ class CellProcess:
         }
 
     def _module_variables(self) -> dict[str, dict[str, Any]]:
-        """Return the variables of modules of the project, which importing them again would not restore."""
+        """Return the variables of the project's modules, which importing the modules again would not restore."""
         by_module: dict[str, dict[str, Any]] = {}
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
@@ -332,7 +337,7 @@ class CellProcess:
         return by_module
 
     def _source_texts(self) -> dict[str, list[str]]:
-        """Return the source of the cells that ran, by the names of their files."""
+        """Return file name -> lines of source, for all cells that ran in this process."""
         lines = {
             name: entry[2]
             for name, entry in linecache.cache.items()
@@ -353,9 +358,9 @@ class CellProcess:
         return f"the namespace cannot be pickled: {exc}"
 
     def load(self, file: str) -> None:
-        """Replace the namespace and settings by saved ones from a file."""
+        """Load the namespace and the settings that `save` wrote to a file."""
         with open(file, "rb") as stream:
-            # importing the modules that the state needs may depend on these
+            # unpickling the state imports modules, which may depend on `sys.path` and the current folder
             apply_process_settings(unpickler(stream, self.namespace).load(), self.folder)
             state = unpickler(stream, self.namespace).load()
         self.namespace.update(state["namespace"])
@@ -363,7 +368,7 @@ class CellProcess:
             module = sys.modules.get(name) or __import__(name, fromlist=["_"])
             restore_module(module, values)
         self.flags = state["flags"]
-        self.reads.outside.update(state["outside"])
+        self.file_access.outside_files.update(state["outside"])
         linecache.cache.update(
             (name, (sum(map(len, lines)), None, lines, name))
             for name, lines in state["sources"].items()
@@ -377,44 +382,44 @@ class CellProcess:
     # -- commands --
 
     def serve(self) -> None:
-        """Execute the commands of the engine until it closes the connection."""
+        """Execute commands until the controlling process closes the connection."""
         while True:
             message = self.channel.receive()
             if message is None:
                 os._exit(0)
-            self._reap()
+            self._reap_children()
             token = message.get("token")
-            before = os.getpid()
+            pid = os.getpid()
             try:
-                answer = self._do(message)
-            except Refused as exc:
+                answer = self._execute(message)
+            except CannotKeepState as exc:
                 answer = {"refused": str(exc)}
             except BaseException as exc:
                 answer = {"refused": f"{type(exc).__name__}: {exc}"}
-            if token is not None and os.getpid() != before:
-                continue  # this is the forked child, which announced itself instead of answering
+            if token is not None and os.getpid() != pid:
+                continue  # the forked child has sent its token and sends no answer
             self.channel.send(answer)
 
-    def _do(self, message: dict[str, Any]) -> dict[str, Any]:
-        do = message["do"]
-        if do == "cell":
+    def _execute(self, message: dict[str, Any]) -> dict[str, Any]:
+        command = message["do"]
+        if command == "cell":
             return self.run(message["text"], int(message["line"]))
-        if do == "setup":
+        if command == "setup":
             self.setup(message)
-        elif do == "switch":
+        elif command == "switch":
             self.switch(message["program"], message["argv"], message["environment"])
-        elif do == "park":
-            self.park(message["token"], message["folder"], message["mount"], first=message["first"])
-        elif do == "save":
+        elif command == "fork":
+            self.fork(message["token"], message["folder"], message["mount"], first=message["first"])
+        elif command == "save":
             size = self.save(message["file"])
-            return {"saved": size, "outside": self.reads.depends_on()}
-        elif do == "load":
+            return {"saved": size, "outside": self.file_access.depends_on()}
+        elif command == "load":
             self.load(message["file"])
-        elif do == "end":
+        elif command == "end":
             os._exit(0)
         return {"ok": True}
 
-    def _reap(self) -> None:
+    def _reap_children(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -425,14 +430,15 @@ def _no_input(prompt: object = "") -> str:
 
 
 def main() -> None:
-    """Connect to the engine, announce this process and serve."""
+    """Connect to the controlling process, announce this process and serve."""
     path, token, notebook = sys.argv[-3:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C and ends this process
-    channel = Channel(path)
-    if notebook == "1":  # imported once, before all versions, and before the output is redirected
+    # the controlling process handles Ctrl-C and ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = ControlChannel(path)
+    if notebook == "1":  # imported once, in the process that all others are forked from
         import IPython  # noqa: F401
 
-        with contextlib.suppress(ImportError):  # without matplotlib there is nothing to show inline
+        with contextlib.suppress(ImportError):  # without matplotlib there are no figures to show
             import matplotlib_inline  # noqa: F401
     process = CellProcess(channel)
     channel.send({"hello": token, "pid": os.getpid()})

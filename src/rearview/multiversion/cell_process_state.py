@@ -1,6 +1,6 @@
-"""Save and restore the state of a cell process, for a fork or for a stored namespace.
+"""Inspect, save and restore parts of a cell process's state that a fork or a stored namespace would lose.
 
-It runs inside the cell process and imports only the standard library.
+This module runs inside the cell process and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-_BAD_FORKS = {
+_FORBID_FORK = {
     "polars": "polars keeps a thread pool",
     "jax": "JAX keeps threads",
     "tensorflow": "TensorFlow keeps threads",
@@ -33,24 +33,25 @@ _BAD_FORKS = {
     "cupy": "CuPy holds a device",
     "grpc": "gRPC keeps threads",
 }
+"""Imported module -> why a process that has imported it must not be forked."""
 _SHARED = re.compile(r"^\S+ rw-s\S* \S+ \S+ \S+\s+(.*)$", re.MULTILINE)
-"""A mapping of memory that is shared with other processes, and its name."""
-_SEMAPHORE = "/dev/shm/sem."  # noqa: S108 - a name to compare with
+"""A line of `/proc/self/maps` about writable memory shared with other processes; the group is its file name."""
+_SEMAPHORE = "/dev/shm/sem."  # noqa: S108 - a name that is only compared
 _OMP = re.compile(r"/lib(?:g|i|)omp[^/]*\.so[^/]*$")
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 
 
-ENDING = 1.0
-"""Seconds to wait for threads to end: worker pools end theirs after they have returned the results."""
+END_SECONDS = 1.0
+"""Seconds to wait for threads to end: worker pools end their threads after they have returned the results."""
 
 
-class Refused(Exception):  # noqa: N818 - it says what happened
-    """The state cannot be kept in this way."""
+class CannotKeepState(Exception):  # noqa: N818 - it says what happened
+    """The state of the process cannot be kept by a fork, or cannot be stored; the message says why."""
 
 
-def end_idle_pools() -> None:
-    """End worker pools of libraries that start them again when they are needed."""
+def end_idle_worker_pools() -> None:
+    """End worker pools that their libraries (joblib, tqdm) start again when needed."""
     with contextlib.suppress(Exception):
         executor = sys.modules["joblib.externals.loky.reusable_executor"]._executor  # noqa: SLF001
         if executor is not None:
@@ -61,18 +62,18 @@ def end_idle_pools() -> None:
             monitor.exit()
 
 
-def forbids_fork(own_socket: int, folder: str) -> str:
-    """Return why this process must not be forked; '' if it may.
+def reason_against_fork(own_socket: int, folder: str) -> str:
+    """Return why this process must not be forked, or '' if it may be forked.
 
-    `own_socket` is the connection to the engine, `folder` the work folder.
+    `own_socket` is the descriptor of the connection to the controlling process, `folder` the work folder.
     """
     threads = [each for each in threading.enumerate() if each is not threading.current_thread()]
-    deadline = time.monotonic() + ENDING
+    deadline = time.monotonic() + END_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             return f"thread {thread.name!r} is running"
-    for name, why in _BAD_FORKS.items():
+    for name, why in _FORBID_FORK.items():
         if name in sys.modules:
             return why
     torch = sys.modules.get("torch")
@@ -85,7 +86,7 @@ def forbids_fork(own_socket: int, folder: str) -> str:
         alive = [
             pid
             for pid in children.split()
-            if _state(pid) not in {"Z", "X", ""} and not _is_tracker(pid)
+            if _process_status(pid) not in {"Z", "X", ""} and not _is_tracker(pid)
         ]
         if alive:
             processes = "a process" if len(alive) == 1 else f"{len(alive)} processes"
@@ -95,11 +96,11 @@ def forbids_fork(own_socket: int, folder: str) -> str:
             target = os.readlink(f"/proc/self/fd/{fd}")
             if target.startswith("socket:") and int(fd) != own_socket:
                 return "it has an open network connection"
-    return _shared_memory() or _shared_files(folder)
+    return _shared_memory_reason() or _shared_file_reason(folder)
 
 
 def _is_tracker(pid: str) -> bool:
-    """Return True for a process that only removes what its parents leave behind; they may share it."""
+    """Return True for a resource tracker of `multiprocessing`: parent and child of a fork may share it."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return b"resource_tracker" in file.read()
@@ -107,17 +108,17 @@ def _is_tracker(pid: str) -> bool:
         return False
 
 
-def _shared_memory() -> str:
-    """Return why a fork would share memory to which this process writes; '' if it would not."""
+def _shared_memory_reason() -> str:
+    """Return which writable memory a fork would share with its parent, as a reason, or '' if none."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as file:
         for name in _SHARED.findall(file.read()):
-            if not name.startswith(_SEMAPHORE):  # a free lock is the same in both
+            if not name.startswith(_SEMAPHORE):  # sharing a semaphore is harmless
                 return f"it shares memory: {name or 'without a name'}"
     return ""
 
 
-def _shared_files(folder: str) -> str:
-    """Return why a fork would share an open file that cannot be opened again; '' if it would not."""
+def _shared_file_reason(folder: str) -> str:
+    """Return which open file a fork would share without being able to reopen it, as a reason, or '' if none."""
     own_files: set[int] = set()
     for file in gc.get_objects():
         if isinstance(file, io.FileIO):
@@ -125,12 +126,12 @@ def _shared_files(folder: str) -> str:
                 own_files.add(file.fileno())
     for fd, target in _open_descriptors():
         with contextlib.suppress(OSError):
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 continue
             flags = fcntl.fcntl(fd, fcntl.F_GETFL)
             writes = flags & os.O_ACCMODE != os.O_RDONLY
-            if not _same_file(target, about):
+            if not _same_file(target, status):
                 return f"it has a file open that was removed: {target}"
             if not target.startswith(folder + os.sep):
                 if writes:
@@ -147,16 +148,16 @@ def _open_descriptors() -> Iterator[tuple[int, str]]:
                 yield int(name), os.readlink(f"/proc/self/fd/{name}")
 
 
-def _same_file(path: str, about: os.stat_result) -> bool:
+def _same_file(path: str, status: os.stat_result) -> bool:
     try:
-        now = os.stat(path)
+        current_status = os.stat(path)
     except OSError:
         return False
-    return (now.st_dev, now.st_ino) == (about.st_dev, about.st_ino)
+    return (current_status.st_dev, current_status.st_ino) == (status.st_dev, status.st_ino)
 
 
-def forbids_storing(folder: str, namespace: dict[str, Any]) -> str:
-    """Return why the variables of this process are not all of its state; '' if no reason is known."""
+def reason_against_storing(folder: str, namespace: dict[str, Any]) -> str:
+    """Return why storing the namespace would not store the whole state, or '' if no reason is known."""
     root = logging.getLogger()
     if root.handlers:
         return "logging was set up, which a stored namespace does not hold"
@@ -179,7 +180,7 @@ def forbids_storing(folder: str, namespace: dict[str, Any]) -> str:
     return ""
 
 
-def _state(pid: str) -> str:
+def _process_status(pid: str) -> str:
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -188,9 +189,9 @@ def _state(pid: str) -> str:
 
 
 def pause_openmp() -> None:
-    """End the threads of every OpenMP library in this process; they restart when needed.
+    """End the threads of every OpenMP library in this process; the libraries restart them when needed.
 
-    The child of a process with a live OpenMP pool would wait forever for threads that it does not have.
+    If they were running at a fork, the child would wait forever for threads that exist only in its parent.
     """
     try:
         with open("/proc/self/maps") as file:
@@ -203,8 +204,8 @@ def pause_openmp() -> None:
                 ctypes.CDLL(library).omp_pause_resource_all(2)
 
 
-def exercise() -> None:
-    """Use the thread pools of numerical libraries once, so that a child that would hang in them hangs now."""
+def use_thread_pools() -> None:
+    """Use the thread pools of numerical libraries once: if a forked child hangs here, the fork counts as failed."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         square = numpy.ones((160, 160))
@@ -217,21 +218,21 @@ def exercise() -> None:
             torch.ones(1 << 17).sum()
 
 
-def open_files() -> list[tuple[int, str, int, int]]:
-    """Return (descriptor, path, flags, position) of the open files."""
+def list_open_files() -> list[tuple[int, str, int, int]]:
+    """Return (descriptor, file path, flags, position) of every open regular file."""
     files = []
     for fd, path in _open_descriptors():
         with contextlib.suppress(OSError):
             if stat.S_ISREG(os.fstat(fd).st_mode) and not path.startswith("/memfd:"):
                 with open(f"/proc/self/fdinfo/{fd}") as file:
-                    about = dict(line.split(":", 1) for line in file if ":" in line)
-                flags = int(about["flags"].strip(), 8)
-                files.append((fd, path, flags, int(about["pos"])))
+                    fields = dict(line.split(":", 1) for line in file if ":" in line)
+                flags = int(fields["flags"].strip(), 8)
+                files.append((fd, path, flags, int(fields["pos"])))
     return files
 
 
 def reopen(files: list[tuple[int, str, int, int]]) -> None:
-    """Open files again by name, because a forked child shares file positions with its parent."""
+    """Open the listed files again at their positions, because a forked child shares file positions with its parent."""
     still_open = {fd for fd, _ in _open_descriptors()}
     for fd, path, flags, position in files:
         if fd not in still_open:
@@ -242,21 +243,21 @@ def reopen(files: list[tuple[int, str, int, int]]) -> None:
         os.close(fresh)
 
 
-def mount_folder(folder: str, at: str) -> None:
-    """Show `folder` at the path `at`, to this process only."""
+def mount_folder(folder: str, path: str) -> None:
+    """Mount `folder` at the file path `path`, visible to this process only."""
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.unshare(_CLONE_NEWNS)
     failed = failed or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-    # a parked parent may have mounted a folder there that no longer exists
-    libc.umount2(at.encode(), _MNT_DETACH)
-    failed = failed or libc.mount(folder.encode(), at.encode(), None, _MS_BIND, None)
+    # the process that this one was forked from may have mounted a folder that was removed since
+    libc.umount2(path.encode(), _MNT_DETACH)
+    failed = failed or libc.mount(folder.encode(), path.encode(), None, _MS_BIND, None)
     if failed:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), at)
+        raise OSError(code, os.strerror(code), path)
 
 
 def pickler(stream: Any, namespace: dict[str, Any]) -> Any:
-    """Return a pickler whose functions keep the program's namespace as their globals."""
+    """Return a pickler that stores functions of the program without copying `namespace`, which holds their globals."""
     import cloudpickle
 
     marker: dict[str, Any] = {"__name__": "__main__", "__rearview_namespace__": True}
@@ -271,7 +272,7 @@ def pickler(stream: Any, namespace: dict[str, Any]) -> Any:
 
 
 def unpickler(stream: Any, namespace: dict[str, Any]) -> Any:
-    """Return an unpickler for files that `pickler` wrote."""
+    """Return an unpickler for files that `pickler` wrote; functions get `namespace` as their globals."""
     import pickle
 
     class Unpickler(pickle.Unpickler):
@@ -295,7 +296,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Set the random states."""
+    """Set the random states that `random_states` returned."""
     random.setstate(states["random"])
     if "numpy" in states:
         __import__("numpy").random.set_state(states["numpy"])
@@ -304,7 +305,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def process_settings(folder: str) -> dict[str, Any]:
-    """Return the settings of this process that are not part of the namespace."""
+    """Return the environment variables, `sys.path`, current folder and limits of this process."""
     mask = os.umask(0)
     os.umask(mask)
     return {
@@ -326,30 +327,30 @@ def apply_process_settings(settings: dict[str, Any], folder: str) -> None:
 
 
 def module_state(module: types.ModuleType) -> dict[str, Any]:
-    """Return the data that a module of the project holds, also in its functions and classes."""
+    """Return the variables of a module of the project, with the attributes of its functions and classes."""
     values: dict[str, Any] = {}
-    inside: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name, value in vars(module).items():
         if name.startswith("__") or isinstance(value, types.ModuleType):
             continue
-        own = getattr(value, "__module__", None) == module.__name__
+        is_own = getattr(value, "__module__", None) == module.__name__
         if isinstance(value, types.FunctionType):
-            if own:
-                inside[name] = (vars(value), value.__defaults__, value.__kwdefaults__)
+            if is_own:
+                attributes[name] = (vars(value), value.__defaults__, value.__kwdefaults__)
         elif isinstance(value, type):
-            if own:
-                inside[name] = {
+            if is_own:
+                attributes[name] = {
                     key: data
                     for key, data in vars(value).items()
                     if not key.startswith("__") and not hasattr(data, "__get__")
                 }
         else:
             values[name] = value
-    return {"values": values, "inside": inside}
+    return {"values": values, "inside": attributes}
 
 
 def restore_module(module: types.ModuleType, state: dict[str, Any]) -> None:
-    """Set the data that `module_state` returned."""
+    """Set the variables and attributes that `module_state` returned."""
     vars(module).update(state["values"])
     for name, data in state["inside"].items():
         owner = getattr(module, name, None)
@@ -358,12 +359,13 @@ def restore_module(module: types.ModuleType, state: dict[str, Any]) -> None:
             owner.__defaults__, owner.__kwdefaults__ = data[1], data[2]
         elif isinstance(owner, type) and isinstance(data, dict):
             for key, value in data.items():
-                with contextlib.suppress(AttributeError, TypeError):  # an enumeration is fixed
+                # the members of an enumeration cannot be set
+                with contextlib.suppress(AttributeError, TypeError):
                     setattr(owner, key, value)
 
 
 def library_settings() -> dict[str, Any]:
-    """Return settings of libraries that are not part of the namespace."""
+    """Return the global settings of warnings, NumPy, PyTorch, pandas, matplotlib and scikit-learn."""
     settings: dict[str, Any] = {"warnings": list(warnings.filters)}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     pandas, plotting = sys.modules.get("pandas"), sys.modules.get("matplotlib")

@@ -1,4 +1,4 @@
-"""Build the execution tree of a study: cells merged on code and lineage."""
+"""Build the execution tree of a study: cells of several versions with equal code and lineage become one node."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rearview.plan.versions.tree import START, Cell, Tree, merge
 from rearview.source.cells import imported_modules, only_defines, uses_its_file_name
 
 UNKNOWN_SECONDS = 1.0
-"""Assumed for a cell that was never measured."""
+"""Seconds assumed for a cell that was never measured."""
 UNKNOWN_BYTES = 64 << 20
-"""Assumed for the state after a cell that was never measured."""
+"""Bytes assumed for the state after a cell that was never measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class CellFacts:
     size: int
     reads: tuple[str, ...] = ()
     complete: bool = False
-    """Whether reads of C code and of child processes are among `reads`, too."""
+    """Whether `reads` includes files that C code and child processes read."""
 
 
 def cells_as_written(
     version: StudyVersion, measurements: Measurements
 ) -> list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]:
-    """Return (facts, outputs of the last replay) for each cell of the author.
+    """Return (facts, outputs of the last replay) for each cell that the author wrote.
 
-    Loops of `version` may have been cut into parts; their facts are added up.
+    A loop may have been split into several cells of `version`; their facts are added up to one row.
     """
     chain = ""
     rows: list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]] = []
@@ -48,7 +48,7 @@ def cells_as_written(
             parts = rows[-cell.parts :]
             del rows[-cell.parts :]
             facts = [f for f, _ in parts if f is not None]
-            shown = [o for _, o in parts if o is not None]
+            part_outputs = [o for _, o in parts if o is not None]
             whole = len(facts) == len(parts)
             rows.append(
                 (
@@ -60,8 +60,8 @@ def cells_as_written(
                     )
                     if whole
                     else None,
-                    tuple(item for part in shown for item in part)
-                    if len(shown) == len(parts)
+                    tuple(item for part in part_outputs for item in part)
+                    if len(part_outputs) == len(parts)
                     else None,
                 )
             )
@@ -69,9 +69,9 @@ def cells_as_written(
 
 
 class Measurements:
-    """Facts that earlier replays measured, by the code of a cell and of all cells before it.
+    """Facts about cells that earlier replays measured, by the hash of the code up to and including the cell.
 
-    An append-only file of JSON lines; the last line about a cell counts.
+    The facts are stored in an append-only file of JSON lines; the last line about a cell counts.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -80,38 +80,38 @@ class Measurements:
         if file is not None and file.exists():
             for line in file.read_text("utf-8").splitlines():
                 try:
-                    about = json.loads(line)
+                    entry = json.loads(line)
                     facts = CellFacts(
-                        float(about["seconds"]),
-                        int(about["size"]),
-                        tuple(about["reads"]),
-                        complete=bool(about.get("complete")),
+                        float(entry["seconds"]),
+                        int(entry["size"]),
+                        tuple(entry["reads"]),
+                        complete=bool(entry.get("complete")),
                     )
-                    self._facts[str(about["chain"])] = facts
+                    self._facts[str(entry["chain"])] = facts
                 except (ValueError, KeyError, TypeError):
-                    continue  # a line cut short by a crash: that cell is measured again
+                    continue  # a crash cut the line short: the cell is measured again
 
     def get(self, chain: str) -> CellFacts | None:
-        """Return the facts of the cell that ends a chain of cells; None if it was never measured."""
+        """Return the facts of the cell with this hash, or None if the cell was never measured."""
         return self._facts.get(chain)
 
-    def learn(self, chain: str, facts: CellFacts) -> None:
-        """Use facts from a recorded run, unless a replay has measured the cell; they are not written."""
+    def add_recorded(self, chain: str, facts: CellFacts) -> None:
+        """Use facts from a recorded run if no replay has measured the cell; do not write the facts to the file."""
         self._facts.setdefault(chain, facts)
 
     def add(self, chain: str, facts: CellFacts) -> None:
-        """Store the facts of a cell."""
-        before = self._facts.get(chain)
+        """Store the facts of a cell; write to the file only if they differ much from the previous facts."""
+        previous_facts = self._facts.get(chain)
         self._facts[chain] = facts
-        close = (
-            before is not None
-            and (before.reads, before.complete) == (facts.reads, facts.complete)
+        similar = (
+            previous_facts is not None
+            and (previous_facts.reads, previous_facts.complete) == (facts.reads, facts.complete)
             and (
-                0.8 <= (facts.seconds + 0.01) / (before.seconds + 0.01) <= 1.25
-                and 0.8 <= (facts.size + 1) / (before.size + 1) <= 1.25
+                0.8 <= (facts.seconds + 0.01) / (previous_facts.seconds + 0.01) <= 1.25
+                and 0.8 <= (facts.size + 1) / (previous_facts.size + 1) <= 1.25
             )
         )
-        if self.file is None or close:
+        if self.file is None or similar:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
         line = {"chain": chain, "seconds": round(facts.seconds, 6), "size": facts.size}
@@ -120,26 +120,28 @@ class Measurements:
             stream.write(json.dumps(line | {"reads": list(facts.reads)}) + "\n")
 
     def keep_outputs(self, chain: str, outputs: Sequence[dict[str, Any]]) -> None:
-        """Store the outputs of a script's cell, because only notebooks store outputs themselves."""
+        """Store the outputs of a script's cell; notebooks contain their outputs already."""
         if self.file is not None:
             folder = self.file.parent / "outputs"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{chain}.json").write_text(json.dumps(list(outputs)), "utf-8")
 
     def outputs(self, chain: str) -> tuple[dict[str, Any], ...] | None:
-        """Return the outputs of a cell of a script in the last replay; None if they are not stored."""
+        """Return the outputs of a script's cell in the last replay, or None if they were not stored."""
         if self.file is None:
             return None
         try:
-            kept = json.loads((self.file.parent / "outputs" / f"{chain}.json").read_text("utf-8"))
+            outputs = json.loads(
+                (self.file.parent / "outputs" / f"{chain}.json").read_text("utf-8")
+            )
         except (OSError, ValueError):
             return None
-        return tuple(kept)
+        return tuple(outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the tree, for people and for the engine."""
+    """The cell of one node of the tree, as its first version has it."""
 
     cell: StudyCell
     chain: str
@@ -147,65 +149,67 @@ class Node:
     number: int
     """Number of the cell in its version, from 1."""
     versions: tuple[str, ...]
-    """Names of the versions that go through it."""
+    """Names of the versions that contain the cell."""
     measured: bool
-    """Whether seconds and size were measured."""
+    """Whether the seconds of the cell and the size of the state after the cell were measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionTree:
-    """The tree of the planner, with the cell of each node."""
+    """A tree of cells for the planner, with the cell of each node and the versions of the study."""
 
     tree: Tree
     nodes: tuple[Node, ...]
     study: Study
     paths: Mapping[str, tuple[int, ...]]
-    """Version -> its nodes, in order."""
+    """Name of a version -> nodes of its cells, in order."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Version -> why it cannot be replayed."""
+    """Name of a version -> why the version cannot be replayed."""
     unshared: tuple[str, ...] = ()
-    """For each cell whose state versions with the same code do not share, a sentence with the reason."""
+    """Sentences that say why versions with the same code up to a cell do not share the state after the cell."""
 
     @property
     def cells_in_all(self) -> int:
-        """Number of cells of all versions; a cell that several versions share counts for each of them."""
+        """Number of cells of all versions; a shared cell counts once for each version."""
         return sum(map(len, self.paths.values()))
 
 
 def chain_of(before: str, code: str) -> str:
-    """Return the hash of a cell's code and of the code before it."""
+    """Return the hash of a cell's code and of all code before the cell, whose hash is `before`."""
     return hashlib.sha256(f"{before} {code}".encode()).hexdigest()[:32]
 
 
 def build_tree(
     study: Study, measurements: Measurements | None = None, *, start: float = 0.0
 ) -> ExecutionTree:
-    """Return the execution tree of a study.
+    """Return the execution tree of a study; `start` is the number of seconds to start a version.
 
-    The lineage of a cell is g_i = (g_{i-1}, h_i, E_i). E_i are the inputs of the cell that are not the
-    same for all versions: files by content, arguments, environment variables. If it is not recorded
-    which cell reads an input, it counts for the earliest cell that could, so that a state is never shared
-    wrongly.
+    The lineage of cell i is g_i = (g_{i-1}, h_i, E_i): the lineage of the cell before, the hash of the code, and
+    the inputs of the cell that differ between versions (files by content, arguments, environment variables).
+    If it is not recorded which cell reads an input, the input belongs to the earliest cell that may read it:
+    a state is never shared wrongly.
     """
     if not study.versions:
         raise UsageError("There are no versions to put into a tree.", slug="no-versions")
     measurements = measurements or Measurements()
     study = split_loops(study)
-    differing = _differing(study.versions)
+    differing = _differing_inputs(study.versions)
     chains: list[list[str]] = []
     rows: list[list[Cell]] = []
     unavailable: dict[str, str] = {}
     groups, unshared = _recorded_groups(study.versions)
     for version in study.versions:
-        gone = [n for n, ref in version.files.items() if ref.place is None and n != version.program]
-        if gone:
+        missing_files = [
+            n for n, ref in version.files.items() if ref.file is None and n != version.program
+        ]
+        if missing_files:
             unavailable[version.name] = (
-                f"it read {gone[0]}, which is gone or has changed since it was recorded"
+                f"it read {missing_files[0]}, which is gone or has changed since it was recorded"
             )
         version_chains: list[str] = []
         lineage = f"{'notebook' if version.notebook else 'script'} in {version.cwd}"
         chain = ""
-        events = _events(version, differing, measurements)
+        events = _inputs_by_cell(version, differing, measurements)
         row: list[Cell] = []
         for i, cell in enumerate(version.cells):
             chain = chain_of(chain, cell.code)
@@ -213,24 +217,25 @@ def build_tree(
             inputs = [*events.get(i, []), *groups.get((version.name, i), [])]
             text = json.dumps([lineage, cell.code, inputs])
             lineage = hashlib.sha256(text.encode()).hexdigest()[:32]
-            row.append(_planned(cell, lineage, measurements.get(chain)))
+            row.append(_planned_cell(cell, lineage, measurements.get(chain)))
         chains.append(version_chains)
         rows.append(row)
     tree = merge(rows, start=start)
     return replace(
-        _described(tree, study, chains, measurements, unavailable), unshared=tuple(unshared)
+        _execution_tree(tree, study, chains, measurements, unavailable), unshared=tuple(unshared)
     )
 
 
 def _recorded_groups(
     versions: Sequence[StudyVersion],
 ) -> tuple[dict[tuple[str, int], list[Any]], list[str]]:
-    """Return marks that separate recorded states after the same code, and the reasons as sentences.
+    """Return (inputs that separate versions whose recorded runs differ after the same code, reasons as sentences).
 
-    Two versions share the state after a cell only if both runs read the same inputs, at similar cost, and left
-    the same values in variables that have a fingerprint.
+    The inputs are given by (name of the version, index of the cell). Two versions share the state after a cell
+    only if both runs read the same inputs, had similar costs, and left the same values in the variables that have
+    a fingerprint.
     """
-    seen: dict[str, list[tuple[str, CellLineage]]] = {}
+    recorded: dict[str, list[tuple[str, CellLineage]]] = {}
     groups: dict[tuple[str, int], list[Any]] = {}
     reasons: list[str] = []
     for version in versions:
@@ -239,23 +244,23 @@ def _recorded_groups(
             if cell.lineage is None:
                 break
             chain = chain_of(chain, cell.code)
-            peers = seen.setdefault(chain, [])
+            peers = recorded.setdefault(chain, [])
             why = [(name, difference(peer, cell.lineage)) for name, peer in peers]
-            at = next((number for number, (_, text) in enumerate(why) if not text), len(peers))
-            if at == len(peers):
+            index = next((number for number, (_, text) in enumerate(why) if not text), len(peers))
+            if index == len(peers):
                 peers.append((version.name, cell.lineage))
-            if at:
-                # later cells differ by this as well, because their lineage begins with it
-                groups[version.name, i] = [["recorded", at]]
+            if index:
+                # later cells are separated, too, because their lineage contains the lineage of this cell
+                groups[version.name, i] = [["recorded", index]]
                 name, text = why[0]
                 reasons.append(
                     f"{version.name} shares no state with {name} after cell {i + 1}: {text}"
                 )
-                chain = f"{chain} {at}"
+                chain = f"{chain} {index}"
     return groups, reasons
 
 
-def _planned(cell: StudyCell, lineage: str, facts: CellFacts | None) -> Cell:
+def _planned_cell(cell: StudyCell, lineage: str, facts: CellFacts | None) -> Cell:
     seconds = facts.seconds if facts else cell.seconds
     size = facts.size if facts else cell.size
     return Cell(
@@ -266,7 +271,7 @@ def _planned(cell: StudyCell, lineage: str, facts: CellFacts | None) -> Cell:
     )
 
 
-def _described(
+def _execution_tree(
     tree: Tree,
     study: Study,
     chains: Sequence[Sequence[str]],
@@ -285,7 +290,7 @@ def _described(
                 cells[node] = (version.cells[i], version_chains[i], i + 1)
     nodes = []
     for entry, names in zip(cells, members, strict=True):
-        if entry is None:  # merge makes no node without a version
+        if entry is None:  # `merge` makes no node without a version
             raise AssertionError
         cell, chain, number = entry
         measured = measurements.get(chain) is not None or cell.seconds is not None
@@ -295,19 +300,19 @@ def _described(
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """Inputs that are not the same for all versions."""
+    """Inputs that differ between the versions of a study."""
 
     files: tuple[str, ...]
     absent: frozenset[str]
-    """Those of them that some version does not have."""
+    """Those of `files` that some version does not have."""
     variables: frozenset[str]
     programs: bool
     """Whether the programs have different names."""
     folders: bool
-    """Whether the programs lie in different folders, from which they may import modules."""
+    """Whether the programs are in different folders, from which they may import modules."""
 
 
-def _differing(versions: Sequence[StudyVersion]) -> _Differences:
+def _differing_inputs(versions: Sequence[StudyVersion]) -> _Differences:
     names = {name for version in versions for name in version.files}
     files = []
     absent = set()
@@ -326,33 +331,37 @@ def _differing(versions: Sequence[StudyVersion]) -> _Differences:
     return _Differences(
         tuple(files),
         frozenset(absent),
-        frozenset(variable for variable, seen in values.items() if len(seen) > 1),
+        frozenset(
+            variable
+            for variable, values_of_versions in values.items()
+            if len(values_of_versions) > 1
+        ),
         programs=len(programs) > 1,
         folders=modules and len({Path(program).parent for program in programs}) > 1,
     )
 
 
 def _content(version: StudyVersion, name: str) -> str:
-    """Return the content of a file for a version: a hash, `absent`, or "" if it is no input."""
+    """Return a hash of a file in a version (`here` if not known), `absent`, or "" if the file is no input."""
     if name == version.program:
-        return ""  # its code is compared cell by cell
+        return ""  # the code of programs is compared cell by cell
     if version.inputs is None:
         return version.files[name].digest or "here" if name in version.files else "absent"
     if name in version.inputs:
         return version.files[name].digest
     if name in version.files or name.endswith(".py"):
         return ""
-    # absent, but a program that lists the folder may depend on its absence
+    # the file is absent, and a program that lists the folder may depend on that
     folder = name.rpartition("/")[0]
     suffix = Path(name).suffix
-    peers = (other for other in version.inputs if other.rpartition("/")[0] == folder)
-    return "absent" if any(Path(other).suffix == suffix for other in peers) else ""
+    peers = (peer for peer in version.inputs if peer.rpartition("/")[0] == folder)
+    return "absent" if any(Path(peer).suffix == suffix for peer in peers) else ""
 
 
-def _events(
+def _inputs_by_cell(
     version: StudyVersion, differing: _Differences, measurements: Measurements
 ) -> dict[int, list[Any]]:
-    """Return, per cell, the inputs by which this version may differ from others."""
+    """Return index of a cell -> inputs of this cell that differ between versions."""
     events: dict[int, list[Any]] = {}
     if not version.cells:
         return events
@@ -366,15 +375,15 @@ def _events(
             reads.append(_CellReads(cell.reads, complete=cell.lineage is not None))
         else:
             reads.append(_CellReads(facts.reads, facts.complete) if facts is not None else None)
-    working = [_works(cell, modules) for cell in version.cells]
+    may_read = [_may_read(cell, modules) for cell in version.cells]
     for name in differing.files:
         content = _content(version, name)
         if content:
-            somewhere_absent = name in differing.absent
-            at = _reader(name, reads, working, somewhere_absent, absent=content == "absent")
-            if at is not None:
-                events.setdefault(at, []).append(["file", name, content])
-    first = _first_from(working, 0)
+            absent_in_some = name in differing.absent
+            index = _first_reader(name, reads, may_read, absent_in_some, absent=content == "absent")
+            if index is not None:
+                events.setdefault(index, []).append(["file", name, content])
+    first = _first_from(may_read, 0)
     if version.argv:
         events.setdefault(first, []).append(["arguments", *version.argv])
     if differing.programs:
@@ -382,28 +391,28 @@ def _events(
             (i for i, cell in enumerate(version.cells) if uses_its_file_name(cell.text)), None
         )
         if uses is not None:
-            # a function that uses it may be called by a later cell
-            at = _first_from(working, uses)
-            events.setdefault(at, []).append(["program", version.program])
+            # a later cell may call a function that uses the program's name
+            index = _first_from(may_read, uses)
+            events.setdefault(index, []).append(["program", version.program])
     if differing.folders and not version.notebook:
         events.setdefault(first, []).append(["folder", str(Path(version.program).parent)])
     variables = sorted(differing.variables & set(version.environment))
     if variables:
-        # libraries read variables when they are imported: the first cell
+        # libraries read variables when they are imported: assume the first cell
         settings = [[name, version.environment[name]] for name in variables]
         events.setdefault(0, []).append(["environment", settings])
     return events
 
 
 class _CellReads(NamedTuple):
-    """The files that a cell was seen to read."""
+    """The files that a cell read, as recorded or measured."""
 
     names: tuple[str, ...]
     complete: bool
 
 
 def project_modules(version: StudyVersion) -> frozenset[str]:
-    """Return the names by which a version may import files of its project."""
+    """Return the names under which a version may import modules of its project."""
     names: set[str] = set()
     for name in version.files:
         if name.endswith(".py") and name != version.program:
@@ -412,47 +421,47 @@ def project_modules(version: StudyVersion) -> frozenset[str]:
     return frozenset(names)
 
 
-def _works(cell: StudyCell, modules: frozenset[str]) -> bool:
-    """Return True if a cell may read something: modules of the project may do so when they are imported."""
+def _may_read(cell: StudyCell, modules: frozenset[str]) -> bool:
+    """Return True if a cell may read files: it does more than define, or imports a module of the project."""
     return not only_defines(cell.text) or not modules.isdisjoint(imported_modules(cell.text))
 
 
-def _first_from(working: Sequence[bool], start: int) -> int:
-    """Return the index of the first cell from `start` on that does something."""
-    return next((i for i in range(start, len(working)) if working[i]), len(working) - 1)
+def _first_from(may_read: Sequence[bool], start: int) -> int:
+    """Return the index of the first cell, from `start` on, that may read files; of the last cell if none may."""
+    return next((i for i in range(start, len(may_read)) if may_read[i]), len(may_read) - 1)
 
 
-def _reader(
+def _first_reader(
     name: str,
     reads: Sequence[_CellReads | None],
-    working: Sequence[bool],
-    somewhere_absent: bool,
+    may_read: Sequence[bool],
+    absent_in_some: bool,
     *,
     absent: bool,
 ) -> int | None:
-    """Return the index of the first cell that may read a file; None if no cell does."""
-    ways = {name, f"{name.rpartition('/')[0]}/"}
-    if somewhere_absent and name.endswith(".py"):
-        # where Python looked for modules, it would have come upon this one
+    """Return the index of the first cell that may read a file, or None if no cell does."""
+    names = {name, f"{name.rpartition('/')[0]}/"}
+    if absent_in_some and name.endswith(".py"):
+        # a search for modules in one of these folders would have found the file
         above = [str(folder) for folder in Path(name).parents]
-        ways |= {"*.py" if folder == "." else f"{folder}/*.py" for folder in above}
-    unseen = len(reads)
-    for i, seen in enumerate(reads):
-        if seen is None:
-            unseen = min(unseen, i)
-            if working[i]:
+        names |= {"*.py" if folder == "." else f"{folder}/*.py" for folder in above}
+    unmeasured = len(reads)
+    for i, cell_reads in enumerate(reads):
+        if cell_reads is None:
+            unmeasured = min(unmeasured, i)
+            if may_read[i]:
                 return i
-        elif not ways.isdisjoint(seen.names):
+        elif not names.isdisjoint(cell_reads.names):
             return i
-    if unseen < len(reads):
-        return unseen
-    # no cell was seen to read it; a library may have read it unseen, if it exists
-    everything = all(seen is not None and seen.complete for seen in reads)
-    return None if absent or everything else 0
+    if unmeasured < len(reads):
+        return unmeasured
+    # no cell read the file as far as known, but if reads are incomplete, a library may have read it
+    all_complete = all(cell_reads is not None and cell_reads.complete for cell_reads in reads)
+    return None if absent or all_complete else 0
 
 
 def same_inputs(a: StudyVersion, b: StudyVersion, reads: Sequence[str]) -> bool:
-    """Return True if all that a cell of one version was seen to read is the same for the other version.
+    """Return True if the files in `reads`, which a cell of one version read, are equal in both versions.
 
     `reads` may name folders that were listed (`data/`), and folders in which Python looked for modules (`*.py`).
     """
@@ -469,27 +478,27 @@ def same_inputs(a: StudyVersion, b: StudyVersion, reads: Sequence[str]) -> bool:
 
 
 def _listing(version: StudyVersion, name: str, programs: set[str]) -> list[Any]:
-    """Return what a version finds in a folder, without the programs that are compared."""
+    """Return the files of a version in a folder, without `programs`: names only for `*.py`, else with contents."""
     folder = Path(name.removesuffix("*.py").removesuffix("/"))
-    inside = [
+    folder_names = [
         each for each in version.files if Path(each).parent == folder and each not in programs
     ]
     if name.endswith("*.py"):
-        return sorted(each for each in inside if each.endswith(".py"))
-    return sorted((each, _bytes_of(version, each)) for each in inside)
+        return sorted(each for each in folder_names if each.endswith(".py"))
+    return sorted((each, _bytes_of(version, each)) for each in folder_names)
 
 
 def _bytes_of(version: StudyVersion, name: str) -> str:
-    """Return what identifies the content of a file for a version; '' if it has none."""
+    """Return a text that identifies the content of a file in a version, or '' if the version lacks the file."""
     ref = version.files.get(name)
     if ref is not None and ref.digest:
         return ref.digest
     if name == version.program and ref is None:
         return "".join(cell.code for cell in version.cells)
-    return str(ref.place) if ref is not None else ""
+    return str(ref.file) if ref is not None else ""
 
 
-def to_json(tree: ExecutionTree) -> dict[str, Any]:
+def tree_to_json(tree: ExecutionTree) -> dict[str, Any]:
     """Return the tree as plain data, in under 100 bytes per node."""
     plan = tree.tree
     return {
@@ -512,10 +521,12 @@ def to_json(tree: ExecutionTree) -> dict[str, Any]:
     }
 
 
-def without(tree: ExecutionTree, names: Sequence[str]) -> ExecutionTree:
-    """Return the tree without some versions."""
-    keep = tuple(v for v in tree.study.versions if v.name not in names)
-    rows = [[tree.tree.cells[n] for n in tree.paths[v.name]] for v in keep]
-    chains = [[tree.nodes[n].chain for n in tree.paths[v.name]] for v in keep]
+def without_versions(tree: ExecutionTree, names: Sequence[str]) -> ExecutionTree:
+    """Return the tree without the named versions."""
+    versions = tuple(v for v in tree.study.versions if v.name not in names)
+    rows = [[tree.tree.cells[n] for n in tree.paths[v.name]] for v in versions]
+    chains = [[tree.nodes[n].chain for n in tree.paths[v.name]] for v in versions]
     smaller = merge(rows, start=tree.tree.start)
-    return _described(smaller, replace(tree.study, versions=keep), chains, Measurements(), {})
+    return _execution_tree(
+        smaller, replace(tree.study, versions=versions), chains, Measurements(), {}
+    )

@@ -1,4 +1,4 @@
-"""Keep states between cells: in parked processes, or as namespaces in files."""
+"""Keep the states between cells for later restores: as forked processes that wait, or as namespaces in files."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rearview.multiversion.process_control import CellHandle, CellProcesses, Died
+from rearview.multiversion.cell_process_control import CellHandle, CellProcesses, ProcessDied
 from rearview.multiversion.study import StudyVersion
-from rearview.multiversion.work_folder import WorkFolders, remove
+from rearview.multiversion.work_folder import WorkFolders, remove_folder
 
 FORMAT = 2
-"""Format of a stored state; others are not used."""
+"""Format of a stored state; states of other formats are not used."""
 SAVING = 600.0
-"""Seconds in which a namespace must be saved or loaded."""
+"""Seconds within which a namespace must be saved or loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkPlace:
-    """The folder of a process, and the path under which the process sees it."""
+    """The work folder of a cell process, and the file path at which the process sees this folder."""
 
     folder: Path
     mount: Path | None
-    """None: the folder is already at that path."""
+    """File path at which the process sees the folder; None if the process uses `folder` itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """Result of keeping a state: the process that continues, and the bytes that the state takes."""
+    """The result of keeping a state: the process that runs the next cells, and the bytes that the state takes."""
 
     process: CellHandle
     size: int
 
 
 class StateStore(Protocol):
-    """Keeps and restores states; a state is identified by its node in the tree."""
+    """Keeps and restores states between cells; the number of its node in the tree identifies a state."""
 
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
-        """Keep the state of a process, or return the reason why that is impossible."""
+        """Keep the state of a process; return the reason if this is impossible."""
         ...
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:
-        """Return a process with a kept state, in `place`, or the reason why that is impossible."""
+        """Return a process with a kept state, in `place`; return the reason if this is impossible."""
         ...
 
     def evict(self, node: int) -> None:
@@ -55,74 +55,74 @@ class StateStore(Protocol):
         ...
 
 
-class ParkedStates:
-    """StateStore as forked processes that wait: the whole process state, in milliseconds."""
+class ForkedStates:
+    """Keeps each state as a process that waits: a fork keeps the whole process state within milliseconds."""
 
     def __init__(self, processes: CellProcesses, folders: WorkFolders) -> None:
         self._processes = processes
         self._folders = folders
-        self._parked: dict[int, tuple[CellHandle, Path]] = {}
+        self._waiting: dict[int, tuple[CellHandle, Path]] = {}
 
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
-        """Fork: this process stays parked, its child continues in the same folder."""
-        image = self._folders.keep_image(f"parked-{node}", place.folder)
+        """Fork: `process` waits and keeps the state, its child continues in the same folder."""
+        image = self._folders.keep_image(f"forked-{node}", place.folder)
         try:
-            # the child takes over the folder and the mount of its parent, which no longer uses them
+            # the child uses the folder and the mount of its parent, which runs no more cells
             child = self._processes.fork(process, place.folder, None, first=True)
-        except Died as exc:
+        except ProcessDied as exc:
             child = str(exc)
         if isinstance(child, str):
-            remove(image)
+            remove_folder(image)
             return child
-        self._parked[node] = (process, image)
+        self._waiting[node] = (process, image)
         return KeptState(child, process.memory()[1])
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:  # noqa: ARG002
-        """Fork the parked process again, in a copy of its folder."""
-        parked = self._parked.get(node)
-        if parked is None:
+        """Fork the process that keeps the state, in a copy of its folder."""
+        waiting = self._waiting.get(node)
+        if waiting is None:
             return "it was evicted"
-        process, image = parked
+        process, image = waiting
         try:
             self._folders.restore_image(image, place.folder)
             return self._processes.fork(process, place.folder, place.mount, first=False)
-        except (Died, OSError) as exc:
+        except (ProcessDied, OSError) as exc:
             self.evict(node)
             return str(exc)
 
     def evict(self, node: int) -> None:
-        """Kill the parked process and remove its folder."""
-        if node in self._parked:
-            process, image = self._parked.pop(node)
+        """Kill the process that keeps the state, and remove the copy of its folder."""
+        if node in self._waiting:
+            process, image = self._waiting.pop(node)
             process.kill()
-            remove(image)
+            remove_folder(image)
 
     def used(self) -> int:
-        """Return the sum of the Pss of the parked processes, in which shared pages count once."""
-        return sum(process.memory()[0] for process, _ in self._parked.values())
+        """Return the proportional set size of all waiting processes together: a shared page counts once."""
+        return sum(process.memory()[0] for process, _ in self._waiting.values())
 
 
 def stored_size(store: Path, name: str) -> int | None:
-    """Return the bytes of a complete state that an earlier replay stored; None if there is none.
+    """Return the bytes of a state that an earlier replay stored, or None if it cannot be used.
 
-    A state does not count if a file outside the project that it depends on is no longer as it was: data,
-    modules, installed packages.
+    A state cannot be used if it is incomplete, or if a file outside the project on which it depends (data,
+    modules, installed packages) has changed since.
     """
     try:
-        about = json.loads((store / name / "complete.json").read_text())
-        if about["format"] != FORMAT:
+        facts = json.loads((store / name / "complete.json").read_text())
+        if facts["format"] != FORMAT:
             return None
-        for path, (size, changed) in about["outside"].items():
-            now = os.stat(path)  # noqa: PTH116 - thousands of them
-            if (now.st_size, now.st_mtime_ns) != (size, changed):
+        for path, (size, changed) in facts["outside"].items():
+            status = os.stat(path)  # noqa: PTH116 - thousands of them
+            if (status.st_size, status.st_mtime_ns) != (size, changed):
                 return None
-        return int(about["bytes"])
+        return int(facts["bytes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 class StoredStates:
-    """StateStore as files with the namespace: they survive a crash and serve the next replay."""
+    """Keeps each state as a file with the namespace: it survives a crash, and a later replay can load it."""
 
     def __init__(self, processes: CellProcesses, folders: WorkFolders, store: Path) -> None:
         self._processes = processes
@@ -130,7 +130,7 @@ class StoredStates:
         self._store = store
         self._names: dict[int, str] = {}
 
-    def name(self, node: int, name: str) -> None:
+    def set_name(self, node: int, name: str) -> None:
         """Set the name under which the state of a node is stored."""
         self._names[node] = name
 
@@ -140,18 +140,18 @@ class StoredStates:
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
         """Save the namespace and a copy of the work folder; the process continues."""
         folder = self._folder(node)
-        remove(folder)
+        remove_folder(folder)
         folder.mkdir(parents=True)
         try:
             answer = process.ask({"do": "save", "file": str(folder / "namespace")}, seconds=SAVING)
-        except Died as exc:
+        except ProcessDied as exc:
             answer = {"refused": str(exc)}
         if "refused" in answer:
-            remove(folder)
+            remove_folder(folder)
             return str(answer["refused"])
         inputs = self._folders.save_written(place.folder, folder / "files")
         size = int(answer["saved"])
-        about = {
+        facts = {
             "format": FORMAT,
             "bytes": size,
             "inputs": inputs,
@@ -159,7 +159,7 @@ class StoredStates:
             "path": str(self._folders.work),
         }
         part = folder / "complete.part"
-        part.write_text(json.dumps(about))
+        part.write_text(json.dumps(facts))
         part.rename(folder / "complete.json")
         return KeptState(process, size)
 
@@ -167,15 +167,15 @@ class StoredStates:
         """Load the namespace into a fresh process."""
         folder = self._folder(node)
         try:
-            about = json.loads((folder / "complete.json").read_text())
-            self._folders.load_written(version, folder / "files", about["inputs"], place.folder)
-            self._folders.show_at(Path(about["path"]))
+            facts = json.loads((folder / "complete.json").read_text())
+            self._folders.load_written(version, folder / "files", facts["inputs"], place.folder)
+            self._folders.link_former_path(Path(facts["path"]))
         except (OSError, ValueError, KeyError) as exc:
             return f"it is damaged: {exc}"
         try:
             process = self._processes.start(version, place.folder, place.mount)
             answer = process.ask({"do": "load", "file": str(folder / "namespace")}, seconds=SAVING)
-        except Died as exc:
+        except ProcessDied as exc:
             return str(exc)
         if "refused" in answer:
             process.kill()
@@ -183,8 +183,8 @@ class StoredStates:
         return process
 
     def evict(self, node: int) -> None:
-        """Remove the stored state."""
-        remove(self._folder(node))
+        """Remove the files of a state."""
+        remove_folder(self._folder(node))
 
     def used(self) -> int:
         """Return the bytes of all stored namespaces of this replay."""

@@ -13,15 +13,15 @@ from rearview.errors import SourceError, UsageError
 from rearview.model import Run
 from rearview.model.cell_lineage import CellLineage, Event
 from rearview.multiversion.execution_tree import CellFacts, Measurements, chain_of
-from rearview.multiversion.package_metadata import from_crate
+from rearview.multiversion.package_metadata import study_from_crate
 from rearview.multiversion.study import (
     FileRef,
     Study,
     StudyCell,
     StudyVersion,
     digest_of,
-    from_files,
     program_cells,
+    study_from_files,
 )
 from rearview.source.cells import imported_modules
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -32,7 +32,7 @@ from rearview.store.recorded_inputs import read_cells, read_environment
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
-UNSET_BY_REPLAY = (
+MACHINE_VARIABLES = (
     *("HOME", "PATH", "PWD", "OLDPWD", "LANG", "TERM", "PYTHON", "XDG_", "TMP", "LC_", "SHELL"),
     *("LD_", "DYLD_", "GLIBC_", "GCONV_", "BASH_"),
     *(
@@ -48,41 +48,41 @@ UNSET_BY_REPLAY = (
         "LOGNAME",
     ),
 )
-"""Beginnings of the names of variables that describe the machine rather than the program."""
+"""Beginnings of the names of environment variables for which a replay uses the values of this machine."""
 EXECUTED = "executed.ipynb"
-"""File in the folder of a notebook's run: the notebook with its outputs."""
+"""Name of the file, in a run's folder, that contains the executed notebook with its outputs."""
 MOST_RUNS = 500
-"""Newest runs from which the costs of cells are read."""
+"""Number of newest runs from which the costs of cells are read."""
 LEAST_STATE = 1 << 20
-"""Least bytes that are assumed for the state after a cell."""
+"""Smallest size, in bytes, that is assumed for the state after a cell."""
 READ_BY_LIBRARIES = (
     *(".parquet", ".feather", ".arrow", ".h5", ".hdf5", ".nc", ".safetensors", ".npy", ".npz"),
     *(".csv", ".tsv", ".duckdb", ".db", ".sqlite", ".png", ".jpg", ".jpeg", ".tif", ".tiff"),
 )
-"""Ends of names of files that libraries read without Python noticing: always counted as inputs."""
+"""Suffixes of files that libraries read in C, unseen by Python: these files always count as inputs of a run."""
 
 
 PROGRAMS = (".py", ".ipynb")
-"""Ends of names of files that can be versions."""
+"""Suffixes of files that can be versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedStudy:
-    """A study with its programs, and where its measurements and states are kept."""
+    """A study with the contents of its programs, its measurements, and the folders that a replay uses."""
 
     study: Study
     programs: Mapping[str, bytes]
     measurements: Measurements
     store: Path | None
     title: str
-    home: Path | None = None
-    """The author's folder; None: there is none on this machine."""
+    author_folder: Path | None = None
+    """The author's folder, or None if there is none on this machine."""
     contents: Path | None = None
-    """Temporary folder with the contents of a package."""
+    """Temporary folder with the contents of a package, or None if the study is not from a package."""
 
 
 def names_programs(words: Sequence[str]) -> bool:
-    """Return True if words name packages, programs or RO-Crate folders rather than runs."""
+    """Return True if one of the command line's words names a package, a program or an RO-Crate folder, not a run."""
     return any(
         word.endswith((".rvz", *PROGRAMS)) or (Path(word) / "ro-crate-metadata.json").is_file()
         for word in words
@@ -90,33 +90,33 @@ def names_programs(words: Sequence[str]) -> bool:
 
 
 def open_programs(words: Sequence[str]) -> OpenedStudy:
-    """Return the study of scripts and notebooks, or of an RO-Crate folder."""
+    """Open scripts and notebooks, or the programs of an RO-Crate folder, as the versions of a study."""
     title = ""
     if Path(words[0]).is_dir():
         root = Path(words[0]).absolute()
-        study, title = from_crate(root)
+        study, title = study_from_crate(root)
     else:
         files = [Path(word).absolute() for word in words]
-        study = from_files(files)
+        study = study_from_files(files)
         root = Path(os.path.commonpath([file.parent for file in files]))
     first = study.versions[0].program
     base = next(f for f in (root, *root.glob("*/"), *root.parents) if (f / first).is_file())
     programs = {v.name: (base / v.program).read_bytes() for v in study.versions}
     project = Project.find(root) or Project.create(root)
-    home = base if project.root.is_relative_to(base) else project.root
-    return replace(_opened(project, study, programs, title), home=home)
+    author_folder = base if project.root.is_relative_to(base) else project.root
+    return replace(_open_study(project, study, programs, title), author_folder=author_folder)
 
 
 def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:
-    """Return the study of recorded runs."""
-    study = from_runs(project, runs)
+    """Open recorded runs as the versions of a study."""
+    study = study_from_runs(project, runs)
     versions = Versions(project, Settings.read(project.store))
     source = {run.name or run.id: run.version for run in runs}
     programs = {v.name: versions.read(source[v.name], v.program) for v in study.versions}
-    return _opened(project, study, programs, "")
+    return _open_study(project, study, programs, "")
 
 
-def _opened(
+def _open_study(
     project: Project, study: Study, programs: Mapping[str, bytes], title: str
 ) -> OpenedStudy:
     folder = project.store / "multiversion"
@@ -133,32 +133,34 @@ def _opened(
 
 
 def _learn_from_runs(project: Project, measurements: Measurements) -> None:
-    """Read the costs and inputs of cells from recorded runs, for cells that no replay has measured."""
+    """Add the costs and inputs of cells in recorded runs to `measurements`, for cells that no replay has measured."""
     runs = Runs(project)
     for run in sorted(runs.ids())[-MOST_RUNS:]:
         chain = ""
         for number, cell in enumerate(read_cells(runs.folder(run)), 1):
             if cell.cell != number:
-                break  # a resumed run: the chain of later cells is another
+                break  # a resumed run skips cells, so the code before the later cells is not known
             chain = chain_of(chain, cell.code)
             if not any(event[0] in {"unseen", "more"} for event in cell.events):
                 size = max(LEAST_STATE, cell.size - cell.before)
-                reads = _reads(cell.events, str(project.root))
-                measurements.learn(chain, CellFacts(cell.seconds, size, reads, complete=True))
+                reads = _project_files_read(cell.events, str(project.root))
+                measurements.add_recorded(
+                    chain, CellFacts(cell.seconds, size, reads, complete=True)
+                )
 
 
-def from_runs(project: Project, runs: Sequence[Run]) -> Study:
-    """Return the study of recorded runs, oldest first, each a version."""
+def study_from_runs(project: Project, runs: Sequence[Run]) -> Study:
+    """Return the study whose versions are the given runs; raise if there are no runs."""
     if not runs:
         raise UsageError(
             f"{project.root} has no runs yet. Record one with `rearview run`.", slug="no-runs"
         )
     store = Versions(project, Settings.read(project.store))
     cache: dict[str, dict[str, bytes]] = {}
-    return Study(tuple(_version(project, store, run, cache) for run in runs))
+    return Study(tuple(_version_of_run(project, store, run, cache) for run in runs))
 
 
-def _version(
+def _version_of_run(
     project: Project, store: Versions, run: Run, cache: dict[str, dict[str, bytes]]
 ) -> StudyVersion:
     if run.script.startswith("-m "):
@@ -182,46 +184,48 @@ def _version(
     values = {
         name: value
         for name, value in (environment.values if environment else {}).items()
-        if not name.startswith(UNSET_BY_REPLAY)
+        if not name.startswith(MACHINE_VARIABLES)
     }
     end = run.end
-    files = _files(project, run, {n: data for n, data in sources.items() if n != script})
+    files = _files_of_run(project, run, {n: data for n, data in sources.items() if n != script})
     loaded = {os.path.normpath(name) for name in end.files or ()}
     inputs = {
         name
         for name in files
         if name in loaded or name not in sources or name.endswith(READ_BY_LIBRARIES)
     }
-    read = {run.now(path, str(project.root)) for path in end.inputs}
-    inputs |= {name for name in files if str(project.root / name) in read}
+    read_paths = {run.now(path, str(project.root)) for path in end.inputs}
+    inputs |= {name for name in files if str(project.root / name) in read_paths}
     lines = [line for line in printed(folder) if line.stream == "out"]
     notebook = script.endswith(".ipynb")
     cells = program_cells(sources[script], script)
-    shown = _executed_cells(folder, cells) if notebook else None
-    cells = _with_lineage(folder, shown or cells, project)
+    executed_cells = _executed_cells(folder, cells) if notebook else None
+    cells = _with_lineage(folder, executed_cells or cells, project)
     return StudyVersion(
         name=run.name or run.id,
         program=script,
-        cells=cells if cells[:1] and cells[0].lineage else _with_costs(project, run, cells),
+        cells=cells
+        if cells[:1] and cells[0].lineage
+        else _with_estimated_costs(project, run, cells),
         notebook=notebook,
-        cwd=_below(run.now(run.cwd, str(project.root)), project.root),
+        cwd=_relative_folder(run.now(run.cwd, str(project.root)), project.root),
         argv=run.argv,
         environment=values,
         files=files,
         inputs=frozenset(inputs) if end else None,
-        printed=None if shown else "\n".join(line.text for line in lines),
+        printed=None if executed_cells else "\n".join(line.text for line in lines),
         run=run.id,
     )
 
 
 def _executed_cells(folder: Path, cells: tuple[StudyCell, ...]) -> tuple[StudyCell, ...] | None:
-    """Return the cells with the outputs that the run showed; None if they were not kept."""
+    """Return the cells with the outputs that the run displayed, or None if the outputs were not stored."""
     try:
         executed = program_cells((folder / EXECUTED).read_bytes(), EXECUTED)
     except (OSError, SourceError):
         return None
-    same = [cell.code for cell in executed] == [cell.code for cell in cells]
-    return executed if same else None
+    is_same = [cell.code for cell in executed] == [cell.code for cell in cells]
+    return executed if is_same else None
 
 
 def _with_lineage(
@@ -229,53 +233,58 @@ def _with_lineage(
 ) -> tuple[StudyCell, ...]:
     """Return the cells with the seconds, sizes, reads and inputs that the run recorded.
 
-    Cells stay unchanged from the first one that has no record, or a record of other code.
+    From the first cell on that has no record, or whose record is about different code, cells are unchanged.
     """
     recorded: dict[int, CellLineage] = {}
     for line in read_cells(folder):
-        recorded.setdefault(line.cell, line)  # for a resumed run, its first attempt counts
-    kept: list[StudyCell] = []
+        # a resumed run has several records of a cell: use the first
+        recorded.setdefault(line.cell, line)
+    cells_with_lineage: list[StudyCell] = []
     for number, cell in enumerate(cells, 1):
         lineage = recorded.get(number)
-        if lineage is None and not _does_something(cell.text):
-            kept.append(replace(cell, seconds=0.0, reads=(), lineage=_nothing(number, kept)))
+        if lineage is None and not _has_statements(cell.text):
+            cells_with_lineage.append(
+                replace(
+                    cell, seconds=0.0, reads=(), lineage=_empty_lineage(number, cells_with_lineage)
+                )
+            )
             continue
         if lineage is None or lineage.code != cell.code:
             break
         events = tuple(event for event in lineage.events if _is_input(event))
         if any(event[0] in {"unseen", "more"} for event in events):
             break
-        kept.append(
+        cells_with_lineage.append(
             replace(
                 cell,
                 seconds=lineage.seconds,
                 size=max(LEAST_STATE, lineage.size - lineage.before),
-                reads=_reads(events, str(project.root)),
+                reads=_project_files_read(events, str(project.root)),
                 lineage=replace(lineage, events=events),
             )
         )
-    return (*kept, *cells[len(kept) :])
+    return (*cells_with_lineage, *cells[len(cells_with_lineage) :])
 
 
-def _does_something(text: str) -> bool:
+def _has_statements(text: str) -> bool:
     return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
 
 
-def _nothing(number: int, before: Sequence[StudyCell]) -> CellLineage:
+def _empty_lineage(number: int, earlier_cells: Sequence[StudyCell]) -> CellLineage:
     """Return the lineage of a cell without statements."""
-    last = before[-1].lineage if before else None
+    last = earlier_cells[-1].lineage if earlier_cells else None
     return CellLineage(number, "", (), last.lineage if last else "", 0.0, last.size if last else 0)
 
 
 def _is_input(event: Event) -> bool:
-    """Return False for variables of the machine, and for counts that depend on its speed."""
+    """Return False for environment variables of the machine, and for reads of the clock."""
     if event[0] == "environment":
-        return not event[1].startswith(UNSET_BY_REPLAY)
+        return not event[1].startswith(MACHINE_VARIABLES)
     return event[0] != "clock"
 
 
-def _reads(events: Sequence[Event], root: str) -> tuple[str, ...]:
-    """Return the files of the project among the events."""
+def _project_files_read(events: Sequence[Event], root: str) -> tuple[str, ...]:
+    """Return the files of the project that are inputs among the recorded events; a module may be one of two files."""
     names: set[str] = set()
     for kind, name, *_ in events:
         if kind == "file":
@@ -288,20 +297,20 @@ def _reads(events: Sequence[Event], root: str) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _below(folder: str, root: Path) -> str:
+def _relative_folder(folder: str, root: Path) -> str:
     path = Path(folder)
     if path == root or not path.is_relative_to(root):
         return ""
     return path.relative_to(root).as_posix()
 
 
-def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, FileRef]:
-    kept = project.cache / "multiversion"
-    make_folder(kept)
+def _files_of_run(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, FileRef]:
+    contents_folder = project.cache / "multiversion"
+    make_folder(contents_folder)
     files: dict[str, FileRef] = {}
     for name, data in sources.items():
         digest = hashlib.sha256(data).hexdigest()
-        place = kept / digest
+        place = contents_folder / digest
         if not place.exists():
             part = place.with_suffix(f".{os.getpid()}")
             part.write_bytes(data)
@@ -309,26 +318,28 @@ def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, F
         files[name] = FileRef(digest, len(data), place)
     root = str(project.root)
     for path, (size, _, digest) in run.end.inputs.items():
-        now = Path(run.now(path, root))
+        path_now = Path(run.now(path, root))
         try:
-            name = now.relative_to(root).as_posix()
+            name = path_now.relative_to(root).as_posix()
         except ValueError:
-            continue  # outside the project: read in place
+            continue  # a file outside the project is read where it is
         if name in files:
             continue
-        same = now.is_file() and fingerprint(now)[2] == digest
+        is_same = path_now.is_file() and fingerprint(path_now)[2] == digest
         files[name] = (
-            FileRef(digest_of(now), now.stat().st_size, now)
-            if same
+            FileRef(digest_of(path_now), path_now.stat().st_size, path_now)
+            if is_same
             else FileRef(f"recorded:{digest}", int(size), None)
         )
     return files
 
 
-def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tuple[StudyCell, ...]:
+def _with_estimated_costs(
+    project: Project, run: Run, cells: tuple[StudyCell, ...]
+) -> tuple[StudyCell, ...]:
     """Return the cells with seconds and sizes, estimated from the measurements of the run.
 
-    Imports and loops were measured; the rest of the run is divided equally over the other cells.
+    Imports and loops were measured; the remaining time of the run is divided equally among the other cells.
     """
     end = run.end
     total = end.seconds
@@ -347,13 +358,13 @@ def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tup
             if cell.text.lstrip().startswith((f"for {name} ", f"for {name},", "while ")):
                 own_seconds += loops.pop(name)
         measured.append(own_seconds or None)
-    rest = max(0.0, total - sum(seconds or 0.0 for seconds in measured))
-    unknown = sum(seconds is None for seconds in measured)
+    remaining_seconds = max(0.0, total - sum(seconds or 0.0 for seconds in measured))
+    unmeasured = sum(seconds is None for seconds in measured)
     sizes = [c.nbytes for c in Checkpoints(project).of(run.id)]
     return tuple(
         replace(
             cell,
-            seconds=seconds if seconds is not None else rest / max(1, unknown),
+            seconds=seconds if seconds is not None else remaining_seconds / max(1, unmeasured),
             size=max(sizes, default=None),
         )
         for cell, seconds in zip(cells, measured, strict=True)

@@ -1,8 +1,8 @@
-"""Packages: a study as one file for another person, without checkpoints.
+"""Write a study into a package (one file for another person, without checkpoints), and read packages.
 
 An `.rvz` file is a ZIP archive with `manifest.json`, `ro-crate-metadata.json` and `objects/<sha256>`, which
-stores each content once. A package from elsewhere is not trusted: names, sizes and hashes are checked
-while it is read; nothing in it is unpickled, linked or run.
+stores each content once. A package may come from anyone: its names, sizes and hashes are checked while it is
+read; nothing in it is unpickled, linked or run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rearview.multiversion.execution_tree import (
     Measurements,
     build_tree,
     cells_as_written,
-    to_json,
+    tree_to_json,
 )
-from rearview.multiversion.open_study import UNSET_BY_REPLAY
+from rearview.multiversion.open_study import MACHINE_VARIABLES
 from rearview.multiversion.package_metadata import (
     Manifest,
     PackedCell,
@@ -51,8 +51,8 @@ from rearview.multiversion.study import (
 FORMAT = 1
 MANIFEST = "manifest.json"
 CRATE = "ro-crate-metadata.json"
-EMBEDDED = 200 << 20
-"""Files up to this many bytes are stored in the package; of larger files it has only name and hash."""
+EMBED_LIMIT = 200 << 20
+"""Size in bytes up to which files are stored in a package; a larger file is listed with name and hash only."""
 MOST_ENTRIES = 100_000
 MOST_MANIFEST = 64 << 20
 """Largest manifest that is read, in bytes."""
@@ -61,7 +61,7 @@ MOST_BYTES = 50 << 30
 MOST_DIRECTORY = 32 << 20
 """Largest table of contents of the archive that is read, in bytes."""
 MOST_SECONDS, MOST_SIZE = 1e9, 1 << 60
-"""Largest costs of a cell that are believed."""
+"""Largest seconds and bytes of a cell that are taken from a package; larger values are cut to these."""
 MOST_RATIO = 300
 """Largest ratio of unpacked to packed size; `pack` does not compress files that would exceed it."""
 _OBJECT = re.compile(r"objects/([0-9a-f]{64})")
@@ -70,8 +70,8 @@ Measured = list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """The package that `pack` wrote."""
+class PackResult:
+    """Facts about a package that `pack` wrote."""
 
     file: Path
     versions: int
@@ -79,7 +79,7 @@ class Packed:
     embedded: int
     """Bytes of the contents, before compression."""
     referenced: tuple[str, ...]
-    """Files of which only name and hash are in the package."""
+    """Files that are in the package with name and hash only."""
     size: int
 
 
@@ -89,49 +89,54 @@ def pack(
     *,
     programs: Mapping[str, bytes],
     measurements: Measurements,
-    embed: int = EMBEDDED,
+    embed: int = EMBED_LIMIT,
     title: str = "",
-) -> Packed:
+) -> PackResult:
     """Write a study to a package; the file appears only when it is complete."""
     tree = build_tree(study, measurements)
     contents: dict[str, Path | bytes] = {}
     referenced: dict[str, None] = {}
     digests: dict[Path, str] = {}
     versions = []
-    for version, cut in zip(study.versions, split_loops(study).versions, strict=True):
-        measured = cells_as_written(cut, measurements)
+    for version, split_version in zip(study.versions, split_loops(study).versions, strict=True):
+        measured = cells_as_written(split_version, measurements)
         program = programs[version.name]
         source = hashlib.sha256(program).hexdigest()
         contents[source] = program
         files: dict[str, PackedFile] = {}
-        for name, ref in _needed(version, measured).items():
-            if ref.place is None:
+        for name, ref in _needed_files(version, measured).items():
+            if ref.file is None:
                 files[name] = PackedFile(ref.digest[:64], ref.size, embedded=False)
                 referenced[name] = None
                 continue
-            digest = digests.get(ref.place) or digest_of(ref.place)
-            digests[ref.place] = digest
+            digest = digests.get(ref.file) or digest_of(ref.file)
+            digests[ref.file] = digest
             embedded = ref.size <= embed
             files[name] = PackedFile(digest, ref.size, embedded)
             if embedded:
-                contents[digest] = ref.place
+                contents[digest] = ref.file
             else:
                 referenced[name] = None
         outputs = _outputs_of_run(version, program)
         digest = hashlib.sha256(outputs).hexdigest() if outputs else ""
         if outputs:
             contents[digest] = outputs
-        versions.append(_packed(version, source, files, measured, digest))
+        versions.append(_packed_version(version, source, files, measured, digest))
     environment = describe_environment([cell.text for v in study.versions for cell in v.cells])
     manifest = Manifest(
-        FORMAT, round(time.time(), 3), tuple(versions), environment, to_json(tree), title
+        FORMAT, round(time.time(), 3), tuple(versions), environment, tree_to_json(tree), title
     )
     total = _write(file, manifest, contents)
-    return Packed(file, len(versions), len(contents), total, tuple(referenced), file.stat().st_size)
+    return PackResult(
+        file, len(versions), len(contents), total, tuple(referenced), file.stat().st_size
+    )
 
 
-def _needed(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
-    """Return the files that a version needs: those that it was observed to read, or all files if it was not observed."""
+def _needed_files(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
+    """Return the files that a version may need; all files if it is unknown what one of its cells read.
+
+    These are the files that cells read, all Python files, and all files that a library may have read unseen.
+    """
     reads: set[str] = set()
     for cell, (facts, _) in zip(version.cells, measured, strict=True):
         cell_reads = facts.reads if facts else cell.reads
@@ -147,12 +152,12 @@ def _needed(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
         or (folders and name.startswith(folders))
         or (version.inputs is not None and name in version.inputs)
         or Path(name).name in {"LICENSE", "README.md", "requirements.txt"}
-        # a library may have read it in C, unobserved
+        # data: a library may have read it in C, which was not recorded
         or not name.endswith((".py", ".ipynb", ".md", ".txt", ".log"))
     }
 
 
-def _packed(
+def _packed_version(
     version: StudyVersion,
     source: str,
     files: dict[str, PackedFile],
@@ -187,7 +192,7 @@ def _packed(
 
 
 def _outputs_of_run(version: StudyVersion, program: bytes) -> bytes:
-    """Return the outputs of a notebook's cells in JSON; nothing if the notebook itself holds them."""
+    """Return the outputs of a notebook's cells in JSON, or empty bytes if the notebook file contains these outputs."""
     if not version.notebook:
         return b""
     outputs = [cell.outputs for cell in version.cells]
@@ -223,91 +228,93 @@ def _write(file: Path, manifest: Manifest, contents: Mapping[str, Path | bytes])
 
 
 def _compression(file: Path) -> int:
-    """Return how to pack a file; a file that readers would take for a ZIP bomb is stored uncompressed."""
+    """Return the compression for a file; a file that readers would take for a ZIP bomb is stored uncompressed."""
     with file.open("rb") as stream:
         sample = stream.read(_CHUNK)
-    dense = len(sample) < 100 * len(zlib.compress(sample, 6))
-    return zipfile.ZIP_DEFLATED if dense else zipfile.ZIP_STORED
+    is_normal_ratio = len(sample) < 100 * len(zlib.compress(sample, 6))
+    return zipfile.ZIP_DEFLATED if is_normal_ratio else zipfile.ZIP_STORED
 
 
-# The rest of the module reads packages from elsewhere.
+# The remaining code reads packages, which may come from anyone.
 
 
 class PackageReader:
-    """A package whose manifest was checked; `extract` writes its contents to a folder."""
+    """An open package whose manifest was checked; `extract` writes its contents to a folder."""
 
     def __init__(self, file: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self.file = file
-        self._most = most_bytes
+        self._max_bytes = most_bytes
         if _directory_size(file) > MOST_DIRECTORY:
-            raise _bad(file, f"its table of contents has more than {MOST_DIRECTORY >> 20} MB")
+            raise _refusal(file, f"its table of contents has more than {MOST_DIRECTORY >> 20} MB")
         try:
             self._archive = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
-            raise _bad(
+            raise _refusal(
                 file, f"it is not a complete package ({exc})", slug="package-damaged"
             ) from exc
         self._entries = self._checked_entries()
         self.manifest = self._read_manifest()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the package's file."""
         self._archive.close()
 
     def _checked_entries(self) -> dict[str, zipfile.ZipInfo]:
         infos = self._archive.infolist()
         if len(infos) > MOST_ENTRIES:
-            raise _bad(self.file, f"it has {len(infos)} entries, more than {MOST_ENTRIES}")
+            raise _refusal(self.file, f"it has {len(infos)} entries, more than {MOST_ENTRIES}")
         entries: dict[str, zipfile.ZipInfo] = {}
         total = 0
         for info in infos:
             name = info.filename
             if name not in {MANIFEST, CRATE} and not _OBJECT.fullmatch(name):
-                raise _bad(self.file, f"it has an entry {name[:80]!r}, which packages do not have")
+                raise _refusal(
+                    self.file, f"it has an entry {name[:80]!r}, which packages do not have"
+                )
             if name in entries:
-                raise _bad(self.file, f"it has two entries {name!r}")
+                raise _refusal(self.file, f"it has two entries {name!r}")
             mode = info.external_attr >> 16
             if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
-                raise _bad(self.file, f"its entry {name!r} is a link or a device")
+                raise _refusal(self.file, f"its entry {name!r} is a link or a device")
             if info.flag_bits & 1:
-                raise _bad(self.file, f"its entry {name!r} is encrypted")
+                raise _refusal(self.file, f"its entry {name!r} is encrypted")
             if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-                raise _bad(self.file, f"its entry {name!r} is compressed in an unknown way")
+                raise _refusal(self.file, f"its entry {name!r} is compressed in an unknown way")
             if info.file_size > _CHUNK and info.file_size > MOST_RATIO * max(1, info.compress_size):
-                raise _bad(
+                raise _refusal(
                     self.file,
                     f"its entry {name!r} grows {info.file_size // max(1, info.compress_size)} "
                     "times when unpacked",
                 )
             total += info.file_size
             entries[name] = info
-        if total > self._most:
-            raise _bad(
+        if total > self._max_bytes:
+            raise _refusal(
                 self.file,
-                f"its contents take {total / 1e9:.1f} GB, more than the {self._most / 1e9:.1f} GB "
+                f"its contents take {total / 1e9:.1f} GB, more than the {self._max_bytes / 1e9:.1f} GB "
                 "allowed. Raise the limit with --max-size if you trust it",
                 slug="package-too-large",
             )
         if MANIFEST not in entries:
-            raise _bad(self.file, "it has no manifest.json", slug="package-damaged")
+            raise _refusal(self.file, "it has no manifest.json", slug="package-damaged")
         return entries
 
     def _read_manifest(self) -> Manifest:
         info = self._entries[MANIFEST]
         if info.file_size > MOST_MANIFEST:
-            raise _bad(self.file, f"its manifest has {info.file_size} bytes")
+            raise _refusal(self.file, f"its manifest has {info.file_size} bytes")
         data = b"".join(self._chunks(info))
         try:
-            number = msgspec.json.decode(data, type=_Numbered).format
+            number = msgspec.json.decode(data, type=_Format).format
             if number > FORMAT:
-                raise _bad(
+                raise _refusal(
                     self.file,
                     f"it has format {number}, and this Rearview reads up to {FORMAT}: update it",
                     slug="package-format",
                 )
             manifest = msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
-            raise _bad(
+            raise _refusal(
                 self.file, f"its manifest cannot be read: {exc}", slug="package-damaged"
             ) from exc
         self._check_manifest(manifest)
@@ -316,9 +323,9 @@ class PackageReader:
     def _check_manifest(self, manifest: Manifest) -> None:
         names = [version.name for version in manifest.versions]
         if not names:
-            raise _bad(self.file, "it has no versions", slug="package-damaged")
+            raise _refusal(self.file, "it has no versions", slug="package-damaged")
         if len(set(names)) != len(names):
-            raise _bad(self.file, "two of its versions have the same name")
+            raise _refusal(self.file, "two of its versions have the same name")
         for version in manifest.versions:
             paths = [version.program, *version.files]
             if version.cwd:
@@ -329,7 +336,7 @@ class PackageReader:
             for path in (*files, f"{version.cwd}/x" if version.cwd else ""):
                 above = [str(p) for p in PurePosixPath(path).parents]
                 if any(p in files for p in above):
-                    raise _bad(self.file, f"{path[:100]!r} lies below another file")
+                    raise _refusal(self.file, f"{path[:100]!r} lies below another file")
             self._check_object(version.source, None)
             if version.outputs:
                 self._check_object(version.outputs, None)
@@ -337,16 +344,16 @@ class PackageReader:
                 if packed.embedded:
                     self._check_object(packed.sha256, packed.size)
                 elif not re.fullmatch(r"[0-9a-f]{64}|recorded:[0-9a-f]+", packed.sha256):
-                    raise _bad(self.file, f"the hash of {name!r} is not a hash")
+                    raise _refusal(self.file, f"the hash of {name!r} is not a hash")
             for name, value in version.environment.items():
                 if not name or "=" in name or "\0" in name + (value or ""):
-                    raise _bad(self.file, f"it sets an environment variable {name!r}")
+                    raise _refusal(self.file, f"it sets an environment variable {name!r}")
             if any("\0" in word for word in version.argv):
-                raise _bad(self.file, "an argument contains a null byte")
+                raise _refusal(self.file, "an argument contains a null byte")
 
     def _check_path(self, path: str) -> None:
         parts = path.split("/")
-        bad = (
+        is_unsafe = (
             not path
             or len(path) > 1000
             or path.startswith("/")
@@ -354,15 +361,17 @@ class PackageReader:
             or any(len(os.fsencode(part)) > 255 for part in parts)
             or any(ord(char) < 32 or char in '\\:*?"<>|\x7f' for char in path)
         )
-        if bad:
-            raise _bad(self.file, f"it names a file {path[:100]!r}, which leads out of its folder")
+        if is_unsafe:
+            raise _refusal(
+                self.file, f"it names a file {path[:100]!r}, which leads out of its folder"
+            )
 
     def _check_object(self, digest: str, size: int | None) -> None:
         info = self._entries.get(f"objects/{digest}")
         if info is None:
-            raise _bad(self.file, f"content {digest[:12]} is missing", slug="package-damaged")
+            raise _refusal(self.file, f"content {digest[:12]} is missing", slug="package-damaged")
         if size is not None and info.file_size != size:
-            raise _bad(
+            raise _refusal(
                 self.file,
                 f"content {digest[:12]} has {info.file_size} bytes, not {size}",
                 slug="package-damaged",
@@ -376,30 +385,31 @@ class PackageReader:
                 while chunk := stream.read(_CHUNK):
                     bytes_read += len(chunk)
                     if bytes_read > info.file_size:
-                        raise _bad(self.file, f"{info.filename!r} is larger than its header says")  # noqa: TRY301
+                        why = f"{info.filename!r} is larger than its header says"
+                        raise _refusal(self.file, why)  # noqa: TRY301
                     yield chunk
         except (zipfile.BadZipFile, OSError, EOFError, ValueError) as exc:
-            raise _bad(
+            raise _refusal(
                 self.file, f"{info.filename!r} is damaged ({exc})", slug="package-damaged"
             ) from exc
         except Exception as exc:  # zlib.error has no public base
             if isinstance(exc, RearviewError):
                 raise
-            raise _bad(
+            raise _refusal(
                 self.file, f"{info.filename!r} is damaged ({exc})", slug="package-damaged"
             ) from exc
         if bytes_read != info.file_size:
-            raise _bad(
+            raise _refusal(
                 self.file,
                 f"{info.filename!r} is shorter than its header says",
                 slug="package-damaged",
             )
 
     def content(self, digest: str) -> bytes:
-        """Return one content; raise if its hash is not its name."""
+        """Return the content with this hash; raise if the content was changed."""
         data = b"".join(self._chunks(self._entries[f"objects/{digest}"]))
         if hashlib.sha256(data).hexdigest() != digest:
-            raise _bad(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
+            raise _refusal(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
         return data
 
     def extract(
@@ -407,19 +417,21 @@ class PackageReader:
     ) -> tuple[Study, dict[str, bytes]]:
         """Write the contents to an empty folder; return the study and its programs.
 
-        Files that are not in the package are searched below the folders `data`, by path, and must have the
-        recorded hash.
+        Files that are not in the package are looked up by their file path in each of the folders `data`; a file
+        with a different hash is not used.
         """
         folder.mkdir(parents=True, exist_ok=True)
         versions: list[StudyVersion] = []
         programs: dict[str, bytes] = {}
-        located: dict[tuple[str, str], Path | None] = {}
+        found_files: dict[tuple[str, str], Path | None] = {}
         selected = [v for v in self.manifest.versions if not only or v.name in only]
         for packed in selected:
             source = self.content(packed.source)
             programs[packed.name] = source
             files = {
-                name: FileRef(ref.sha256, ref.size, self._placed(name, ref, folder, data, located))
+                name: FileRef(
+                    ref.sha256, ref.size, self._file_for(name, ref, folder, data, found_files)
+                )
                 for name, ref in packed.files.items()
             }
             cells = program_cells(source, packed.program)
@@ -428,8 +440,8 @@ class PackageReader:
                 cells = tuple(
                     replace(
                         cell,
-                        seconds=None if m.seconds is None else _within(m.seconds, MOST_SECONDS),
-                        size=None if m.size is None else max(1, int(_within(m.size, MOST_SIZE))),
+                        seconds=None if m.seconds is None else _bounded(m.seconds, MOST_SECONDS),
+                        size=None if m.size is None else max(1, int(_bounded(m.size, MOST_SIZE))),
                         reads=m.reads,
                         outputs=cell.outputs if packed.notebook else m.outputs,
                     )
@@ -448,7 +460,7 @@ class PackageReader:
                     {
                         name: value
                         for name, value in packed.environment.items()
-                        if not name.startswith(UNSET_BY_REPLAY)
+                        if not name.startswith(MACHINE_VARIABLES)
                     },
                     files,
                     None if packed.inputs is None else frozenset(packed.inputs),
@@ -457,43 +469,44 @@ class PackageReader:
                 )
             )
         study = Study(tuple(versions))
-        return (study.only(only) if only else study), programs
+        return (study.select_versions(only) if only else study), programs
 
     def _with_outputs(self, cells: tuple[StudyCell, ...], digest: str) -> tuple[StudyCell, ...]:
-        """Return the cells with the outputs that the author's run showed."""
+        """Return the cells with the outputs of the author's run, which the package stores as the content `digest`."""
         data = self.content(digest)
         try:
             outputs = msgspec.json.decode(data, type=list[tuple[dict[str, Any], ...] | None])
         except (msgspec.MsgspecError, RecursionError) as exc:
-            raise _bad(self.file, f"content {digest[:12]} holds no outputs ({exc})") from exc
+            raise _refusal(self.file, f"content {digest[:12]} holds no outputs ({exc})") from exc
         if len(outputs) != len(cells):
-            raise _bad(self.file, f"it has outputs of {len(outputs)} cells, not {len(cells)}")
+            raise _refusal(self.file, f"it has outputs of {len(outputs)} cells, not {len(cells)}")
         return tuple(
-            replace(cell, outputs=shown) for cell, shown in zip(cells, outputs, strict=True)
+            replace(cell, outputs=cell_outputs)
+            for cell, cell_outputs in zip(cells, outputs, strict=True)
         )
 
-    def _placed(
+    def _file_for(
         self,
         name: str,
         ref: PackedFile,
         folder: Path,
         data: Sequence[Path],
-        located: dict[tuple[str, str], Path | None],
+        found_files: dict[tuple[str, str], Path | None],
     ) -> Path | None:
         key = (name, ref.sha256)
         if ref.embedded:
             target = folder / ref.sha256
             if not target.exists():
-                self._extract_one(ref.sha256, target)
+                self._extract_content(ref.sha256, target)
             return target
-        if key not in located:
+        if key not in found_files:
             places = [place / name for place in data]
-            located[key] = next(
+            found_files[key] = next(
                 (p for p in places if p.is_file() and digest_of(p) == ref.sha256), None
             )
-        return located[key]
+        return found_files[key]
 
-    def _extract_one(self, digest: str, target: Path) -> None:
+    def _extract_content(self, digest: str, target: Path) -> None:
         hashed = hashlib.sha256()
         part = target.with_suffix(".part")
         with part.open("xb") as stream:
@@ -502,55 +515,55 @@ class PackageReader:
                 stream.write(chunk)
         if hashed.hexdigest() != digest:
             part.unlink()
-            raise _bad(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
+            raise _refusal(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
         part.rename(target)
 
 
-def _within(value: float, most: float) -> float:
-    """Return a cost of a stranger's package, within bounds that can be planned with."""
-    return min(max(0.0, value), most)
+def _bounded(value: float, largest: float) -> float:
+    """Return a cost from a package, cut to 0 … `largest`: the planner cannot work with absurd numbers."""
+    return min(max(0.0, value), largest)
 
 
 def _directory_size(file: Path) -> int:
-    """Return the bytes of the table of contents of a ZIP file, as its end states them; 0 if it has no end.
+    """Return the bytes of the table of contents of a ZIP file, as its end record states them; 0 without an end record.
 
-    Python reads the whole table, some hundred bytes of memory for every entry, before it can be counted.
+    Python reads the whole table into memory, some hundred bytes per entry, before the entries can be counted.
     """
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - (1 << 16) - 22))
             tail = stream.read()
-            at = tail.rfind(b"PK\5\6")
-            if at < 0 or len(tail) < at + 22:
+            end_record = tail.rfind(b"PK\5\6")
+            if end_record < 0 or len(tail) < end_record + 22:
                 return 0
-            stated = int.from_bytes(tail[at + 12 : at + 16], "little")
-            locator = tail[at - 20 : at] if at >= 20 else b""
-            if stated == 0xFFFFFFFF and locator.startswith(b"PK\6\7"):
+            directory_bytes = int.from_bytes(tail[end_record + 12 : end_record + 16], "little")
+            locator = tail[end_record - 20 : end_record] if end_record >= 20 else b""
+            if directory_bytes == 0xFFFFFFFF and locator.startswith(b"PK\6\7"):
                 stream.seek(min(size, int.from_bytes(locator[8:16], "little")))
-                stated = int.from_bytes(stream.read(56)[40:48], "little")
-            return stated
+                directory_bytes = int.from_bytes(stream.read(56)[40:48], "little")
+            return directory_bytes
     except OSError:
         return 0
 
 
-class _Numbered(msgspec.Struct):
+class _Format(msgspec.Struct):
     format: int
 
 
 def is_package(file: Path) -> bool:
-    """Return True if a path names a package."""
+    """Return True if a file is named like a package."""
     return file.suffix == ".rvz"
 
 
 def open_package(file: Path, *, most_bytes: int = MOST_BYTES) -> PackageReader:
-    """Return a checked package; raise if it does not exist, is damaged or is hostile."""
+    """Open a package; raise if it does not exist, is damaged or is unsafe."""
     if not file.is_file():
         raise UsageError(f"There is no package {file}.", slug="no-file")
     return PackageReader(file, most_bytes=most_bytes)
 
 
-def _bad(file: Path, why: str, *, slug: str = "") -> StoreError:
+def _refusal(file: Path, why: str, *, slug: str = "") -> StoreError:
     return StoreError(
         f"{file.name} was refused: {why}. Nothing of it was run. Ask its author for a new one.",
         slug=slug or "package-refused",

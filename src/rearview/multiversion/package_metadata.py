@@ -1,4 +1,4 @@
-"""The metadata of a package: its manifest, its environment and how to recreate it, and RO-Crate metadata.
+"""The metadata of a package: manifest, RO-Crate description, and the environment, which can be recreated.
 
 RO-Crate is an exchange format for research data. A package contains such metadata about itself, and a folder
 with such metadata can be opened as a study.
@@ -22,17 +22,17 @@ import msgspec
 
 from rearview.errors import ReplayError, SourceError
 from rearview.model.wording import plural
-from rearview.multiversion.study import Study, from_files
+from rearview.multiversion.study import Study, study_from_files
 from rearview.source.cells import imported_modules
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.!_-]{0,60}")
 TOOLS, NOTEBOOK_TOOLS = ("cloudpickle",), ("ipython", "matplotlib-inline")
-"""Distributions that all cell processes need in addition to those of the study, and those that notebooks need."""
+"""Distributions that every cell process needs besides those of the study, and distributions that notebooks need."""
 
 
 class PackageEnvironment(msgspec.Struct, frozen=True):
-    """Interpreter, system and packages that a study ran with."""
+    """The interpreter, system and installed packages with which a study ran."""
 
     python: str
     system: str = ""
@@ -41,7 +41,7 @@ class PackageEnvironment(msgspec.Struct, frozen=True):
 
 
 class PackedFile(msgspec.Struct, frozen=True):
-    """One file of one version."""
+    """A file of a version."""
 
     sha256: str
     size: int
@@ -49,18 +49,18 @@ class PackedFile(msgspec.Struct, frozen=True):
 
 
 class PackedCell(msgspec.Struct, frozen=True):
-    """Measurements of one cell on the author's machine."""
+    """A cell with its measurements on the author's machine."""
 
     code: str
     seconds: float | None = None
     size: int | None = None
     reads: tuple[str, ...] | None = None
     outputs: tuple[dict[str, Any], ...] | None = None
-    """Outputs of a script's cell, because only notebooks store outputs themselves."""
+    """Outputs of a script's cell; a notebook file contains its outputs already."""
 
 
 class PackedVersion(msgspec.Struct, frozen=True):
-    """One version."""
+    """A version of the study."""
 
     name: str
     program: str
@@ -76,8 +76,8 @@ class PackedVersion(msgspec.Struct, frozen=True):
     run: str = ""
     cells: tuple[PackedCell, ...] = ()
     outputs: str = ""
-    """sha256 of the outputs that the recorded run of a notebook showed, for each cell, in JSON; empty if the
-    notebook itself holds them."""
+    """sha256 of the content with the outputs of a notebook's recorded run, in JSON; empty if the notebook file
+    contains these outputs."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def describe_environment(texts: Iterable[str]) -> PackageEnvironment:
-    """Return the environment here, with the packages that programs import."""
+    """Return the environment of this process, with the packages that the programs in `texts` import."""
     providers = metadata.packages_distributions()
     packages: dict[str, str] = {}
     for module in sorted({name for text in texts for name in imported_modules(text)}):
@@ -106,7 +106,7 @@ def describe_environment(texts: Iterable[str]) -> PackageEnvironment:
 
 
 def differences(environment: PackageEnvironment) -> list[str]:
-    """Return a phrase for each difference between an environment and the one here."""
+    """Return a phrase for each difference between an environment and that of this process."""
     phrases = []
     if platform.python_version_tuple()[:2] != tuple(environment.python.split(".")[:2]):
         phrases.append(f"Python is {platform.python_version()} here, {environment.python} there")
@@ -122,26 +122,26 @@ def differences(environment: PackageEnvironment) -> list[str]:
 
 
 def requirements(environment: PackageEnvironment) -> list[str]:
-    """Return pinned requirements; raise if a name or version has an unusual form.
+    """Return the packages of an environment as pinned requirements; raise if a name or version has an unusual form.
 
     >>> requirements(PackageEnvironment("3.12", "", {"numpy": "2.1.0+cpu"}))
     ['numpy==2.1.0']
     """
     lines = []
     for name, version in sorted(environment.packages.items()):
-        plain = version.partition("+")[0]
-        if not _NAME.fullmatch(name) or not _VERSION.fullmatch(plain):
+        public_version = version.partition("+")[0]
+        if not _NAME.fullmatch(name) or not _VERSION.fullmatch(public_version):
             raise ReplayError(
                 f"The package asks for {name[:60]!r} {version[:60]!r}, which is not a plain name and "
                 "version. Nothing was installed.",
                 slug="requirement",
             )
-        lines.append(f"{name}=={plain}")
+        lines.append(f"{name}=={public_version}")
     return lines
 
 
 def own_requirements() -> list[str]:
-    """Return what Rearview itself needs, for programs that import it: it is not installed there."""
+    """Return the requirements of Rearview, which a fresh environment needs if a program imports Rearview."""
     try:
         lines = metadata.requires("rearview") or ()
     except metadata.PackageNotFoundError:
@@ -152,16 +152,16 @@ def own_requirements() -> list[str]:
 def fresh_environment(
     folder: Path, environment: PackageEnvironment, *, tools: Sequence[str], log: Path
 ) -> str:
-    """Create a virtual environment with the packages of a study and some tools; return its interpreter.
+    """Create a virtual environment with the packages of a study and the given `tools`; return its interpreter.
 
     Only wheels are installed, because building a source distribution would run its code.
     """
-    short = ".".join(environment.python.split(".")[:2])
+    minor_version = ".".join(environment.python.split(".")[:2])
     interpreter = sys.executable
-    if re.fullmatch(r"3\.\d{1,2}", short) and short != ".".join(
+    if re.fullmatch(r"3\.\d{1,2}", minor_version) and minor_version != ".".join(
         platform.python_version_tuple()[:2]
     ):
-        interpreter = shutil.which(f"python{short}") or sys.executable
+        interpreter = shutil.which(f"python{minor_version}") or sys.executable
     commands = [
         [interpreter, "-I", "-m", "venv", str(folder)],
         [
@@ -191,7 +191,7 @@ _PROGRAMS = {"SoftwareSourceCode", "ComputationalWorkflow", "SoftwareApplication
 
 
 def crate_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the RO-Crate 1.1 description of a package."""
+    """Return the RO-Crate 1.1 metadata of a package."""
     day = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(manifest.created))
     files: dict[str, dict[str, Any]] = {}
     actions: list[dict[str, Any]] = []
@@ -264,8 +264,8 @@ def crate_of(manifest: Manifest) -> dict[str, Any]:
     return {"@context": CONTEXT, "@graph": graph}
 
 
-def from_crate(folder: Path) -> tuple[Study, str]:
-    """Return the study and title of an RO-Crate folder; its programs are the versions."""
+def study_from_crate(folder: Path) -> tuple[Study, str]:
+    """Return the study and the title of an RO-Crate folder; each of its programs is a version."""
     file = folder / "ro-crate-metadata.json"
     try:
         document = json.loads(file.read_text("utf-8"))
@@ -282,8 +282,8 @@ def from_crate(folder: Path) -> tuple[Study, str]:
         kinds = entity.get("@type", ())
         kinds = {kinds} if isinstance(kinds, str) else set(kinds)
         path = (folder / name).resolve()
-        inside = path.is_relative_to(folder.resolve())
-        if kinds & _PROGRAMS and "File" in kinds and inside and path.is_file():
+        is_inside = path.is_relative_to(folder.resolve())
+        if kinds & _PROGRAMS and "File" in kinds and is_inside and path.is_file():
             if path.suffix in {".py", ".ipynb"}:
                 programs.append(path)
     if not programs:
@@ -291,4 +291,4 @@ def from_crate(folder: Path) -> tuple[Study, str]:
             f"{file} names no Python script or notebook in this folder as SoftwareSourceCode.",
             slug="ro-crate",
         )
-    return from_files(programs), str(entities.get("./", {}).get("name", ""))
+    return study_from_files(programs), str(entities.get("./", {}).get("name", ""))

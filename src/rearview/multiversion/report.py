@@ -1,4 +1,4 @@
-"""Trees and replays for people: as text, plain data, SVG, and an HTML page without external files."""
+"""Show execution trees, plans and results of replays to people: as text, JSON, SVG, and one HTML page."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import html
 from typing import Any
 
 from rearview.model.wording import duration, plural, size
+from rearview.multiversion.compare_outputs import OutputMatch
 from rearview.multiversion.execution_tree import ExecutionTree
-from rearview.multiversion.replay import StudyPlan, StudyReport, VersionReport
-from rearview.multiversion.verdicts import OutputMatch
+from rearview.multiversion.replay_study import StudyPlan, StudyReport, VersionReport
 from rearview.plan.versions.tree import START
 
 MOST_IMAGE = 4 << 20
-"""Largest image that is put into the page, in bytes."""
+"""Largest image that the HTML page contains, in base64 characters."""
 _MARKS = {OutputMatch.SAME: "=", OutputMatch.DIFFERENT: "!", OutputMatch.NOT_COMPARABLE: "?"}
 
 
 def tree_lines(tree: ExecutionTree) -> list[str]:
-    """Return the tree as text: one line per cell, branches indented."""
+    """Return a tree as lines of text: one line per cell, branches indented."""
     plan = tree.tree
     ends: dict[int, list[str]] = {}
     for version, end in zip(tree.study.versions, plan.versions, strict=True):
@@ -26,14 +26,16 @@ def tree_lines(tree: ExecutionTree) -> list[str]:
     stack = [(root, 0) for root in reversed(plan.roots)]
     while stack:
         node, depth = stack.pop()
-        about = tree.nodes[node]
+        tree_node = tree.nodes[node]
         cell = plan.cells[node]
-        cost = f"{duration(cell.seconds)}, {size(cell.size)}" if about.measured else "not measured"
-        stored = ", stored" if cell.kept else ""
-        share = f"  x{len(about.versions)}" if len(about.versions) > 1 else ""
+        cost = (
+            f"{duration(cell.seconds)}, {size(cell.size)}" if tree_node.measured else "not measured"
+        )
+        stored = ", stored" if cell.has_checkpoint else ""
+        share = f"  x{len(tree_node.versions)}" if len(tree_node.versions) > 1 else ""
         names = f"  <- {', '.join(ends[node])}" if node in ends else ""
         lines.append(
-            f"{'  ' * depth}[{about.number}] {about.cell.title}  ({cost}{stored}){share}{names}"
+            f"{'  ' * depth}[{tree_node.number}] {tree_node.cell.title}  ({cost}{stored}){share}{names}"
         )
         below = plan.children[node]
         deeper = depth + 1 if len(below) > 1 else depth
@@ -42,12 +44,12 @@ def tree_lines(tree: ExecutionTree) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return a text for HTML and SVG; characters that XML does not allow become question marks."""
+    """Return a text escaped for HTML and SVG; characters that XML does not allow become question marks."""
     return html.escape("".join(c if c.isprintable() or c in "\n\t " else "?" for c in text))
 
 
 def tree_svg(tree: ExecutionTree) -> str:
-    """Return the tree as SVG: wide bars are slow cells, versions end at the right."""
+    """Return a tree as SVG: a wider bar is a slower cell; the name of a version is at its last cell."""
     plan = tree.tree
     rows: dict[int, float] = {}
     next_row = 0
@@ -67,8 +69,8 @@ def tree_svg(tree: ExecutionTree) -> str:
     ends = {
         end: version.name for version, end in zip(tree.study.versions, plan.versions, strict=True)
     }
-    wide, high = (max(depth, default=0) + 2) * column, (next_row + 1) * row
-    size = f'width="{wide}" height="{high}" font-family="sans-serif" font-size="11"'
+    width, height = (max(depth, default=0) + 2) * column, (next_row + 1) * row
+    size = f'width="{width}" height="{height}" font-family="sans-serif" font-size="11"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>']
     for node, above in enumerate(plan.parent):
         x, y = depth[node] * column + 10, rows[node] * row + row / 2
@@ -78,13 +80,17 @@ def tree_svg(tree: ExecutionTree) -> str:
                 f'<path d="M{x0},{y0:.1f} C{x0 + 10},{y0:.1f} {x - 10},{y:.1f} {x},{y:.1f}" '
                 'fill="none" stroke="#999"/>'
             )
-        about = tree.nodes[node]
+        tree_node = tree.nodes[node]
         bar = 4 + 126 * plan.cells[node].seconds / slowest
-        title = about.cell.title if len(about.cell.title) <= 22 else about.cell.title[:20] + "…"
+        title = (
+            tree_node.cell.title
+            if len(tree_node.cell.title) <= 22
+            else tree_node.cell.title[:20] + "…"
+        )
         parts.append(
-            f"<g><title>{_escaped(about.cell.text[:600])}</title>"
+            f"<g><title>{_escaped(tree_node.cell.text[:600])}</title>"
             f'<rect x="{x}" y="{y - 12:.1f}" width="130" height="24" rx="3" fill="#f4f4f4" '
-            f'stroke="{"#2a6" if len(about.versions) > 1 else "#bbb"}"/>'
+            f'stroke="{"#2a6" if len(tree_node.versions) > 1 else "#bbb"}"/>'
             f'<rect x="{x}" y="{y + 8:.1f}" width="{bar:.1f}" height="4" fill="#47a"/>'
             f'<text x="{x + 4}" y="{y + 2:.1f}">{_escaped(title)}</text></g>'
         )
@@ -108,36 +114,36 @@ def depth_first(tree: ExecutionTree) -> list[int]:
 
 
 def plan_lines(plan: StudyPlan, *, cache: float, workers: int) -> list[str]:
-    """Return the plan of a replay in lines of text, with the bound that its order is proved against."""
+    """Return a plan as lines of text, with the seconds that no order of the replay can undercut."""
     tree, order = plan.tree, plan.order
     cells = len(tree.tree)
     count = len(tree.paths)
     alone = tree.tree.one_by_one
     measured = all(node.measured for node in tree.nodes)
     summary = f"{plural(count, 'version')}, {plural(tree.cells_in_all, 'cell')}"
-    means = f"{size(cache)} of memory for states, {plural(workers, 'worker')}"
-    lines = [f"{summary}, {cells} of them distinct; {means}."]
+    resources = f"{size(cache)} of memory for states, {plural(workers, 'worker')}"
+    lines = [f"{summary}, {cells} of them distinct; {resources}."]
     if order.by == "none" and not order.steps:
         return lines
-    about = "" if measured else " (cells that were never measured are counted as 1 s)"
+    remark = "" if measured else " (cells that were never measured are counted as 1 s)"
     lines.append(
         f"One by one: {duration(alone)}. Planned: {duration(order.seconds)}, by "
         f"{order.by}; no order can take less than {duration(order.bound)} "
-        f"(gap {order.gap:.1%}){about}."
+        f"(gap {order.gap:.1%}){remark}."
     )
     return lines
 
 
 def report_lines(report: StudyReport) -> list[str]:
-    """Return a replay as text: one line per version, and what differs."""
+    """Return the result of a replay as lines of text: one line per version, followed by its differences."""
     lines = []
     for version in report.versions:
-        marks = "".join(_MARKS[cell.verdict.same] for cell in version.cells)
-        lines.append(f"{version.name:24} {version.same:15} {marks}")
+        marks = "".join(_MARKS[cell.verdict.match] for cell in version.cells)
+        lines.append(f"{version.name:24} {version.worst_match:15} {marks}")
         if version.problem:
             lines.append(f"    {version.problem}")
         for cell in version.cells:
-            if cell.verdict.same is OutputMatch.DIFFERENT and cell.number != version.ended_by:
+            if cell.verdict.match is OutputMatch.DIFFERENT and cell.number != version.ended_by:
                 lines.append(f"    cell {cell.number} ({cell.title}): {cell.verdict.why}")
                 lines.extend(f"        {line}" for line in cell.verdict.diff.splitlines()[2:12])
         for why, numbers in _not_comparable(version).items():
@@ -159,13 +165,13 @@ def _not_comparable(version: VersionReport) -> dict[str, list[int]]:
     """Return the numbers of the cells whose outputs cannot be compared, by reason."""
     reasons: dict[str, list[int]] = {}
     for cell in version.cells:
-        if cell.verdict.same is OutputMatch.NOT_COMPARABLE:
+        if cell.verdict.match is OutputMatch.NOT_COMPARABLE:
             reasons.setdefault(cell.verdict.why, []).append(cell.number)
     return reasons
 
 
 def report_json(report: StudyReport) -> dict[str, Any]:
-    """Return a replay as plain data."""
+    """Return the result of a replay as data for JSON."""
     result = report.result
     return {
         "exact": report.exact,
@@ -185,13 +191,13 @@ def report_json(report: StudyReport) -> dict[str, Any]:
             {
                 "name": version.name,
                 "program": version.program,
-                "verdict": version.same.value,
+                "verdict": version.worst_match.value,
                 "problem": version.problem,
                 "cells": [
                     {
                         "cell": cell.number,
                         "title": cell.title,
-                        "verdict": cell.verdict.same.value,
+                        "verdict": cell.verdict.match.value,
                         "why": cell.verdict.why,
                         "diff": cell.verdict.diff,
                         "seconds": round(cell.seconds, 6),
@@ -216,27 +222,27 @@ img{max-width:100%;border:1px solid #ddd}
 
 
 def report_html(report: StudyReport, title: str = "Replay") -> str:
-    """Return a replay as one HTML page; all text of the study is escaped, and nothing is loaded."""
+    """Return the result of a replay as one HTML page; all text of the study is escaped, and the page loads nothing."""
     esc = _escaped
     rows, sections = [], []
     for number, version in enumerate(report.versions):
-        kind = version.same.value.partition(" ")[0]
+        kind = version.worst_match.value.partition(" ")[0]
         rows.append(
             f'<tr><td><a href="#v{number}">{esc(version.name)}</a></td>'
-            f'<td class="{kind}">{version.same.value}</td>'
+            f'<td class="{kind}">{version.worst_match.value}</td>'
             f"<td>{sum(cell.shared for cell in version.cells)} of {len(version.cells)}</td>"
             f"<td>{esc(version.problem)}</td></tr>"
         )
         cells = []
         for cell in version.cells:
-            state = cell.verdict.same.value
+            state = cell.verdict.match.value
             body = [f"<p>{esc(cell.verdict.why)}</p>"] if cell.verdict.why else []
             if cell.verdict.diff:
                 body.append(f"<pre>{esc(cell.verdict.diff)}</pre>")
             body.extend(_output_html(output) for output in cell.outputs)
-            opened = " open" if cell.verdict.same is OutputMatch.DIFFERENT else ""
+            open_attribute = " open" if cell.verdict.match is OutputMatch.DIFFERENT else ""
             cells.append(
-                f"<details{opened}><summary>[{cell.number}] <code>{esc(cell.title)}</code> "
+                f"<details{open_attribute}><summary>[{cell.number}] <code>{esc(cell.title)}</code> "
                 f'<span class="{state.partition(" ")[0]}">{state}</span> '
                 f"{esc(duration(cell.seconds))}{' shared' if cell.shared else ''}</summary>"
                 f"{''.join(body)}</details>"
@@ -260,7 +266,7 @@ def report_html(report: StudyReport, title: str = "Replay") -> str:
 
 
 def _output_html(output: dict[str, Any]) -> str:
-    """Return one output, escaped; of rich outputs only images are shown."""
+    """Return one output of a cell as HTML: an image or escaped text; the HTML of an output is never included."""
     kind = output.get("output_type")
     if kind == "stream":
         return f"<pre>{_escaped(str(output.get('text', ''))[:20000])}</pre>"

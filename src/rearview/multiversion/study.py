@@ -1,4 +1,4 @@
-"""A study: versions of one program, each a list of cells with their measurements.
+"""A study: versions of one program that are replayed together, each a list of cells with their measurements.
 
 Versions come from notebooks and scripts on disk, from recorded runs, or from a package.
 """
@@ -22,7 +22,7 @@ SKIPPED_FOLDERS = frozenset(
     | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"}
 )
 MOST_FILES = 20_000
-"""Most files that a study may have, its programs not counted."""
+"""Most files that a study may have, without its programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,23 @@ class StudyCell:
     text: str
     title: str
     code: str
-    """Hash of its code."""
+    """Hash of the cell's code."""
     outputs: tuple[dict[str, Any], ...] | None = None
-    """The outputs that the author saw below the cell, as notebooks store them; None: not recorded."""
+    """The outputs that the author saw below the cell, each as in a notebook file; None if not recorded."""
     seconds: float | None = None
     size: int | None = None
-    """Bytes of the state after it, as measured."""
+    """Bytes of the state after the cell, as measured."""
     reads: tuple[str, ...] | None = None
-    """Files of the project that it read, relative to the project; None: not recorded."""
+    """Files of the project that the cell read, relative to the project; None if not recorded."""
     lineage: CellLineage | None = None
-    """Inputs, cost and resulting variables of its recorded run; None: not recorded."""
+    """Inputs, cost and resulting variables of the cell in the recorded run; None if not recorded."""
     parts: int = 1
-    """Number of cells, up to this one, into which a loop of the author was cut; 1 if it was not cut."""
+    """Number of cells into which the author's cell (a loop) was split, if this is the last of them; else 1."""
     may_fail: bool = False
-    """Whether it is marked as one that raises (the tag `raises-exception`)."""
+    """Whether the author tagged the cell with `raises-exception`."""
 
     def fails_with(self, name: str) -> bool:
-        """Return True if the author's cell raised an error of this name, or is marked as one that raises."""
+        """Return True if the author's cell raised an exception of this name, or is tagged with `raises-exception`."""
         return self.may_fail or any(
             output.get("output_type") == "error" and output.get("ename") == name
             for output in self.outputs or ()
@@ -57,36 +57,36 @@ class StudyCell:
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """One file that versions may read: its content hash, and where its bytes are."""
+    """A file that versions may read: the hash of its content, and where its bytes are."""
 
     digest: str
     size: int
-    place: Path | None = None
-    """File with these bytes; None if only the hash is known."""
+    file: Path | None = None
+    """A file with these bytes; None if only the hash is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyVersion:
-    """One version of the program."""
+    """One version of the program, with everything that a replay of this version needs."""
 
     name: str
     program: str
-    """Path of the script or notebook in the project."""
+    """File path of the script or notebook, relative to the project."""
     cells: tuple[StudyCell, ...]
     notebook: bool = False
     cwd: str = ""
-    """Folder it runs in, relative to the project."""
+    """Folder in which the program runs, relative to the project."""
     argv: tuple[str, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Environment variables that the recorded run read; None: not set."""
+    """Environment variables that the recorded run read, with their values; None if a variable was not set."""
     files: Mapping[str, FileRef] = field(default_factory=dict)
-    """Every file of the project, by path; programs of other versions may be imported, too."""
+    """File path -> file, for all files of the project, with other programs, which may be imported."""
     inputs: frozenset[str] | None = None
-    """Files that the recorded run read or may have read; None: any of them."""
+    """Files that the recorded run read or may have read; None if it may have read any."""
     printed: str | None = None
-    """Everything the recorded run printed; None: not recorded."""
+    """All text that the recorded run printed; None if not recorded."""
     run: str = ""
-    """Id of the recorded run it comes from."""
+    """Id of the recorded run; empty if the version does not come from a recorded run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +95,24 @@ class Study:
 
     versions: tuple[StudyVersion, ...]
 
-    def only(self, names: Sequence[str]) -> Study:
-        """Return the study with the named versions only; raise if one does not exist."""
+    def select_versions(self, names: Sequence[str]) -> Study:
+        """Return a study of the given versions only; raise if a version does not exist."""
         by_name = {version.name: version for version in self.versions}
-        missing = [name for name in names if name not in by_name]
-        if missing:
+        unknown_names = [name for name in names if name not in by_name]
+        if unknown_names:
             raise UsageError(
-                f"There is no version {missing[0]!r}. The versions are {', '.join(by_name)}.",
+                f"There is no version {unknown_names[0]!r}. The versions are {', '.join(by_name)}.",
                 slug="no-version",
             )
         return Study(tuple(by_name[name] for name in dict.fromkeys(names)))
 
 
-def imports(study: Study, module: str) -> bool:
-    """Return True if a program of a study, or a module that is packed with it, imports a module."""
+def imports_module(study: Study, module: str) -> bool:
+    """Return True if a program or a Python file of a study imports the module."""
     if any(module in imported_modules(c.text) for v in study.versions for c in v.cells):
         return True
     places = {
-        ref.place for v in study.versions for name, ref in v.files.items() if name.endswith(".py")
+        ref.file for v in study.versions for name, ref in v.files.items() if name.endswith(".py")
     }
     return any(module in imported_modules(p.read_text("utf-8", "replace")) for p in places if p)
 
@@ -136,9 +136,10 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about cells without ids: unused here
+            # nbformat warns about cells without ids, which are not needed
+            warnings.simplefilter("ignore")
             content = nbformat.reads(data, as_version=4)
-        raw = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+        code_cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
         metadata = content.get("metadata", {})
         language = str(
             metadata.get("language_info", {}).get("name")
@@ -146,14 +147,14 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
             or "python"
         )
         cells = []
-        for cell in raw:
+        for cell in code_cells:
             text = cell["source"]
             if not isinstance(text, str):
                 raise TypeError("the source of a cell is not text")  # noqa: TRY301
             tags = cell.get("metadata", {}).get("tags", ())
             if text.strip() and "skip-execution" not in tags:
                 executed = cell.get("execution_count") is not None or bool(cell.get("outputs"))
-                outputs = tuple(_plain(output) for output in cell.get("outputs", ()))
+                outputs = tuple(_builtin_values(output) for output in cell.get("outputs", ()))
                 cells.append(
                     StudyCell(
                         *(text, _title(text), code_hash(text), outputs if executed else None),
@@ -173,12 +174,12 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
     return tuple(cells)
 
 
-def _plain(value: Any) -> Any:
+def _builtin_values(value: Any) -> Any:
     """Return a value of a notebook as plain dicts, lists and scalars."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _builtin_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_builtin_values(item) for item in value]
     return value
 
 
@@ -215,12 +216,12 @@ def program_cells(data: bytes, path: str) -> tuple[StudyCell, ...]:
     )
 
 
-def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
-    """Return the study of scripts and notebooks, each a version.
+def study_from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
+    """Return a study with one version for each of the scripts and notebooks in `files`.
 
-    Its files are those of the folder of the programs, and what programs name outside it by a relative path
-    (`../data`). Notebooks run in their own folder. Scripts run in the folder of all programs, or in the
-    current folder above it if that is where the files are that they name.
+    The files of the study are those in the common folder of the programs, and files elsewhere that programs
+    name by a relative file path (`../data`). Notebooks run in their own folder. Scripts run in the common
+    folder, or in the current folder if this contains the common folder and more of the files that scripts name.
     """
     paths = [Path(file).absolute() for file in files]
     for path in paths:
@@ -233,19 +234,21 @@ def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
         for path in paths
     }
     scripts = [path for path in paths if path.suffix != ".ipynb"]
-    start = _script_folder(base, {text for path in scripts for text in texts[path]})
-    named: set[Path] = set()
+    start = _start_folder(base, {text for path in scripts for text in texts[path]})
+    outside_places: set[Path] = set()
     for path in paths:
         folder = start if path in scripts else path.parent
         modules = {name for cell in cells[path] for name in imported_modules(cell.text)}
         for text in texts[path]:
             place = Path(os.path.normpath(folder / text))
-            # of a folder above, which may be searched for modules, only these are taken
-            inside = [place / name for module in modules for name in (module, f"{module}.py")]
-            named.update(inside if base.is_relative_to(place) else [place])
-    named = {place for place in named if place.exists() and not place.is_relative_to(base)}
-    root = Path(os.path.commonpath([base, start, *named]))
-    others = project_files(root, [base, *sorted(named)])
+            # a program may add a folder above its own to `sys.path`: take only the imported modules from there
+            module_files = [place / name for module in modules for name in (module, f"{module}.py")]
+            outside_places.update(module_files if base.is_relative_to(place) else [place])
+    outside_places = {
+        place for place in outside_places if place.exists() and not place.is_relative_to(base)
+    }
+    root = Path(os.path.commonpath([base, start, *outside_places]))
+    project = project_files(root, [base, *sorted(outside_places)])
     names = _short_names([path.relative_to(base).as_posix() for path in paths])
     versions = []
     for path, name in zip(paths, names, strict=True):
@@ -259,14 +262,14 @@ def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
                 notebook=program.endswith(".ipynb"),
                 cwd="" if folder == root else folder.relative_to(root).as_posix(),
                 argv=tuple(argv),
-                files=others,
+                files=project,
             )
         )
     return Study(tuple(versions))
 
 
 def _relative_paths(text: str) -> Iterator[str]:
-    """Yield the texts in a cell that may be relative paths."""
+    """Yield the strings in a cell that may be relative file paths."""
     try:
         tree = ast.parse(text)
     except UNPARSED:
@@ -278,26 +281,28 @@ def _relative_paths(text: str) -> Iterator[str]:
                 yield value
 
 
-def _script_folder(base: Path, texts: set[str]) -> Path:
-    """Return the folder in which scripts run: the current one if they name more files from there."""
-    here = Path.cwd()
-    if not base.is_relative_to(here):
+def _start_folder(base: Path, texts: set[str]) -> Path:
+    """Return `base`, or the current folder if more of the names in `texts` are files relative to the current folder."""
+    current = Path.cwd()
+    if not base.is_relative_to(current):
         return base
-    found = {folder: sum((folder / text).is_file() for text in texts) for folder in (base, here)}
-    return here if found[here] > found[base] else base
+    counts = {
+        folder: sum((folder / text).is_file() for text in texts) for folder in (base, current)
+    }
+    return current if counts[current] > counts[base] else base
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return the paths without suffix if they stay distinct, else unchanged."""
+    """Return the file paths without suffixes, or unchanged if two would become equal."""
     short = [str(Path(path).with_suffix("")) for path in paths]
     return short if len(set(short)) == len(short) else list(paths)
 
 
 def project_files(root: Path, places: Sequence[Path]) -> dict[str, FileRef]:
-    """Return the files at and below some places, without version control, environments and caches.
+    """Return the files at and below the given places, without version control, environments and caches.
 
-    They are named relative to `root`. Links to folders are followed once. The hash is left empty: files on
-    disk are the same for all versions.
+    The keys are file paths relative to `root`. Links to folders are followed once. The hashes are empty,
+    because files on disk are equal for all versions.
     """
     refs: dict[str, FileRef] = {}
     visited: set[tuple[int, int]] = set()
@@ -316,11 +321,11 @@ def project_files(root: Path, places: Sequence[Path]) -> dict[str, FileRef]:
         if place.is_file():
             add(place)
         for folder, folders, names in os.walk(place, followlinks=True):
-            about = Path(folder).stat()
-            if (about.st_dev, about.st_ino) in visited:  # a link to a folder above it
+            status = Path(folder).stat()
+            if (status.st_dev, status.st_ino) in visited:  # a link to a folder that was visited
                 folders.clear()
                 continue
-            visited.add((about.st_dev, about.st_ino))
+            visited.add((status.st_dev, status.st_ino))
             folders[:] = sorted(
                 name
                 for name in folders
@@ -340,11 +345,11 @@ class _Loop:
 
 
 def split_loops(study: Study) -> Study:
-    """Cut top-level `for … in range(n)` loops where other versions of the same loop end.
+    """Split each top-level `for … in range(n)` loop into cells, at the iterations where other versions end the loop.
 
-    A version that trains ten more epochs then continues the path of the shorter version. Only loops whose
-    bounds are plain numbers are cut, and only without `break`, `else` or `return`, so that the parts
-    together do exactly what the loop does.
+    A version that trains ten more epochs then continues from the state of the shorter version. A loop is split
+    only if its bounds are literal numbers and it has no `break`, `else` or `return`: then its parts together do
+    exactly what the loop does.
     """
     loops = [[_loop(cell.text) for cell in version.cells] for version in study.versions]
     stops: dict[str, set[int]] = {}
@@ -360,7 +365,7 @@ def split_loops(study: Study) -> Study:
             if loop is None or len(stops[loop.key]) == 1:
                 cells.append(cell)
             else:
-                cells.extend(_parts(cell, loop, bounds))
+                cells.extend(_split(cell, loop, bounds))
         versions.append(replace(version, cells=tuple(cells)))
     return Study(tuple(versions))
 
@@ -385,18 +390,18 @@ def _loop(text: str) -> _Loop | None:
     bounds = [
         arg.value for arg in call.args if isinstance(arg, ast.Constant) and type(arg.value) is int
     ]
-    if len(bounds) != len(call.args) or _leaves(node.body):
+    if len(bounds) != len(call.args) or _may_end_early(node.body):
         return None
     start, stop = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
     if stop <= start:
         return None
-    rest = ast.dump(node.target) + "".join(map(ast.dump, node.body))
-    key = hashlib.sha256(f"{start} {rest}".encode()).hexdigest()
+    loop_code = ast.dump(node.target) + "".join(map(ast.dump, node.body))
+    key = hashlib.sha256(f"{start} {loop_code}".encode()).hexdigest()
     return _Loop(key, start, stop, node)
 
 
-def _leaves(body: Sequence[ast.stmt]) -> bool:
-    """Return True if a statement may leave the loop early."""
+def _may_end_early(body: Sequence[ast.stmt]) -> bool:
+    """Return True if a statement in the body may end the loop early."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, (ast.Break, ast.Return, ast.Await, ast.AsyncFor, ast.AsyncWith)):
@@ -404,44 +409,44 @@ def _leaves(body: Sequence[ast.stmt]) -> bool:
     return False
 
 
-def _parts(cell: StudyCell, loop: _Loop, stops: Sequence[int]) -> list[StudyCell]:
-    """Return the cell cut at these iterations; the last part has the outputs of them all."""
+def _split(cell: StudyCell, loop: _Loop, stops: Sequence[int]) -> list[StudyCell]:
+    """Split the cell of a loop at the iterations `stops`; the last part has the outputs of the whole loop."""
     lines = cell.text.splitlines(keepends=True)
-    head = loop.node.iter
-    row = head.lineno - 1
-    if head.end_lineno != head.lineno:
+    range_call = loop.node.iter
+    line_index = range_call.lineno - 1
+    if range_call.end_lineno != range_call.lineno:
         return [cell]
-    line = lines[row].encode()
+    line = lines[line_index].encode()
     parts, begin = [], loop.start
     for stop in stops:
-        new = (
-            line[: head.col_offset]
+        new_line = (
+            line[: range_call.col_offset]
             + f"range({begin}, {stop})".encode()
-            + line[head.end_col_offset :]
+            + line[range_call.end_col_offset :]
         )
-        text = "".join((*lines[:row], new.decode(), *lines[row + 1 :]))
-        share = (stop - begin) / (loop.stop - loop.start)
+        text = "".join((*lines[:line_index], new_line.decode(), *lines[line_index + 1 :]))
+        fraction = (stop - begin) / (loop.stop - loop.start)
         parts.append(
             StudyCell(
                 text,
                 f"{_title(cell.text)} [{begin}:{stop}]",
                 hashlib.sha256(f"{loop.key} {begin} {stop}".encode()).hexdigest()[:32],
-                seconds=None if cell.seconds is None else cell.seconds * share,
+                seconds=None if cell.seconds is None else cell.seconds * fraction,
                 size=cell.size,
                 reads=cell.reads,
-                lineage=_part_of(cell.lineage, share),
+                lineage=_lineage_of_part(cell.lineage, fraction),
             )
         )
         begin = stop
     last = replace(parts[-1], outputs=cell.outputs, parts=len(parts))
     if cell.lineage is not None and last.lineage is not None:
-        left = replace(last.lineage, variables=cell.lineage.variables)
-        last = replace(last, lineage=left)
+        lineage = replace(last.lineage, variables=cell.lineage.variables)
+        last = replace(last, lineage=lineage)
     return [*parts[:-1], last]
 
 
-def _part_of(lineage: CellLineage | None, share: float) -> CellLineage | None:
-    """Return the lineage of a part of a loop; values of variables between two parts were not recorded."""
+def _lineage_of_part(lineage: CellLineage | None, fraction: float) -> CellLineage | None:
+    """Return the lineage of a part of a loop, without values of variables: these were recorded only after the loop."""
     if lineage is None:
         return None
-    return replace(lineage, seconds=lineage.seconds * share, variables={})
+    return replace(lineage, seconds=lineage.seconds * fraction, variables={})

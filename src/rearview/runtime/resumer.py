@@ -30,7 +30,7 @@ from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.program_frames import unobserved
 from rearview.runtime.recorder import Recorder
-from rearview.source.probes.resume_edits import ResumeEdit
+from rearview.source.probes.edit_before_resume import EditBeforeResume
 
 _OPEN = Path("/proc/self/fd")
 
@@ -103,7 +103,7 @@ class Restart:
 class SourceChange:
     """Refuses an edited source if a changed line runs before the program reaches the checkpoint."""
 
-    edit: ResumeEdit
+    edit: EditBeforeResume
     root: str
     point: str
     """Point of the checkpoint, as text."""
@@ -123,7 +123,7 @@ class SourceChange:
 
     def skipped(self, loop: str) -> None:
         """Refuse if a skipped loop, which ended before the checkpoint, would have run a changed line."""
-        for path, line in self.edit.run_in(loop):
+        for path, line in self.edit.changed_lines_in(loop):
             self._refuse(path, line)
 
     def failed(self, exc: RearviewError) -> NoReturn:

@@ -297,9 +297,9 @@ def _use_source(session: Resumer, run: Run, source: str | None, versions: Versio
         return
     recorded = versions.files(run.version)
     old = recorded if run.source == run.version else versions.files(run.source)
-    from rearview.source.probes.resume_edits import resume_edit
+    from rearview.source.probes.edit_before_resume import edit_before_resume
 
-    change = resume_edit(recorded, old, texts)
+    change = edit_before_resume(recorded, old, texts)
     session.compiler.ids = change.ids
     if source and session.target is not None:
         from rearview.runtime.resumer import SourceChange

@@ -15,7 +15,7 @@ from rearview.model import Run, Status
 from rearview.model.restored_environment import is_restored
 from rearview.model.run import name_of
 from rearview.multiversion.open_study import open_runs
-from rearview.multiversion.replay import ReplayOptions, StudyPlan, plan_study
+from rearview.multiversion.replay_study import ReplayOptions, StudyPlan, plan_study
 from rearview.plan.versions.tree import START, Do
 from rearview.store.tables.connection import quoted
 from rearview.web.rows import plain
@@ -408,7 +408,7 @@ def _drawn(plan: StudyPlan) -> dict[str, Any]:
                 "seconds": cell.seconds if about.measured else None,
                 "bytes": cell.size if about.measured else None,
                 "versions": list(about.versions),
-                "stored": cell.kept,
+                "stored": cell.has_checkpoint,
                 "kept": node in parked,
             }
             for node, (above, cell, about) in enumerate(

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from rearview.errors import PlanError
 from rearview.plan.versions.chex_planners import (
     depth_first_cost,
+    depth_first_steps,
     lfu,
     parent_choice,
     prp,
     sequential,
-    walk,
 )
 from rearview.plan.versions.order import (
     by_blocks,
@@ -55,7 +55,7 @@ def trees(draw, most=7, *, costs=False, exists=True):
     made = [
         Cell(
             f"c{i}", "", float(draw(st.integers(0, 20))), draw(st.integers(1, 9)),
-            save=draw(cost), load=draw(cost), kept=exists and draw(st.integers(0, 5)) == 0,
+            save=draw(cost), load=draw(cost), has_checkpoint=exists and draw(st.integers(0, 5)) == 0,
         )
         for i in range(count)
     ]  # fmt: skip
@@ -68,7 +68,7 @@ def brute(tree, room):
     A situation is the node in the process, the kept (node, level) pairs and the leaves done.
     """
     levels = levels_of(room)
-    always = {(n, -1) for n, cell in enumerate(tree.cells) if cell.kept}
+    always = {(n, -1) for n, cell in enumerate(tree.cells) if cell.has_checkpoint}
     start = (None, frozenset(), frozenset())
     best = {start: 0.0}
     heap = [(0.0, 0, start)]
@@ -184,7 +184,7 @@ def test_the_order_is_the_best_if_saving_loading_and_existing_states_are_counted
     best = brute(tree, room)
     assert check(tree, found.steps, room) == pytest.approx(found.seconds)
     assert found.bound - 1e-9 <= best <= found.seconds + 1e-9
-    if not any(cell.kept and cell.load > cell.seconds for cell in tree.cells):
+    if not any(cell.has_checkpoint and cell.load > cell.seconds for cell in tree.cells):
         assert found.seconds == pytest.approx(best)
 
 
@@ -207,7 +207,9 @@ def test_the_depth_first_cost_is_the_cost_of_its_steps(tree, room, data):
     kept = data.draw(st.sets(st.integers(0, len(tree) - 1)))
     kept = {n for n in kept if tree.children[n]}
     cost = depth_first_cost(tree, kept, room)
-    steps = walk(tree, lambda node, _: (tree.children[node] if node in kept else (), 0))
+    steps = depth_first_steps(
+        tree, lambda node, _: (tree.children[node] if node in kept else (), 0)
+    )
     if cost == float("inf"):
         with pytest.raises(PlanError, match="do not fit"):
             check(tree, steps, room)
@@ -260,7 +262,7 @@ def test_blocks_replayed_in_any_order_are_never_worse_than_depth_first(tree, mem
     choose = depth_first_choice(tree, levels)
     best = check(tree, dynamic(tree, levels), levels)
     for going in (True, False):
-        steps = by_blocks(tree, levels, choose, most=most, going=lambda going=going: going)
+        steps = by_blocks(tree, levels, choose, most=most, may_continue=lambda going=going: going)
         assert check(tree, steps, levels) <= best + 1e-9
 
 
@@ -306,7 +308,7 @@ A, C, F, I, J, L, M, O, P = (ord(letter) - ord("a") for letter in "acfijlmop")  
 
 
 def keeping(tree, kept):
-    return walk(tree, lambda node, _: (tree.children[node] if node in kept else (), 0))
+    return depth_first_steps(tree, lambda node, _: (tree.children[node] if node in kept else (), 0))
 
 
 def test_figures_6_and_7_of_the_paper():
@@ -368,8 +370,10 @@ def test_a_version_that_is_the_beginning_of_another_costs_nothing_more():
 
 
 def test_replay_starts_from_existing_checkpoints():
-    tree = Tree.of([START, 0, 0], cells((10, 5), (1, 5), (1, 5), kept=False))
-    kept = Tree.of(tree.parent, [Cell("a", "", 10.0, 5, load=0.5, kept=True), *tree.cells[1:]])
+    tree = Tree.of([START, 0, 0], cells((10, 5), (1, 5), (1, 5), has_checkpoint=False))
+    kept = Tree.of(
+        tree.parent, [Cell("a", "", 10.0, 5, load=0.5, has_checkpoint=True), *tree.cells[1:]]
+    )
     assert order(kept, 0).seconds == pytest.approx(1 + 1 + 2 * 0.5)
 
 
@@ -387,7 +391,7 @@ def test_a_search_that_is_cut_short_reports_its_gap_to_the_bound():
     tree = Tree.of(parent, made)
     short = order(tree, 7, patience=5)
     assert 0.0 < short.gap < 1.0
-    stopped = order(tree, 7, going=lambda: False)
+    stopped = order(tree, 7, may_continue=lambda: False)
     assert stopped.seconds >= short.seconds
     assert stopped.bound <= short.bound
 

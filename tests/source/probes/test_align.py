@@ -55,7 +55,10 @@ def test_exactly_the_inserted_statements_are_found(items, data):
     old, new = "\n".join(recorded), "\n".join(edited)
     found = compared(old, new)
     assert not found.missing
-    assert "".join(ast.unparse(item.node) for item in found.added).count("__probe__") == count
+    assert (
+        "".join(ast.unparse(item.node) for item in found.added_statements).count("__probe__")
+        == count
+    )
     # a statement may be matched to an equal one elsewhere, never to a different one
     for a, b in found.matched:
         assert old.splitlines()[a.lineno - 1].strip() == new.splitlines()[b.lineno - 1].strip()
@@ -76,7 +79,7 @@ def test_a_probe_loop_with_the_head_of_a_recorded_loop_is_distinguished():
     old = "for p in ps:\n    p.update()\n"
     new = "for p in ps:\n    look(p)\nfor p in ps:\n    p.update()\n"
     found = compared(old, new)
-    assert [item.node.lineno for item in found.added] == [1]
+    assert [item.node.lineno for item in found.added_statements] == [1]
     assert list(recorded_loop_ids(found.old, found.matched)) == [3]
 
 
@@ -84,7 +87,7 @@ def test_a_changed_statement_deep_inside_is_the_only_one_lost():
     old = "def f():\n    for a in b:\n        if a:\n            g(1)\n        h()\n"
     found = compared(old, old.replace("g(1)", "g(2)"))
     assert [(missing.node.lineno, missing.line) for missing in found.missing] == [(4, 4)]
-    assert not found.added
+    assert not found.added_statements
 
 
 def test_an_except_clause_or_case_may_gain_statements_but_not_company():
@@ -98,4 +101,4 @@ def test_thousands_of_lines_are_compared_quickly_enough_to_finish():
         f"def f{i}(x):\n    for a in x:\n        g{i}(a)\n    return x" for i in range(800)
     )
     found = compared(body, body.replace("g400(a)", "g400(a)\n        print(a)"))
-    assert len(found.added) == 1
+    assert len(found.added_statements) == 1

@@ -458,7 +458,7 @@ def test_a_probe_that_carries_values_over_iterations_sets_where_its_replay_start
     for line, added, indent in edits:
         text = insert(text, line, added, indent)
     found = find({"train.py": TRAIN}, {"train.py": text}).of("v")
-    assert [(p.depth, p.feeds) for p in found] == [(depth, feeds)]
+    assert [(p.depth, p.feeding_loops) for p in found] == [(depth, feeds)]
 
 
 def test_a_pattern_fits_the_names_that_it_describes():

@@ -124,7 +124,7 @@ def test_blamed_is(changes, line, why):
     assert line in text.splitlines()[refusals[0].line - 1]
     assert why in str(refusals[0])
     assert all(refusal.line > 1 for refusal in refusals)  # not `import rearview`
-    assert all("rearview.log('n'" not in refusal.what for refusal in refusals)
+    assert all("rearview.log('n'" not in refusal.code for refusal in refusals)
 
 
 def test_a_long_statement_is_shown_by_its_changed_part():

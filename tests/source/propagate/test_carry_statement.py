@@ -213,7 +213,7 @@ def test_the_least_certainty_of_a_place_can_be_given():
     new = "i = 0\nb = 0\nprint(b)\n"
     old = "i = 0\na = 0\n"
     assert carry(new, (3, 3), old).text == "print(a)\n"
-    assert "% sure, less than 90%" in carry(new, (3, 3), old, sure=0.9).reason
+    assert "% sure, less than 90%" in carry(new, (3, 3), old, min_confidence=0.9).reason
 
 
 def test_a_docstring_stays_first():

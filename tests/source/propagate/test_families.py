@@ -253,14 +253,14 @@ OLD = """
 
 
 def test_a_disproved_place_gives_way_to_the_next_likely_one():
-    first = carried(NEW, OLD, sure=0.5)
+    first = carried(NEW, OLD, min_confidence=0.5)
     assert "prepare(epoch)\n    log(box.score)" in first
-    second = carried(NEW, OLD, sure=0.5, disproved={4: "it raised AttributeError"})
+    second = carried(NEW, OLD, min_confidence=0.5, disproved={4: "it raised AttributeError"})
     assert "work(box, epoch)\n    log(box.score)" in second
 
 
 def test_without_another_place_the_refusal_says_why_the_last_place_failed():
     why = "before line 4 of train.py it raised AttributeError: no score"
     wrong = dict.fromkeys(range(1, 9), why)
-    text = carried(NEW, OLD, sure=0.5, disproved=wrong)
+    text = carried(NEW, OLD, min_confidence=0.5, disproved=wrong)
     assert text == f"refused: {why}; no other place is certain"

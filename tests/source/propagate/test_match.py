@@ -5,7 +5,7 @@ from rearview.source.text import try_parse
 
 def lines(new, old):
     found = match(grow(try_parse(new)), grow(try_parse(old)))
-    return {one.start: two.start for one, two in found.there.items() if not one.is_block}
+    return {one.start: two.start for one, two in found.old_of.items() if not one.is_block}
 
 
 def test_a_renamed_function_is_found_by_its_statements():

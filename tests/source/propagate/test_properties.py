@@ -26,7 +26,7 @@ def parsed(text):
 @given(programs())
 def test_a_program_matched_with_itself_is_the_identity(program):
     one, two = grow(parsed(written(*program))), grow(parsed(written(*program)))
-    pairs = match(one, two).there
+    pairs = match(one, two).old_of
     assert {new.order: old.order for new, old in pairs.items()} == {
         node.order: node.order for node in one.nodes
     }

@@ -56,7 +56,9 @@ def test_a_list_that_was_filled_in_a_loop_is_read_after_the_loop():
             masks = stack(masks)
     """
     assert "(width, height)))\n        metric.update(" not in carried(new, old)
-    assert "    masks = stack(masks)\n    metric.update(masks)" in carried(new, old, sure=0.6)
+    assert "    masks = stack(masks)\n    metric.update(masks)" in carried(
+        new, old, min_confidence=0.6
+    )
 
 
 def test_a_statement_goes_into_the_branch_that_alone_sets_its_variables():
@@ -85,7 +87,9 @@ def test_a_statement_goes_into_the_branch_that_alone_sets_its_variables():
                     paths = [join(folder, image) for image in images]
             return data
     """
-    assert "image in images]\n            data.append(Images(name" in carried(new, old, sure=0.5)
+    assert "image in images]\n            data.append(Images(name" in carried(
+        new, old, min_confidence=0.5
+    )
 
 
 def test_a_short_return_of_another_block_does_not_lead_away_from_the_same_block():
@@ -150,7 +154,7 @@ def test_a_loop_is_matched_by_its_body_if_two_loops_have_the_same_header():
             return counter
     """
     trees = [grow(try_parse(dedent(text))) for text in (new, old)]
-    pairs = {a.start: b.start for a, b in match(*trees).there.items() if a.kind == "For"}
+    pairs = {a.start: b.start for a, b in match(*trees).old_of.items() if a.kind == "For"}
     assert pairs[8] == 3
     assert pairs.get(3) is None
 
@@ -175,7 +179,7 @@ def test_a_statement_of_a_condition_that_is_not_there_is_not_put_outside_it():
                 run(each, "add", "-", check=True)
             return run(command)
     """
-    assert carried(new, old, sure=0.65).startswith("refused: ")
+    assert carried(new, old, min_confidence=0.65).startswith("refused: ")
 
 
 def test_a_statement_stays_with_the_definition_above_it_where_a_later_line_looks_rewritten():
@@ -311,7 +315,7 @@ def test_a_name_of_another_use_is_no_rename():
                     logger.info(f"Score: {scores.mean:0.3f}")
     """
     new, old = ("logger = get_logger()\n" + dedent(text) for text in (new, old))
-    assert carried(new, old, sure=0.5) == "refused: `lines` is not there"
+    assert carried(new, old, min_confidence=0.5) == "refused: `lines` is not there"
 
 
 def test_a_body_that_went_into_another_function_is_found_in_the_old_one():
@@ -323,7 +327,7 @@ def test_a_body_that_went_into_another_function_is_found_in_the_old_one():
     )
     old = f"def train(model, step_0):\n{body}    for batch in data:\n        fit(batch)\n        store(batch)\n"
     trees = [grow(try_parse(text)) for text in (new, old)]
-    pairs = {a.start: b.start for a, b in match(*trees).there.items() if a.kind == "FunctionDef"}
+    pairs = {a.start: b.start for a, b in match(*trees).old_of.items() if a.kind == "FunctionDef"}
     assert pairs == {5: 1}
     assert "        fit(batch)\n        log(step_0)  # LOG\n" in carried(new, old)
 
@@ -348,4 +352,4 @@ def test_a_counter_that_a_class_of_another_file_sets_may_be_there():
                     self.finish()
                 return done
     """
-    assert "    log(self.accepted)  # LOG\n" in carried(new, old, sure=0.5)
+    assert "    log(self.accepted)  # LOG\n" in carried(new, old, min_confidence=0.5)

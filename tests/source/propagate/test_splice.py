@@ -2,7 +2,7 @@ import ast
 
 import pytest
 
-from rearview.source.propagate.splice import put, rename, render
+from rearview.source.propagate.splice import insert_lines, rename, render
 from rearview.source.text import try_parse
 
 
@@ -47,5 +47,5 @@ def test_only_the_name_itself_is_renamed(before, after):
 
 
 def test_lines_are_put_before_a_line_and_nothing_else_moves():
-    assert put("a\r\nb", 2, "new\r\n") == "a\r\nnew\r\nb"
-    assert put("a", 2, "\nb") == "a\nb"
+    assert insert_lines("a\r\nb", 2, "new\r\n") == "a\r\nnew\r\nb"
+    assert insert_lines("a", 2, "\nb") == "a\nb"

@@ -1,1 +1,1 @@
-"""Many versions as one execution tree, and the order in which to replay it."""
+"""Merge many versions into one execution tree, and choose the order of its replay."""

@@ -1,8 +1,8 @@
-"""The planners that CHEX published: PRP-v1, PRP-v2, Parent Choice and LFU.
+"""The published planners of CHEX, a system that replays many versions as one tree: PRP-v1, PRP-v2, Parent Choice, LFU.
 
-Each planner returns its steps, with checkpoints in one level only. `tree.check` counts the cost of the
-steps: the published listings count some computations twice or not at all, so their own sums are not
-used. The planners ignore existing checkpoints: `order` cuts the tree there first.
+Each planner returns the steps of a replay that keeps checkpoints in one cache level only. `tree.check` counts the
+cost of the steps; the sums of the published listings are not used, because they count some computations twice or not
+at all. The planners ignore checkpoints that existed before: `order` first splits the tree at these checkpoints.
 """
 
 from __future__ import annotations
@@ -21,227 +21,247 @@ from rearview.plan.versions.tree import (
     levels_of,
 )
 
-Kept = tuple[tuple[int, int], ...]
-"""(node, level) of the kept nodes above a node, outermost first."""
-Choice = Callable[[int, Kept], tuple[Collection[int], int]]
-"""(node, kept above it) -> (children for which the node is kept, level); no children: not kept."""
+KeptAncestors = tuple[tuple[int, int], ...]
+"""(node, cache level) of each ancestor of a node whose state is kept, from the root down."""
+Choice = Callable[[int, KeptAncestors], tuple[Collection[int], int]]
+"""Function (node, its kept ancestors) -> (children for which the state of the node is kept, cache level).
+
+If it returns no children, the state is not kept.
+"""
 
 
-def walk(tree: Tree, choose: Choice) -> list[ReplayStep]:
-    """Return the steps of a depth-first replay that keeps nodes as `choose` says.
+def depth_first_steps(tree: Tree, choose: Choice) -> list[ReplayStep]:
+    """Return the steps of a depth-first replay that keeps the states of the nodes that `choose` selects.
 
-    A kept node stays until the children it is kept for are done, which come first.
+    The children for which a state is kept are replayed first; then the state is evicted.
     """
     steps = StepBuilder(tree)
-    # (node, kept above, nodes kept since the last restore) or (node to evict, level)
-    stack: list[tuple[int, Kept] | tuple[int, int, None]] = [
+    # (node to replay, its kept ancestors) or (node to evict, level, None)
+    stack: list[tuple[int, KeptAncestors] | tuple[int, int, None]] = [
         (root, ()) for root in reversed(tree.roots)
     ]
-    pending: list[tuple[int, int]] = []  # kept nodes of the path that is being computed
+    to_keep: list[tuple[int, int]] = []  # nodes to keep on the path that is being computed
     path_base: tuple[int, int] = (START, 0)
-    evict: list[tuple[int, int]] = []
+    to_evict: list[tuple[int, int]] = []
 
     def finish(end: int) -> None:
-        nonlocal pending, evict
-        steps.run(path_base[0], end, level=path_base[1], keep=pending, drop=evict)
-        pending, evict = [], []
+        nonlocal to_keep, to_evict
+        steps.add_path(path_base[0], end, level=path_base[1], keep=to_keep, drop=to_evict)
+        to_keep, to_evict = [], []
 
     while stack:
         item = stack.pop()
         if len(item) == 3:
-            evict.append((item[0], item[1]))
+            to_evict.append((item[0], item[1]))
             continue
-        node, kept = item
-        near = kept[-1] if kept else (START, 0)
-        if not pending:
-            path_base = near
-        below = tree.children[node]
-        chosen, level = choose(node, kept) if below else ((), 0)
-        chosen = [child for child in chosen if child in below]
-        if not below:
+        node, kept_ancestors = item
+        nearest_kept = kept_ancestors[-1] if kept_ancestors else (START, 0)
+        if not to_keep:
+            path_base = nearest_kept
+        children = tree.children[node]
+        kept_for, level = choose(node, kept_ancestors) if children else ((), 0)
+        kept_for = [child for child in kept_for if child in children]
+        if not children:
             finish(node)
-        elif not chosen:
-            stack.extend((child, kept) for child in reversed(below))
+        elif not kept_for:
+            stack.extend((child, kept_ancestors) for child in reversed(children))
         else:
-            pending.append((node, level))
-            other_children = [child for child in below if child not in chosen]
-            stack.extend((child, kept) for child in reversed(other_children))
+            to_keep.append((node, level))
+            other_children = [child for child in children if child not in kept_for]
+            stack.extend((child, kept_ancestors) for child in reversed(other_children))
             stack.append((node, level, None))
-            stack.extend((child, (*kept, (node, level))) for child in reversed(chosen))
-    steps.steps.extend(ReplayStep(Do.EVICT, node, level=level) for node, level in evict)
+            stack.extend((child, (*kept_ancestors, (node, level))) for child in reversed(kept_for))
+    steps.steps.extend(ReplayStep(Do.EVICT, node, level=level) for node, level in to_evict)
     return steps.steps
 
 
 def depth_first_cost(
-    tree: Tree, kept: Collection[int], room: float, level: CacheLevel | None = None
+    tree: Tree, kept_nodes: Collection[int], room: float, level: CacheLevel | None = None
 ) -> float:
-    """Return the seconds of a depth-first replay that keeps these nodes; infinite if they do not fit.
+    """Return the seconds of a depth-first replay that keeps `kept_nodes`, or infinity if their states do not fit.
 
-    CHEX calls it DFSCost.
+    CHEX calls this cost DFSCost.
     """
     level = level or CacheLevel(room)
     total = 0.0
-    used = [0.0] * len(tree)
-    near = [START] * len(tree)
+    used_bytes = [0.0] * len(tree)
+    nearest_kept = [START] * len(tree)
     for node, above in enumerate(tree.parent):
         if above != START:
-            used[node], near[node] = used[above], near[above]
-            if above in kept:
-                near[node] = above
-        inner = bool(tree.children[node])
-        if node in kept and inner:
-            used[node] += tree.cells[node].size
-            if used[node] > room:
+            used_bytes[node], nearest_kept[node] = used_bytes[above], nearest_kept[above]
+            if above in kept_nodes:
+                nearest_kept[node] = above
+        has_children = bool(tree.children[node])
+        if node in kept_nodes and has_children:
+            used_bytes[node] += tree.cells[node].size
+            if used_bytes[node] > room:
                 return float("inf")
-            # the first child continues from it without loading
+            # the first child continues from the state in the process, without a load
             total += tree.save(node, level) - tree.load(node, level)
-        if not inner or node in kept:
-            total += tree.load(near[node], level) + tree.between(near[node], node)
+        if not has_children or node in kept_nodes:
+            total += tree.load(nearest_kept[node], level) + tree.between(nearest_kept[node], node)
     return total
 
 
 def prp(
     tree: Tree, room: float | Levels, *, per_byte: bool = False, level: int = 0
 ) -> list[ReplayStep]:
-    """Return the steps of Persistent Root Policy: keep the node that saves most, repeatedly.
+    """Return the steps of the Persistent Root Policy: keep the node that saves most seconds, and repeat.
 
-    `per_byte` divides the saving by the size: PRP-v2; else PRP-v1.
+    With `per_byte`, keep the node that saves most seconds per byte (PRP-v2); without, it is PRP-v1.
     """
-    place = levels_of(room)[level]
-    kept: set[int] = set()
+    cache_level = levels_of(room)[level]
+    kept_nodes: set[int] = set()
     while True:
         best, best_node = 0.0, None
-        for node, saved in _savings(tree, kept, place):
+        for node, saved in _savings(tree, kept_nodes, cache_level):
             gain = saved / max(tree.cells[node].size, 1) if per_byte else saved
             if gain > best + 1e-12:
                 best, best_node = gain, node
         if best_node is None:
             break
-        kept.add(best_node)
-    return walk(tree, lambda node, _: (tree.children[node] if node in kept else (), level))
+        kept_nodes.add(best_node)
+    return depth_first_steps(
+        tree, lambda node, _: (tree.children[node] if node in kept_nodes else (), level)
+    )
 
 
-def _savings(tree: Tree, kept: set[int], level: CacheLevel) -> Iterator[tuple[int, float]]:
-    """Yield the seconds that keeping each further node saves, as the difference of two `depth_first_cost`.
+def _savings(tree: Tree, kept_nodes: set[int], level: CacheLevel) -> Iterator[tuple[int, float]]:
+    """Yield (node, seconds saved by keeping the node, too): the difference of two `depth_first_cost`.
 
-    Only the cost of nodes below it that begin from the same kept state changes, so one pass up and
-    one down is enough where the published listing walks the whole tree for each node.
+    Keeping a node changes only the cost of nodes below it that begin from the same kept state. So one pass up and one
+    pass down the tree are enough for all nodes; the published listing computes the whole tree again for each node.
     """
     count = len(tree)
-    near, used = [START] * count, [0.0] * count
+    nearest_kept, used_bytes = [START] * count, [0.0] * count
     for node, above in enumerate(tree.parent):
         if above != START:
-            near[node] = above if above in kept else near[above]
-            used[node] = used[above]
-        used[node] += tree.cells[node].size if node in kept else 0
-    ends, most = [0] * count, used[:]
+            nearest_kept[node] = above if above in kept_nodes else nearest_kept[above]
+            used_bytes[node] = used_bytes[above]
+        used_bytes[node] += tree.cells[node].size if node in kept_nodes else 0
+    path_ends, most = [0] * count, used_bytes[:]
     for node in range(count - 1, -1, -1):
         above = tree.parent[node]
         if above != START:
-            ends[above] += 1 if node in kept or not tree.children[node] else ends[node]
+            path_ends[above] += (
+                1 if node in kept_nodes or not tree.children[node] else path_ends[node]
+            )
             most[above] = max(most[above], most[node])
     for node, cell in enumerate(tree.cells):
-        if node in kept or not tree.children[node]:
+        if node in kept_nodes or not tree.children[node]:
             continue
         if most[node] + cell.size <= level.room:
-            once = tree.load(near[node], level) + tree.between(near[node], node)
-            saved = (ends[node] - 1) * (once - tree.load(node, level))
+            seconds_to_compute = tree.load(nearest_kept[node], level) + tree.between(
+                nearest_kept[node], node
+            )
+            saved = (path_ends[node] - 1) * (seconds_to_compute - tree.load(node, level))
             yield node, saved - tree.save(node, level)
 
 
 def parent_choice(
     tree: Tree, room: float | Levels, *, states: int = 60_000, level: int = 0
 ) -> list[ReplayStep]:
-    """Return the steps of Parent Choice: for each child, keep its parent or not.
+    """Return the steps of Parent Choice, which decides for each child whether its parent is kept.
 
-    Kept sets are distinguished in full, as published; there are up to 2^height of them, so it is
-    refused beyond `states`.
+    As published, a situation is a node with the set of its kept ancestors. There are up to 2^height sets, so raise if
+    there are more than `states` situations.
     """
-    place = levels_of(room)[level]
+    cache_level = levels_of(room)[level]
     costs: dict[tuple[int, tuple[int, ...]], float] = {}
     choices: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
-    order: list[tuple[int, tuple[int, ...], float]] = [(root, (), 0.0) for root in tree.roots]
-    seen = {(node, kept) for node, kept, _ in order}
-    for node, kept, used in order:  # every situation, parents first; the loop below appends to it
+    situations: list[tuple[int, tuple[int, ...], float]] = [(root, (), 0.0) for root in tree.roots]
+    known_situations = {(node, ancestors) for node, ancestors, _ in situations}
+    # (node, kept ancestors, room used) of every situation, parents first; the loop appends to this list
+    for node, ancestors, used_bytes in situations:
         cell = tree.cells[node]
-        options: list[tuple[tuple[int, ...], float]] = [(kept, used)]
-        if used + cell.size <= place.room:
-            options.append(((*kept, node), used + cell.size))
+        options: list[tuple[tuple[int, ...], float]] = [(ancestors, used_bytes)]
+        if used_bytes + cell.size <= cache_level.room:
+            options.append(((*ancestors, node), used_bytes + cell.size))
         for child in tree.children[node]:
-            for with_, room_used in options:
-                if (child, with_) not in seen:
-                    seen.add((child, with_))
-                    order.append((child, with_, room_used))
-        if len(order) > states:
+            for kept_after, room_used in options:
+                if (child, kept_after) not in known_situations:
+                    known_situations.add((child, kept_after))
+                    situations.append((child, kept_after, room_used))
+        if len(situations) > states:
             raise PlanError(
                 f"Parent Choice would examine more than {states} situations for this tree of "
                 f"{len(tree)} cells. Use `--planner auto`, which does not need them.",
                 slug="parent-choice",
             )
-    for node, kept, used in reversed(order):
-        near = kept[-1] if kept else START
-        below, cell = tree.children[node], tree.cells[node]
-        if not below:
-            costs[node, kept] = tree.load(near, place) + tree.between(near, node)
+    for node, ancestors, used_bytes in reversed(situations):
+        nearest_kept = ancestors[-1] if ancestors else START
+        children, cell = tree.children[node], tree.cells[node]
+        if not children:
+            costs[node, ancestors] = tree.load(nearest_kept, cache_level) + tree.between(
+                nearest_kept, node
+            )
             continue
-        more = (*kept, node)
-        if used + cell.size > place.room:
-            costs[node, kept] = sum(costs[child, kept] for child in below)
-            choices[node, kept] = ()
+        with_node = (*ancestors, node)
+        if used_bytes + cell.size > cache_level.room:
+            costs[node, ancestors] = sum(costs[child, ancestors] for child in children)
+            choices[node, ancestors] = ()
             continue
-        chosen = tuple(c for c in below if costs[c, more] <= costs[c, kept])
-        choices[node, kept] = chosen
-        costs[node, kept] = sum(min(costs[c, more], costs[c, kept]) for c in below)
-        if chosen:
+        kept_for = tuple(c for c in children if costs[c, with_node] <= costs[c, ancestors])
+        choices[node, ancestors] = kept_for
+        costs[node, ancestors] = sum(
+            min(costs[c, with_node], costs[c, ancestors]) for c in children
+        )
+        if kept_for:
             # the published listing leaves out the seconds to compute the kept node
-            once = tree.load(near, place) + tree.between(near, node)
-            costs[node, kept] += once + tree.save(node, place) - tree.load(node, place)
-    return walk(
+            seconds = tree.load(nearest_kept, cache_level) + tree.between(nearest_kept, node)
+            costs[node, ancestors] += (
+                seconds + tree.save(node, cache_level) - tree.load(node, cache_level)
+            )
+    return depth_first_steps(
         tree,
-        lambda node, kept: (choices.get((node, tuple(n for n, _ in kept)), ()), level),
+        lambda node, ancestors: (
+            choices.get((node, tuple(n for n, _ in ancestors)), ()),
+            level,
+        ),
     )
 
 
 def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[ReplayStep]:
-    """Return the steps of the least-frequently-used cache: version by version, in their order.
+    """Return the steps of a least-frequently-used cache, which replays the versions in their order.
 
-    The worth of a kept node is its uses times the cells below it, divided by its size; the node of least worth is evicted.
+    The worth of a node is its number of uses times the cells in its subtree, divided by its size. Nodes of least worth
+    are evicted.
     """
-    place = levels_of(room)[level]
-    below = tree.subtree()
+    cache_level = levels_of(room)[level]
+    subtree_sizes = tree.subtree_sizes()
     uses = [0] * len(tree)
-    held: set[int] = set()
-    used = 0.0
+    kept_nodes: set[int] = set()
+    used_bytes = 0.0
     steps: list[ReplayStep] = []
 
     def worth(node: int) -> float:
-        return uses[node] * below[node] / max(tree.cells[node].size, 1)
+        return uses[node] * subtree_sizes[node] / max(tree.cells[node].size, 1)
 
     leaves = set(tree.leaves)
     for leaf in [n for n in dict.fromkeys(tree.versions) if n in leaves] or tree.leaves:
         path = tree.path(START, leaf)
-        first = max((i + 1 for i, n in enumerate(path) if n in held), default=0)
+        first = max((i + 1 for i, n in enumerate(path) if n in kept_nodes), default=0)
         first = min(first, len(path) - 1)
         base = path[first - 1] if first else START
-        if base in held:
+        if base in kept_nodes:
             uses[base] += 1
         steps.append(ReplayStep(Do.RESTORE, base, path[first], level))
         for i, node in enumerate(path[first:], first):
             steps.append(ReplayStep(Do.COMPUTE, node))
             uses[node] += 1
             size = tree.cells[node].size
-            if not tree.children[node] or size > place.room or node in held:
+            if not tree.children[node] or size > cache_level.room or node in kept_nodes:
                 continue
-            worse = sorted((n for n in held if worth(n) < worth(node)), key=worth)
-            if used + size - sum(tree.cells[n].size for n in worse) > place.room:
+            less_worthy = sorted((n for n in kept_nodes if worth(n) < worth(node)), key=worth)
+            if used_bytes + size - sum(tree.cells[n].size for n in less_worthy) > cache_level.room:
                 continue
-            while used + size > place.room:
-                dropped = worse.pop(0)
-                held.discard(dropped)
-                used -= tree.cells[dropped].size
-                steps.append(ReplayStep(Do.EVICT, dropped, level=level))
-            held.add(node)
-            used += size
+            while used_bytes + size > cache_level.room:
+                evicted = less_worthy.pop(0)
+                kept_nodes.discard(evicted)
+                used_bytes -= tree.cells[evicted].size
+                steps.append(ReplayStep(Do.EVICT, evicted, level=level))
+            kept_nodes.add(node)
+            used_bytes += size
             steps.append(ReplayStep(Do.CHECKPOINT, node, level=level))
             steps.append(ReplayStep(Do.RESTORE, node, path[i + 1], level))
     return steps
@@ -249,4 +269,4 @@ def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[ReplayStep]
 
 def sequential(tree: Tree) -> list[ReplayStep]:
     """Return the steps that compute every leaf from the start and keep nothing."""
-    return walk(tree, lambda _node, _kept: ((), 0))
+    return depth_first_steps(tree, lambda _node, _kept: ((), 0))

@@ -1,9 +1,9 @@
-"""The order in which versions are replayed as one tree, within bounds on the size of kept checkpoints.
+"""Choose the order in which the versions of a tree are replayed, within a limit on the size of kept checkpoints.
 
-`auto` is never worse than the published planners: all of them are tried. A dynamic program covers every
-depth-first order that keeps ancestors only. A beam search finds other orders, in large trees block by block.
-A best-first search over all legal sequences improves on the best of them until its time is up; the lower
-bound that it has proved by then gives the gap.
+The planner `auto` tries all published planners, so it is never worse than the best one. A dynamic program covers all
+depth-first orders that keep only ancestors of the current node. A beam search finds other orders, in large trees block
+by block. A best-first search over all legal sequences then tries to improve the best order until its limit is
+reached; the lower bound that this search has proved gives the gap.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from rearview.errors import PlanError
 from rearview.plan.versions.chex_planners import (
     Choice,
-    Kept,
+    KeptAncestors,
+    depth_first_steps,
     lfu,
     parent_choice,
     prp,
     sequential,
-    walk,
 )
 from rearview.plan.versions.search import beam, search
 from rearview.plan.versions.tree import (
@@ -37,30 +37,30 @@ from rearview.plan.versions.tree import (
     levels_of,
 )
 
-BLOCK = 12
+BLOCK_LEAVES = 12
 """In large trees, orders that are not depth-first are tried within subtrees of up to this many leaves."""
-WIDEST = 60
+BEAM_LEAVES = 60
 """In trees of up to this many leaves, a beam search tries orders that are not depth-first."""
 GRIDS = (64, 20, 10, 5)
-"""Numbers of steps into which the dynamic program divides the room, from fine to coarse."""
-STATES = 150_000
-"""Most situations that the dynamic program examines before it uses coarser steps."""
+"""Numbers of equal parts into which the dynamic program divides the room of a level, from fine to coarse."""
+MAX_SITUATIONS = 150_000
+"""Situations that the dynamic program examines at most; if there are more, the room is divided more coarsely."""
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Steps that replay every version, their cost, and the proved bound of the best cost."""
+    """Steps that replay every version, their cost, and a proved lower bound of the cost."""
 
     steps: tuple[ReplayStep, ...]
     seconds: float
-    """Wall seconds on the workers it was planned for."""
+    """Wall seconds of the steps on `workers`."""
     bound: float
-    """Seconds below which no order can be."""
+    """Lower bound: no order takes fewer seconds."""
     by: str
-    """The planner that found it."""
+    """The planner that found the steps."""
     tried: Mapping[str, float] = field(default_factory=dict)
-    """Planner -> seconds."""
+    """Planner -> seconds of the steps that this planner found."""
     workers: int = 1
 
     @property
@@ -76,12 +76,12 @@ def order(
     planner: str = "auto",
     workers: int = 1,
     patience: int = 20_000,
-    going: Callable[[], bool] = lambda: True,
+    may_continue: Callable[[], bool] = lambda: True,
 ) -> Order:
-    """Return the best order found for replaying a tree with these levels for checkpoints.
+    """Return the best order found for replaying a tree; `room` has the cache levels, or the bytes of a single level.
 
-    The search ends after `patience` situations, or when `going` returns False. Existing checkpoints
-    cut the tree: the nodes below one are replayed from it.
+    The search ends after `patience` situations, or when `may_continue` returns False. The tree is split at existing
+    checkpoints: the nodes below such a checkpoint are replayed from the checkpoint.
     """
     if planner not in PLANNERS:
         raise PlanError(
@@ -92,23 +92,28 @@ def order(
     candidates: dict[str, list[ReplayStep]] = {}
     bound = 0.0
     per_part: list[tuple[int, list[int], dict[str, list[ReplayStep]], float]] = []
-    for base, nodes, part in tree.parts():
+    for base, nodes, part_tree in tree.parts():
         if planner == "auto":
-            sequences, least = _auto(part, levels, patience, going)
+            sequences, lower_bound = _auto(part_tree, levels, patience, may_continue)
             if base != START:
-                # computing past a slow checkpoint could be cheaper, so the bound must be lower
-                least -= max(0.0, part.start - tree.cells[base].seconds) * len(part.leaves)
+                # computing the state of a slow checkpoint again could be cheaper, so the bound must be lower
+                lower_bound -= max(0.0, part_tree.start - tree.cells[base].seconds) * len(
+                    part_tree.leaves
+                )
         else:
-            sequences, least = {planner: _published(part, levels, planner)}, _least(part)
-        bound += max(0.0, least)
-        per_part.append((base, nodes, sequences, least))
+            sequences, lower_bound = (
+                {planner: _published_steps(part_tree, levels, planner)},
+                _lower_bound(part_tree),
+            )
+        bound += max(0.0, lower_bound)
+        per_part.append((base, nodes, sequences, lower_bound))
     names = list(dict.fromkeys(name for _, _, sequences, _ in per_part for name in sequences))
     for name in names:
         if all(name in sequences for _, _, sequences, _ in per_part):
             candidates[name] = [
-                _renamed(step, base, nodes)
+                _renumbered(step, base, nodes)
                 for base, nodes, sequences, _ in per_part
-                for step in _emptied(sequences[name])
+                for step in _with_final_evictions(sequences[name])
             ]
     tried = {
         name: schedule(tree, steps, levels, workers) if workers > 1 else check(tree, steps, levels)
@@ -116,29 +121,29 @@ def order(
     }
     if not tried:
         return Order((), 0.0, 0.0, planner, {}, workers)
-    by = _best(tree, candidates, tried, levels, workers)
-    bound = max(bound / workers, _longest(tree)) if workers > 1 else bound
+    best = _best_planner(tree, candidates, tried, levels, workers)
+    bound = max(bound / workers, _longest_path(tree)) if workers > 1 else bound
     return Order(
-        tuple(candidates[by]),
-        tried[by],
-        min(bound, tried[by]),
-        by,
+        tuple(candidates[best]),
+        tried[best],
+        min(bound, tried[best]),
+        best,
         dict(sorted(tried.items())),
         workers,
     )
 
 
-def _best(
+def _best_planner(
     tree: Tree,
     candidates: Mapping[str, list[ReplayStep]],
     tried: Mapping[str, float],
     levels: Levels,
     workers: int,
 ) -> str:
-    """Return the planner whose order is used.
+    """Return the name of the planner whose order is used.
 
-    On several workers an order may take up to 1 % longer if it computes less in all: workers share
-    the machine, so computing a cell twice is never quite free.
+    On several workers, the order may take up to 1 % longer than the fastest if it computes fewer seconds in total:
+    workers share the machine, so computing a cell twice always costs something.
     """
 
     def rank(name: str) -> tuple[float, bool]:
@@ -151,7 +156,7 @@ def _best(
     return min(close, key=lambda name: (check(tree, candidates[name], levels), *rank(name)))
 
 
-def _renamed(step: ReplayStep, base: int, nodes: list[int]) -> ReplayStep:
+def _renumbered(step: ReplayStep, base: int, nodes: list[int]) -> ReplayStep:
     """Return a step of a part with the node numbers of the whole tree."""
     if step.node == START:
         level = EXISTING if base != START else step.level
@@ -160,30 +165,30 @@ def _renamed(step: ReplayStep, base: int, nodes: list[int]) -> ReplayStep:
     return step._replace(node=nodes[step.node], child=child)
 
 
-def _emptied(steps: list[ReplayStep]) -> list[ReplayStep]:
-    """Return the steps with evictions at the end, so that the next part finds all the room."""
-    held: dict[tuple[int, int], None] = {}
+def _with_final_evictions(steps: list[ReplayStep]) -> list[ReplayStep]:
+    """Return the steps and evictions of all states kept at the end, so that the next part has the whole room."""
+    kept_states: dict[tuple[int, int], None] = {}
     for step in steps:
         if step.do is Do.CHECKPOINT:
-            held[step.node, step.level] = None
+            kept_states[step.node, step.level] = None
         elif step.do is Do.EVICT:
-            del held[step.node, step.level]
-    return steps + [ReplayStep(Do.EVICT, node, level=level) for node, level in held]
+            del kept_states[step.node, step.level]
+    return steps + [ReplayStep(Do.EVICT, node, level=level) for node, level in kept_states]
 
 
-def _least(tree: Tree) -> float:
-    """Return a lower bound in seconds for every order: each cell once, a start or load for each leaf."""
+def _lower_bound(tree: Tree) -> float:
+    """Return a lower bound in seconds for every order: each cell is computed once, each leaf needs a start or a load."""
     return search(tree, max((cell.size for cell in tree.cells), default=0), patience=0)[1]
 
 
-def _longest(tree: Tree) -> float:
+def _longest_path(tree: Tree) -> float:
     """Return the seconds of the longest path that has to be computed in sequence."""
     return max(
         (part.start + reach for _, _, part in tree.parts() for reach in part.reach), default=0.0
     )
 
 
-def _published(tree: Tree, levels: Sequence[CacheLevel], planner: str) -> list[ReplayStep]:
+def _published_steps(tree: Tree, levels: Sequence[CacheLevel], planner: str) -> list[ReplayStep]:
     if planner == "none" or all(level.room <= 0 for level in levels):
         return sequential(tree)
     level = next(i for i, level in enumerate(levels) if level.room > 0)
@@ -195,7 +200,7 @@ def _published(tree: Tree, levels: Sequence[CacheLevel], planner: str) -> list[R
 
 
 def _auto(
-    tree: Tree, levels: Sequence[CacheLevel], patience: int, going: Callable[[], bool]
+    tree: Tree, levels: Sequence[CacheLevel], patience: int, may_continue: Callable[[], bool]
 ) -> tuple[dict[str, list[ReplayStep]], float]:
     """Return the steps of every planner for a tree without existing checkpoints, and the bound."""
     sequences: dict[str, list[ReplayStep]] = {"none": sequential(tree)}
@@ -206,84 +211,94 @@ def _auto(
         sequences[f"PRP-v1{suffix}"] = prp(tree, levels, level=i)
         sequences[f"PRP-v2{suffix}"] = prp(tree, levels, per_byte=True, level=i)
         sequences[f"LFU{suffix}"] = lfu(tree, levels, level=i)
-        with suppress(PlanError):  # the tree is too high: the dynamic program finds the same orders
+        with suppress(
+            PlanError
+        ):  # the tree is too high; the dynamic program covers the orders of Parent Choice
             sequences[f"PC{suffix}"] = parent_choice(tree, levels, level=i)
     choose = depth_first_choice(tree, levels)
-    sequences["dynamic program"] = walk(tree, choose)
-    if len(tree.leaves) > BLOCK:
-        sequences["blocks"] = by_blocks(tree, levels, choose, going=going)
-    if len(tree.leaves) > WIDEST and going():
-        wide = by_blocks(tree, levels, choose, most=2 * BLOCK, width=4, going=going)
-        sequences["wide blocks"] = wide
-    if len(tree.leaves) <= WIDEST:
-        steps = beam(tree, levels, going=going)
+    sequences["dynamic program"] = depth_first_steps(tree, choose)
+    if len(tree.leaves) > BLOCK_LEAVES:
+        sequences["blocks"] = by_blocks(tree, levels, choose, may_continue=may_continue)
+    if len(tree.leaves) > BEAM_LEAVES and may_continue():
+        wide_blocks = by_blocks(
+            tree, levels, choose, most=2 * BLOCK_LEAVES, width=4, may_continue=may_continue
+        )
+        sequences["wide blocks"] = wide_blocks
+    if len(tree.leaves) <= BEAM_LEAVES:
+        steps = beam(tree, levels, may_continue=may_continue)
         if steps is not None:
             sequences["beam"] = steps
     costs = {name: check(tree, steps, levels) for name, steps in sequences.items()}
-    by = min(costs, key=lambda name: (costs[name], name != "dynamic program"))
-    if len(tree.leaves) > 2 * WIDEST:
-        patience = 0  # a search would find no better order, and the bound needs no search
-    better, bound = search(tree, levels, below=costs[by], patience=patience, going=going)
-    sequences["search"] = better if better is not None else sequences[by]
+    best = min(costs, key=lambda name: (costs[name], name != "dynamic program"))
+    if len(tree.leaves) > 2 * BEAM_LEAVES:
+        patience = 0  # a search in so large a tree finds no better order; the bound needs no search
+    better_steps, bound = search(
+        tree, levels, below=costs[best], patience=patience, may_continue=may_continue
+    )
+    sequences["search"] = better_steps if better_steps is not None else sequences[best]
     return sequences, bound
 
 
-def dynamic(tree: Tree, room: float | Levels, *, states: int = STATES) -> list[ReplayStep]:
-    """Return the best depth-first steps that keep ancestors only."""
-    return walk(tree, depth_first_choice(tree, room, states=states))
+def dynamic(tree: Tree, room: float | Levels, *, states: int = MAX_SITUATIONS) -> list[ReplayStep]:
+    """Return the best depth-first steps that keep only ancestors of the current node."""
+    return depth_first_steps(tree, depth_first_choice(tree, room, states=states))
 
 
-def depth_first_choice(tree: Tree, room: float | Levels, *, states: int = STATES) -> Choice:
-    """Return which nodes the best depth-first order keeps, if it keeps ancestors only.
+def depth_first_choice(tree: Tree, room: float | Levels, *, states: int = MAX_SITUATIONS) -> Choice:
+    """Return the `Choice` of the best depth-first order among those that keep only ancestors of the current node.
 
-    The best way to replay what is below a node depends on two things: the nearest kept state above it
-    and the room left. So there are nodes x height x sizes situations, not 2^height sets.
+    The best replay of the subtree of a node depends on two things: the nearest ancestor that is kept, and the free
+    room. So there are nodes x height x sizes situations, not 2^height sets.
     """
     levels = levels_of(room)
     sizes = [tuple(float(cell.size) for _ in levels) for cell in tree.cells]
-    left = tuple(level.room for level in levels)
-    reached = _situations(tree, sizes, left, states)
+    free_room = tuple(level.room for level in levels)
+    situations = _situations(tree, sizes, free_room, states)
     for grid in GRIDS:
-        if reached is not None:
+        if situations is not None:
             break
         # sizes are rounded up to a grid: fewer situations, and kept states always fit
         sizes = [
             tuple(float(-(-cell.size * grid // max(level.room, 1))) for level in levels)
             for cell in tree.cells
         ]
-        left = tuple(float(grid) if level.room > 0 else 0.0 for level in levels)
-        reached = _situations(tree, sizes, left, states)
-    if reached is None:
+        free_room = tuple(float(grid) if level.room > 0 else 0.0 for level in levels)
+        situations = _situations(tree, sizes, free_room, states)
+    if situations is None:
         return lambda *_: ((), 0)
     costs: dict[tuple[int, int, int, tuple[float, ...]], float] = {}
     choices: dict[tuple[int, int, int, tuple[float, ...]], tuple[tuple[int, ...], int]] = {}
     for node in range(len(tree) - 1, -1, -1):
-        below = tree.children[node]
-        for near, near_level, free in reached[node]:
-            key = (node, near, near_level, free)
-            once = tree.load(near, levels[near_level]) + tree.between(near, node)
-            if not below:
-                costs[key] = once
+        children = tree.children[node]
+        for nearest_kept, nearest_level, free in situations[node]:
+            key = (node, nearest_kept, nearest_level, free)
+            seconds = tree.load(nearest_kept, levels[nearest_level]) + tree.between(
+                nearest_kept, node
+            )
+            if not children:
+                costs[key] = seconds
                 continue
-            without = [costs[child, near, near_level, free] for child in below]
-            costs[key], choices[key] = sum(without), ((), 0)
+            costs_without = [costs[child, nearest_kept, nearest_level, free] for child in children]
+            costs[key], choices[key] = sum(costs_without), ((), 0)
             for at, level in enumerate(levels):
                 if free[at] < sizes[node][at]:
                     continue
-                rest = _less(free, at, sizes[node][at])
-                with_ = [costs[child, node, at, rest] for child in below]
-                kept = once + tree.save(node, level) - tree.load(node, level)
-                kept += sum(map(min, zip(with_, without, strict=True)))
-                chosen = tuple(c for c, a, b in zip(below, with_, without, strict=True) if a < b)
-                if chosen and kept < costs[key]:
-                    costs[key], choices[key] = kept, (chosen, at)
+                free_after = _room_after(free, at, sizes[node][at])
+                costs_with = [costs[child, node, at, free_after] for child in children]
+                kept_cost = seconds + tree.save(node, level) - tree.load(node, level)
+                kept_cost += sum(map(min, zip(costs_with, costs_without, strict=True)))
+                kept_for = tuple(
+                    c for c, a, b in zip(children, costs_with, costs_without, strict=True) if a < b
+                )
+                if kept_for and kept_cost < costs[key]:
+                    costs[key], choices[key] = kept_cost, (kept_for, at)
 
-    def choose(node: int, kept: Kept) -> tuple[tuple[int, ...], int]:
-        free = left
-        for ancestor, at in kept:
-            free = _less(free, at, sizes[ancestor][at])
-        near, near_level = kept[-1] if kept else (START, 0)
-        return choices.get((node, near, near_level, free), ((), 0))
+    def choose(node: int, kept_ancestors: KeptAncestors) -> tuple[tuple[int, ...], int]:
+        free = free_room
+        for ancestor, at in kept_ancestors:
+            free = _room_after(free, at, sizes[ancestor][at])
+        nearest_kept, nearest_level = kept_ancestors[-1] if kept_ancestors else (START, 0)
+        return choices.get((node, nearest_kept, nearest_level, free), ((), 0))
 
     return choose
 
@@ -293,135 +308,142 @@ def by_blocks(
     room: float | Levels,
     choose: Choice,
     *,
-    most: int = BLOCK,
+    most: int = BLOCK_LEAVES,
     width: int = 10,
-    going: Callable[[], bool] = lambda: True,
+    may_continue: Callable[[], bool] = lambda: True,
 ) -> list[ReplayStep]:
     """Return depth-first steps in which subtrees of at most `most` leaves are replayed in any order.
 
-    Within such a block a beam looks for orders that go back and forth between branches; it has the room
-    that the nodes kept above leave. The best depth-first order of the block is the fallback, so the
-    result is never worse than that of `choose` alone.
+    Within such a block, a beam search tries orders that alternate between branches, in the room that kept ancestors
+    leave. If none is better, the block is replayed in its best depth-first order, so the result is never worse than
+    the order of `choose`.
     """
     levels = levels_of(room)
     leaves = [0 if below else 1 for below in tree.children]
-    below_of: list[list[int]] = [[node] for node in range(len(tree))]
+    block_nodes: list[list[int]] = [[node] for node in range(len(tree))]
     for node in range(len(tree) - 1, -1, -1):
         above = tree.parent[node]
         if above != START:
             leaves[above] += leaves[node]
             if leaves[above] <= most:
-                below_of[above] += below_of[node]
+                block_nodes[above] += block_nodes[node]
     steps = StepBuilder(tree)
-    stack: list[tuple[int, Kept] | None] = [(root, ()) for root in reversed(tree.roots)]
-    evict: list[tuple[int, int]] = []
-    held: list[tuple[int, int]] = []
+    stack: list[tuple[int, KeptAncestors] | None] = [(root, ()) for root in reversed(tree.roots)]
+    to_evict: list[tuple[int, int]] = []
+    kept_path: list[tuple[int, int]] = []
     while stack:
         item = stack.pop()
         if item is None:
-            evict.append(held.pop())
+            to_evict.append(kept_path.pop())
             continue
-        node, kept = item
-        near = kept[-1] if kept else (START, 0)
+        node, kept_ancestors = item
+        nearest_kept = kept_ancestors[-1] if kept_ancestors else (START, 0)
         if leaves[node] <= most:
-            steps.steps += [ReplayStep(Do.EVICT, n, level=at) for n, at in evict]
-            evict = []
-            chain = tree.path(near[0], node)
-            nodes = [*chain[:-1], *sorted(below_of[node])]
-            steps.steps += _block(tree, levels, kept, nodes, width, going)
+            steps.steps += [ReplayStep(Do.EVICT, n, level=at) for n, at in to_evict]
+            to_evict = []
+            path = tree.path(nearest_kept[0], node)
+            nodes = [*path[:-1], *sorted(block_nodes[node])]
+            steps.steps += _block(tree, levels, kept_ancestors, nodes, width, may_continue)
             continue
-        chosen, level = choose(node, kept)
-        chosen = [child for child in tree.children[node] if child in chosen]
-        other_children = [child for child in tree.children[node] if child not in chosen]
-        stack += [(child, kept) for child in reversed(other_children)]
-        if chosen:
-            steps.run(near[0], node, level=near[1], keep=[(node, level)], drop=evict)
-            evict = []
-            held.append((node, level))
+        kept_for, level = choose(node, kept_ancestors)
+        kept_for = [child for child in tree.children[node] if child in kept_for]
+        other_children = [child for child in tree.children[node] if child not in kept_for]
+        stack += [(child, kept_ancestors) for child in reversed(other_children)]
+        if kept_for:
+            steps.add_path(
+                nearest_kept[0], node, level=nearest_kept[1], keep=[(node, level)], drop=to_evict
+            )
+            to_evict = []
+            kept_path.append((node, level))
             stack.append(None)
-            stack += [(child, (*kept, (node, level))) for child in reversed(chosen)]
-    steps.steps += [ReplayStep(Do.EVICT, node, level=at) for node, at in evict]
+            stack += [(child, (*kept_ancestors, (node, level))) for child in reversed(kept_for)]
+    steps.steps += [ReplayStep(Do.EVICT, node, level=at) for node, at in to_evict]
     return steps.steps
 
 
 def _block(
     tree: Tree,
     levels: Levels,
-    kept: Kept,
+    kept_ancestors: KeptAncestors,
     nodes: list[int],
     width: int,
-    going: Callable[[], bool],
+    may_continue: Callable[[], bool],
 ) -> list[ReplayStep]:
-    """Return the steps that replay some nodes, with numbers of the whole tree; nothing is kept after them."""
-    near, near_level = kept[-1] if kept else (START, 0)
-    number = {node: i for i, node in enumerate(nodes)}
+    """Return the steps that replay the nodes of one block, and that keep none of these nodes at the end."""
+    nearest_kept, nearest_level = kept_ancestors[-1] if kept_ancestors else (START, 0)
+    index_of = {node: i for i, node in enumerate(nodes)}
     part = Tree.of(
-        [number.get(tree.parent[node], START) for node in nodes],
+        [index_of.get(tree.parent[node], START) for node in nodes],
         [tree.cells[node] for node in nodes],
-        start=tree.load(near, levels[near_level]),
+        start=tree.load(nearest_kept, levels[nearest_level]),
     )
-    used = [sum(tree.cells[n].size for n, at in kept if at == i) for i in range(len(levels))]
+    used_bytes = [
+        sum(tree.cells[n].size for n, at in kept_ancestors if at == i) for i in range(len(levels))
+    ]
     free = [
-        replace(level, room=level.room - taken) for level, taken in zip(levels, used, strict=True)
+        replace(level, room=level.room - bytes_in_level)
+        for level, bytes_in_level in zip(levels, used_bytes, strict=True)
     ]
     best = dynamic(part, free)
-    other = beam(part, free, width=width, going=going) if len(part.leaves) > 1 else None
-    if other is not None and check(part, other, free) < check(part, best, free):
-        best = other
+    beam_steps = (
+        beam(part, free, width=width, may_continue=may_continue) if len(part.leaves) > 1 else None
+    )
+    if beam_steps is not None and check(part, beam_steps, free) < check(part, best, free):
+        best = beam_steps
     return [
-        step._replace(node=near, child=nodes[step.child], level=near_level)
+        step._replace(node=nearest_kept, child=nodes[step.child], level=nearest_level)
         if step.node == START
         else step._replace(
             node=nodes[step.node], child=nodes[step.child] if step.do is Do.RESTORE else START
         )
-        for step in _emptied(best)
+        for step in _with_final_evictions(best)
     ]
 
 
-def _less(free: tuple[float, ...], at: int, size: float) -> tuple[float, ...]:
+def _room_after(free: tuple[float, ...], at: int, size: float) -> tuple[float, ...]:
     return (*free[:at], free[at] - size, *free[at + 1 :])
 
 
 def _situations(
     tree: Tree, sizes: list[tuple[float, ...]], room: tuple[float, ...], limit: int
 ) -> list[set[tuple[int, int, tuple[float, ...]]]] | None:
-    """Return, per node, each possible (nearest kept node, its level, room left)."""
-    reached: list[set[tuple[int, int, tuple[float, ...]]]] = [set() for _ in range(len(tree))]
+    """Return each possible (nearest kept ancestor, its level, free room) of each node, or None if there are more than `limit`."""
+    situations: list[set[tuple[int, int, tuple[float, ...]]]] = [set() for _ in range(len(tree))]
     count = 0
     for node, above in enumerate(tree.parent):
         if above == START:
-            reached[node] = {(START, 0, room)}
+            situations[node] = {(START, 0, room)}
         else:
-            for near, level, free in reached[above]:
-                reached[node].add((near, level, free))
+            for nearest_kept, level, free in situations[above]:
+                situations[node].add((nearest_kept, level, free))
                 for at, size in enumerate(sizes[above]):
                     if free[at] >= size:
-                        reached[node].add((above, at, _less(free, at, size)))
-        count += len(reached[node])
+                        situations[node].add((above, at, _room_after(free, at, size)))
+        count += len(situations[node])
         if count > limit:
             return None
-    return reached
+    return situations
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPath:
-    """A restore and the steps up to the next restore that is not of the state in the process."""
+    """A restore and the steps that the same process executes after the restore."""
 
     steps: tuple[ReplayStep, ...]
 
     @property
     def base(self) -> tuple[int, int]:
-        """Node and level the path begins from."""
+        """(node, level) of the state that the path restores first."""
         return self.steps[0].node, self.steps[0].level
 
     @property
     def changes_cache(self) -> bool:
-        """Whether it checkpoints or evicts: such paths start in their planned order."""
+        """Whether the path checkpoints or evicts, so that it has to start in the planned order."""
         return any(step.do in {Do.CHECKPOINT, Do.EVICT} for step in self.steps)
 
 
 def paths_of(steps: Sequence[ReplayStep]) -> list[ReplayPath]:
-    """Return the paths of a sequence; one process executes a path after one restore."""
+    """Divide a sequence into paths; a path ends before a restore of a state that is not in the process."""
     paths: list[list[ReplayStep]] = []
     last = START
     for step in steps:
@@ -438,50 +460,54 @@ def paths_of(steps: Sequence[ReplayStep]) -> list[ReplayPath]:
 def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, workers: int) -> float:
     """Return the wall seconds of steps on several workers that share the checkpoints.
 
-    A path starts when its base is kept and a worker is free. Paths that change the cache start in
-    their planned order, and the cache changes in that order, so the bound on its size holds at any
-    timing; other paths may start as soon as their base is there.
+    A path starts when its base is kept and a worker is free. Paths that change the cache start in their planned
+    order, and the cache changes in this order, so its size stays within the limit however long the steps take. Other
+    paths may start as soon as their base is kept.
     """
     check(tree, steps, room)
     levels = levels_of(room)
     paths = paths_of(steps)
-    # index of the cache change, among all of them, that each path has to wait for
-    kept_at: dict[tuple[int, int], int] = {}
-    changes = 0
-    available: list[int] = []
+    checkpoint_index: dict[tuple[int, int], int] = {}
+    checkpoint_count = 0
+    base_index: list[int] = []  # per path: index of the checkpoint that the path restores, or -1
     for path in paths:
-        available.append(kept_at.get(path.base, -1))
+        base_index.append(checkpoint_index.get(path.base, -1))
         for step in path.steps:
             if step.do is Do.CHECKPOINT:
-                kept_at[step.node, step.level] = changes
-                changes += 1
+                checkpoint_index[step.node, step.level] = checkpoint_count
+                checkpoint_count += 1
     clock = [0.0] * workers
     heapq.heapify(clock)
-    done_at: list[float] = []  # time of each checkpoint, in planned order
+    checkpoint_times: list[float] = []  # time of each checkpoint, in planned order
     waiting = list(range(len(paths)))
-    changed = 0.0  # time of the last change of the cache
+    last_change = 0.0  # time of the last change of the cache
     while waiting:
-        first = waiting[0]
+        next_path = waiting[0]
         now = heapq.heappop(clock)
-        ready = first
-        if available[first] >= 0 and done_at[available[first]] > now:
+        starting_path = next_path
+        if base_index[next_path] >= 0 and checkpoint_times[base_index[next_path]] > now:
             # the next path has to wait: a path that does not change the cache may come first
-            for other in waiting[1:]:
-                planned = available[other] < len(done_at)
-                free = available[other] < 0 or (planned and done_at[available[other]] <= now)
-                if free and not paths[other].changes_cache:
-                    ready = other
+            for later in waiting[1:]:
+                planned = base_index[later] < len(checkpoint_times)
+                can_start = base_index[later] < 0 or (
+                    planned and checkpoint_times[base_index[later]] <= now
+                )
+                if can_start and not paths[later].changes_cache:
+                    starting_path = later
                     break
-        waiting.remove(ready)
-        base, level = paths[ready].base
-        begin = max(now, done_at[available[ready]] if available[ready] >= 0 else 0.0)
+        waiting.remove(starting_path)
+        base, level = paths[starting_path].base
+        begin = max(
+            now,
+            checkpoint_times[base_index[starting_path]] if base_index[starting_path] >= 0 else 0.0,
+        )
         at = begin + tree.load(base, levels[level] if level >= 0 else None)
-        for step in paths[ready].steps:
+        for step in paths[starting_path].steps:
             if step.do is Do.COMPUTE:
                 at += tree.cells[step.node].seconds
             elif step.do is Do.CHECKPOINT:
-                at = max(at, changed) + tree.save(step.node, levels[step.level])
-                changed = at
-                done_at.append(at)
+                at = max(at, last_change) + tree.save(step.node, levels[step.level])
+                last_change = at
+                checkpoint_times.append(at)
         heapq.heappush(clock, at)
     return max(clock)

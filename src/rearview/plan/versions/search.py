@@ -1,8 +1,8 @@
-"""Best-first search over every legal replay sequence: the optimum, or a proven lower bound.
+"""Best-first search over all legal replay sequences: returns the best sequence, or a proven lower bound.
 
-A sequence falls into paths: restore a kept node (or start), compute downwards, checkpoint some of the
-nodes passed. A path ends at a leaf, or at an inner node that is checkpointed there: such a path is what
-the NP-hardness proof of CHEX needs (keep an inner node while its parent still fits, return later).
+A sequence consists of paths: restore a kept node (or start a process), compute downwards, checkpoint some of the
+computed nodes. A path ends at a leaf, or at an inner node that is checkpointed. The NP-hardness proof of CHEX needs
+paths of the second type: they keep an inner node while the state of its parent still fits, for later paths.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 from rearview.plan.versions.tree import START, Levels, ReplayStep, StepBuilder, Tree, levels_of
 
-Held = frozenset[tuple[int, int]]
-"""(node, level) of everything kept."""
-State = tuple[int, Held]
-"""Leaves still to reach, as bits, and the kept nodes."""
+KeptNodes = frozenset[tuple[int, int]]
+"""(node, level) of each kept node."""
+Situation = tuple[int, KeptNodes]
+"""(leaves still to compute, one bit for each; the kept nodes)."""
 Move = tuple[int, int, int]
-"""Last node of the path, node it begins from, level of that node."""
+"""(last node of a path, node from which the path begins, cache level of the first node)."""
 
 
 def search(
@@ -26,14 +26,14 @@ def search(
     *,
     below: float = float("inf"),
     patience: int = 20_000,
-    going: Callable[[], bool] = lambda: True,
+    may_continue: Callable[[], bool] = lambda: True,
 ) -> tuple[list[ReplayStep] | None, float]:
-    """Return (steps that take less than `below`, or None; a lower bound for all legal sequences).
+    """Return (steps that take less than `below` seconds, lower bound in seconds for all legal sequences).
 
-    A* over (leaves still to reach, states kept). Its moves cover every legal sequence, so the lower
-    bound holds for all of them, however early the search ends.
+    The steps are None if there are none, or if the search ended early: after `patience` situations, or when
+    `may_continue` returned False. The A* search covers all legal sequences, so the bound always holds.
     """
-    return _Search(tree, levels_of(room), going).run(below, patience)
+    return _Search(tree, levels_of(room), may_continue).run(below, patience)
 
 
 def beam(
@@ -41,23 +41,23 @@ def beam(
     room: float | Levels,
     *,
     width: int | None = None,
-    going: Callable[[], bool] = lambda: True,
+    may_continue: Callable[[], bool] = lambda: True,
 ) -> list[ReplayStep] | None:
-    """Return good steps of any order, leaf by leaf, following the `width` most promising states.
+    """Return the steps of a beam search that computes one more leaf per round and follows the `width` best situations.
 
-    By default it is narrower for more leaves, so that the effort is about the same. Returns None if
-    `going` ends it.
+    By default, the width is smaller for more leaves, so that the effort is about constant. Return None if
+    `may_continue` returned False.
     """
     if width is None:
         width = max(3, min(40, 16_000 // max(1, len(tree.leaves)) ** 2))
-    return _Search(tree, levels_of(room), going).beam(width)
+    return _Search(tree, levels_of(room), may_continue).beam(width)
 
 
 class _Search:
-    def __init__(self, tree: Tree, levels: Levels, going: Callable[[], bool]) -> None:
-        self.going = going
+    def __init__(self, tree: Tree, levels: Levels, may_continue: Callable[[], bool]) -> None:
+        self.may_continue = may_continue
         self.visited = 0
-        """Choices looked at since the start, to ask `going` now and then."""
+        """Choices examined since the start; `may_continue` is called for each 64th choice."""
         self.stopped = False
         self.tree = tree
         self.levels = levels
@@ -65,7 +65,7 @@ class _Search:
         self.leaf_set = frozenset(self.leaves)
         self.paths = {leaf: tree.path(START, leaf) for leaf in self.leaves}
         count = len(tree)
-        # per node: the levels it fits into at all
+        # per node: the levels into which its state fits
         self.fits = [
             [i for i, level in enumerate(levels) if cell.size <= level.room] for cell in tree.cells
         ]
@@ -75,7 +75,7 @@ class _Search:
             tree.save(n, levels[0]) for n in range(count)
         )
         self.free_to_load = not any(loads)
-        self.worthy = [self._worthy(node) for node in range(count)]
+        self.worth_keeping = [self._is_worth_keeping(node) for node in range(count)]
         # bit i is leaf i; under[n]: the leaves below node n
         self.under = [0] * count
         for i, leaf in enumerate(self.leaves):
@@ -83,7 +83,7 @@ class _Search:
                 self.under[node] |= 1 << i
         self.bounds: dict[tuple[int, frozenset[int]], float] = {}
 
-    def _worthy(self, node: int) -> bool:
+    def _is_worth_keeping(self, node: int) -> bool:
         """Return True if keeping a node can be better than computing and keeping its only child."""
         below, cell = self.tree.children[node], self.tree.cells[node]
         if not below or not self.fits[node]:
@@ -95,15 +95,15 @@ class _Search:
             return False
         return child.size > cell.size or child.load > cell.load or child.save > cell.save
 
-    def least(self, state: State) -> float:
-        """Return a lower bound, in seconds, for the rest of any legal sequence.
+    def least(self, situation: Situation) -> float:
+        """Return a lower bound in seconds for the remainder of any legal sequence.
 
-        Each cell still needed is computed once; one that fits nowhere, once for every time that a
-        cell after it is computed. Every leaf ends a path, and every path begins with a load.
+        Each cell that is still needed is computed at least once. A cell whose state fits nowhere is computed again for
+        each computation of a child. Every leaf ends a path, and every path begins with a load.
         """
-        remaining, pairs = state
-        held = frozenset(node for node, _ in pairs)
-        total = self.bounds.get((remaining, held))
+        remaining, pairs = situation
+        kept_nodes = frozenset(node for node, _ in pairs)
+        total = self.bounds.get((remaining, kept_nodes))
         if total is not None:
             return total
         tree, under, fits = self.tree, self.under, self.fits
@@ -114,184 +114,210 @@ class _Search:
                 times[leaf] = 1
         for node in range(len(tree) - 1, -1, -1):
             count = times[node]
-            if not count or node in held or not under[node] & remaining:
+            if not count or node in kept_nodes or not under[node] & remaining:
                 continue
             total += count * tree.cells[node].seconds
             above = tree.parent[node]
             if above != START:
                 times[above] = 1 if fits[above] else times[above] + count
-        self.bounds[remaining, held] = total
+        self.bounds[remaining, kept_nodes] = total
         return total
 
     def run(self, below: float, patience: int) -> tuple[list[ReplayStep] | None, float]:
-        """Search until the optimum is proved, or until patience ends."""
-        start: State = ((1 << len(self.leaves)) - 1, frozenset())
+        """Return (best steps or None, lower bound): search until the bound is reached or `patience` ends."""
+        start: Situation = ((1 << len(self.leaves)) - 1, frozenset())
         spent = {start: 0.0}
-        came_from: dict[State, tuple[State, Move]] = {}
+        came_from: dict[Situation, tuple[Situation, Move]] = {}
         heap = [(self.least(start), 0, 0, start)]
         number = 0
         while heap:
-            estimate, _, _, state = heapq.heappop(heap)
+            estimate, _, _, situation = heapq.heappop(heap)
             if estimate >= below - 1e-9:
                 return None, below
-            if estimate > spent[state] + self.least(state) + 1e-9:
-                continue  # a cheaper way to this state was found later
-            if not state[0]:
-                return self._steps(came_from, state), estimate
+            if estimate > spent[situation] + self.least(situation) + 1e-9:
+                continue  # a cheaper way to this situation was found later
+            if not situation[0]:
+                return self._steps(came_from, situation), estimate
             if number >= patience:
                 return None, estimate
             number += 1
-            for cost, move, then in self._moves(*state, inner=True):
-                if not self._goes_on():
+            for cost, move, next_situation in self._moves(*situation, inner=True):
+                if not self._continues():
                     return None, estimate
-                total = spent[state] + cost
-                if total < spent.get(then, float("inf")) - 1e-12:
-                    rest = self.least(then)
-                    if total + rest >= below - 1e-9:
+                total = spent[situation] + cost
+                if total < spent.get(next_situation, float("inf")) - 1e-12:
+                    remaining_bound = self.least(next_situation)
+                    if total + remaining_bound >= below - 1e-9:
                         continue
-                    spent[then] = total
-                    came_from[then] = (state, move)
-                    # of equal estimates, take the state with fewer leaves left
-                    heapq.heappush(heap, (total + rest, then[0].bit_count(), len(spent), then))
+                    spent[next_situation] = total
+                    came_from[next_situation] = (situation, move)
+                    # of equal estimates, prefer the situation with fewer remaining leaves
+                    heapq.heappush(
+                        heap,
+                        (
+                            total + remaining_bound,
+                            next_situation[0].bit_count(),
+                            len(spent),
+                            next_situation,
+                        ),
+                    )
             if self.stopped:
                 return None, estimate
         return None, below
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         self.visited += 1
         if not self.stopped and self.visited % 64 == 1:
-            self.stopped = not self.going()
+            self.stopped = not self.may_continue()
         return not self.stopped
 
     def beam(self, width: int) -> list[ReplayStep] | None:
-        """Go from leaf to leaf with the most promising states only."""
-        start: State = ((1 << len(self.leaves)) - 1, frozenset())
+        """Return the steps of a beam search, or None if it was stopped."""
+        start: Situation = ((1 << len(self.leaves)) - 1, frozenset())
         layer = {start: 0.0}
-        came_from: dict[State, tuple[State, Move]] = {}
-        while any(state[0] for state in layer):
-            after: dict[State, float] = {}
-            for state, spent in layer.items():
-                if not state[0]:
-                    after[state] = min(spent, after.get(state, spent))
+        came_from: dict[Situation, tuple[Situation, Move]] = {}
+        while any(situation[0] for situation in layer):
+            after: dict[Situation, float] = {}
+            for situation, spent in layer.items():
+                if not situation[0]:
+                    after[situation] = min(spent, after.get(situation, spent))
                     continue
-                for i, (cost, move, then) in enumerate(self._moves(*state, inner=False)):
+                for i, (cost, move, next_situation) in enumerate(
+                    self._moves(*situation, inner=False)
+                ):
                     if i > 500:
-                        break  # too many ways to keep: a beam may leave some out
-                    if spent + cost < after.get(then, float("inf")):
-                        after[then] = spent + cost
-                        came_from[then] = (state, move)
-                if self.stopped or not self._goes_on():
+                        break  # too many sets to keep: a beam search may skip some
+                    if spent + cost < after.get(next_situation, float("inf")):
+                        after[next_situation] = spent + cost
+                        came_from[next_situation] = (situation, move)
+                if self.stopped or not self._continues():
                     return None
-            ranked = sorted(after, key=lambda state: after[state] + self.least(state))
-            layer = {state: after[state] for state in ranked[:width]}
+            ranked = sorted(after, key=lambda situation: after[situation] + self.least(situation))
+            layer = {situation: after[situation] for situation in ranked[:width]}
         return self._steps(came_from, min(layer, key=layer.__getitem__))
 
     def _moves(
-        self, remaining: int, held: Held, *, inner: bool
-    ) -> Iterator[tuple[float, Move, State]]:
-        """Yield (seconds, move, state after it); `inner` adds the paths that end at inner nodes."""
+        self, remaining: int, kept_states: KeptNodes, *, inner: bool
+    ) -> Iterator[tuple[float, Move, Situation]]:
+        """Yield (seconds, move, next situation) of each next path; `inner` adds the paths that end at inner nodes."""
         tree = self.tree
         remaining_leaves = [leaf for i, leaf in enumerate(self.leaves) if remaining >> i & 1]
-        held_nodes = {node for node, _ in held}
+        kept_nodes = {node for node, _ in kept_states}
         if self.free_to_load:
             # a leaf right after a kept state never gets cheaper: compute it at once
             ready = next(
-                (leaf for leaf in remaining_leaves if tree.parent[leaf] in held_nodes), None
+                (leaf for leaf in remaining_leaves if tree.parent[leaf] in kept_nodes), None
             )
             if ready is not None:
                 remaining_leaves, inner = [ready], False
         for leaf in remaining_leaves:
             after_leaf = remaining & ~self.under[leaf]
-            yield from self._paths(leaf, after_leaf, held, held_nodes)
+            yield from self._paths(leaf, after_leaf, kept_states, kept_nodes)
         if not inner:
             return
         for node in range(len(tree)):
             below = self.under[node] & remaining
-            # if all remaining leaves are below the node, the path can continue to them at no cost
-            if self.worthy[node] and below and below != remaining and node not in held_nodes:
-                yield from self._paths(node, remaining, held, held_nodes)
+            # if all remaining leaves are below the node, the path can as well continue to a leaf
+            if self.worth_keeping[node] and below and below != remaining and node not in kept_nodes:
+                yield from self._paths(node, remaining, kept_states, kept_nodes)
 
     def _paths(
-        self, end: int, remaining: int, held: Held, held_nodes: set[int]
-    ) -> Iterator[tuple[float, Move, State]]:
+        self, end: int, remaining: int, kept_states: KeptNodes, kept_nodes: set[int]
+    ) -> Iterator[tuple[float, Move, Situation]]:
         tree = self.tree
         leaf = end in self.leaf_set
-        useful = [pair for pair in held if self.under[pair[0]] & remaining]
-        bases = [pair for pair in held if self.under[pair[0]] & self.under[end] and pair[0] < end]
+        useful = [pair for pair in kept_states if self.under[pair[0]] & remaining]
+        bases = [
+            pair for pair in kept_states if self.under[pair[0]] & self.under[end] and pair[0] < end
+        ]
         parent = tree.parent[end]
-        if leaf and self.free_to_load and parent in held_nodes:
+        if leaf and self.free_to_load and parent in kept_nodes:
             bases = [pair for pair in bases if pair[0] == parent][:1]
         else:
             bases.append((START, 0))
         for base, level in bases:
             path = tree.path(base, end)
             cost = tree.load(base, self.levels[level]) + tree.between(base, end)
-            fresh = [
+            new_options = [
                 (node, levels)
                 for node in path
-                if self.worthy[node] and self.under[node] & remaining
-                for levels in [[at for at in self.fits[node] if (node, at) not in held]]
+                if self.worth_keeping[node] and self.under[node] & remaining
+                for levels in [[at for at in self.fits[node] if (node, at) not in kept_states]]
                 if levels
             ]
-            must = None if leaf else end
-            for kept in self._keepings(useful, fresh, must):
-                new = kept - held
+            required = None if leaf else end
+            for kept_after in self._kept_sets(useful, new_options, required):
+                new = kept_after - kept_states
                 if not leaf and base == START and len({node for node, _ in new}) < 2:
-                    continue  # computing it later, when it is needed, costs the same
+                    continue  # computing the node later, when it is needed, costs the same
                 saving = sum(tree.save(node, self.levels[at]) for node, at in new)
-                yield cost + saving, (end, base, level), (remaining, kept)
+                yield cost + saving, (end, base, level), (remaining, kept_after)
 
-    def _keepings(
-        self, held: list[tuple[int, int]], fresh: list[tuple[int, list[int]]], must: int | None
-    ) -> Iterator[Held]:
-        """Yield the sets that may be kept after a path; if keeping is free, only the largest ones."""
+    def _kept_sets(
+        self,
+        kept_states: list[tuple[int, int]],
+        new_options: list[tuple[int, list[int]]],
+        required: int | None,
+    ) -> Iterator[KeptNodes]:
+        """Yield the sets of nodes that may be kept after a path; if keeping is free, only sets with no room for more."""
         sizes = self.tree.cells
-        options = [*held, *((node, level) for node, levels in fresh for level in levels)]
-        options.sort(key=lambda option: (option[0] != must, -sizes[option[0]].size))
+        options = [
+            *kept_states,
+            *((node, level) for node, levels in new_options for level in levels),
+        ]
+        options.sort(key=lambda option: (option[0] != required, -sizes[option[0]].size))
         rooms = [level.room for level in self.levels]
         if self.free_to_keep and sum(sizes[n].size for n, _ in options) <= rooms[0]:
             yield frozenset(options)
             return
-        chosen: list[tuple[int, int]] = []
+        selected: list[tuple[int, int]] = []
         bytes_from = [0.0]  # bytes of each option and all options after it
         for node, _ in reversed(options):
             bytes_from.append(bytes_from[-1] + sizes[node].size)
         bytes_from.reverse()
 
-        def take(at: int, used: list[float], smallest: float) -> Iterator[Held]:
+        def take(at: int, used: list[float], smallest: float) -> Iterator[KeptNodes]:
             if at == len(options):
-                complete = must is None or any(node == must for node, _ in chosen)
+                complete = required is None or any(node == required for node, _ in selected)
                 if complete and (not self.free_to_keep or used[0] + smallest > rooms[0]):
-                    yield frozenset(chosen)
+                    yield frozenset(selected)
                 return
-            if not self._goes_on():
+            if not self._continues():
                 return
             if self.free_to_keep and used[0] + bytes_from[at] <= rooms[0]:
                 # all remaining options fit: leaving one out is never better
-                kept = (*chosen, *options[at:])
-                complete = must is None or any(node == must for node, _ in kept)
+                complete_set = (*selected, *options[at:])
+                complete = required is None or any(node == required for node, _ in complete_set)
                 if complete and used[0] + bytes_from[at] + smallest > rooms[0]:
-                    yield frozenset(kept)
+                    yield frozenset(complete_set)
                 return
             node, level = options[at]
             size = sizes[node].size
             if used[level] + size <= rooms[level]:
-                chosen.append((node, level))
+                selected.append((node, level))
                 used[level] += size
                 yield from take(at + 1, used, smallest)
                 used[level] -= size
-                chosen.pop()
+                selected.pop()
             yield from take(at + 1, used, min(smallest, size))
 
         yield from take(0, [0.0] * len(rooms), float("inf"))
 
-    def _steps(self, came_from: dict[State, tuple[State, Move]], state: State) -> list[ReplayStep]:
-        chain: list[tuple[Held, Move, Held]] = []
-        while state in came_from:
-            before, move = came_from[state]
-            chain.append((before[1], move, state[1]))
-            state = before
+    def _steps(
+        self, came_from: dict[Situation, tuple[Situation, Move]], situation: Situation
+    ) -> list[ReplayStep]:
+        chain: list[tuple[KeptNodes, Move, KeptNodes]] = []
+        while situation in came_from:
+            previous, move = came_from[situation]
+            chain.append((previous[1], move, situation[1]))
+            situation = previous
         steps = StepBuilder(self.tree)
-        for held, (end, base, level), kept in reversed(chain):
-            steps.run(base, end, level=level, keep=sorted(kept - held), drop=sorted(held - kept))
+        for kept_before, (end, base, level), kept_after in reversed(chain):
+            steps.add_path(
+                base,
+                end,
+                level=level,
+                keep=sorted(kept_after - kept_before),
+                drop=sorted(kept_before - kept_after),
+            )
         return steps.steps

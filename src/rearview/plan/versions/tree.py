@@ -1,7 +1,7 @@
-"""The execution tree of many versions, and the steps that replay it.
+"""The execution tree of many versions, and the steps that replay the tree.
 
 A node is a cell: a notebook cell, a group of top-level statements, or the part of a loop between two
-checkpoints. Versions share a node if all cells up to it have the same code and the same lineage.
+checkpoints. Versions share a node if all their cells up to this node have the same code and lineage.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from rearview.errors import PlanError
 
 START = -1
-"""The state before the first cell: a fresh process. It is the parent of every root."""
+"""Node number of the state before the first cell, a fresh process. START is the parent of every root."""
 EXISTING = -1
-"""Level of a checkpoint that existed before the replay: it takes no room and is never evicted."""
+"""Level of checkpoints that existed before the replay: they take no room and are never evicted."""
 SIMILAR = 10.0
 """Two measurements of one cell are similar if the larger is at most this many times the smaller."""
 SMALL_SECONDS, SMALL_BYTES = 1.0, 64 << 20
-"""Costs below these are always similar: noise dominates them."""
+"""Costs below these limits always count as similar, because noise dominates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +28,21 @@ class Cell:
     """One cell of one version: its identity and its cost."""
 
     code: str
-    """Hash of its code."""
+    """Hash of the code."""
     lineage: str
-    """Hash of everything it read, and of the lineage before it."""
+    """Hash of everything that the cell read, and of the lineage of the cell before."""
     seconds: float
     size: int
-    """Bytes of the state after it."""
+    """Bytes of the state after the cell."""
     save: float = 0.0
-    """Seconds to checkpoint that state at any level."""
+    """Seconds to checkpoint the state, in addition to `CacheLevel.save_byte` for each byte."""
     load: float = 0.0
-    """Seconds to restore it from any level."""
-    kept: bool = False
-    """Whether a checkpoint of it exists already."""
+    """Seconds to restore the state, in addition to `CacheLevel.load_byte` for each byte."""
+    has_checkpoint: bool = False
+    """Whether a checkpoint of the state existed before the replay."""
 
     def similar(self, other: Cell) -> bool:
-        """Return True if seconds and size are of the same order (definition 5 of CHEX)."""
+        """Return True if both cells have seconds and sizes of similar magnitude (definition 5 of CHEX)."""
         return _similar(self.seconds, other.seconds, SMALL_SECONDS) and _similar(
             float(self.size), float(other.size), float(SMALL_BYTES)
         )
@@ -54,10 +54,10 @@ def _similar(a: float, b: float, small: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CacheLevel:
-    """One place for checkpoints: memory, or disk."""
+    """One part of the cache, such as memory or disk, that holds checkpoints."""
 
     room: float
-    """Bytes that checkpoints may take here at any time."""
+    """Bytes that the checkpoints of this level may take at any time."""
     name: str = "memory"
     save_byte: float = 0.0
     """Seconds to write one byte of state."""
@@ -69,13 +69,13 @@ Levels = Sequence[CacheLevel]
 
 
 def levels_of(room: float | Levels) -> tuple[CacheLevel, ...]:
-    """Return the levels; a plain number means one level of that many bytes, with no cost to write or read."""
+    """Return the cache levels; a number means one level of `room` bytes without cost to write or read."""
     return (CacheLevel(float(room)),) if isinstance(room, (int, float)) else tuple(room)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Cells of all versions, shared beginnings merged; nodes are numbered parents first."""
+    """The cells of all versions; versions share the nodes of equal first cells. Parents have lower numbers."""
 
     parent: tuple[int, ...]
     cells: tuple[Cell, ...]
@@ -96,7 +96,7 @@ class Tree:
         start: float = 0.0,
         versions: Sequence[int] = (),
     ) -> Tree:
-        """Return the tree with these parents; START is the parent of a root."""
+        """Return the tree whose node i has the parent `parent[i]` and the cell `cells[i]`; the parent of a root is START."""
         below: list[list[int]] = [[] for _ in parent]
         reach: list[float] = []
         for node, above in enumerate(parent):
@@ -127,7 +127,7 @@ class Tree:
 
     @property
     def leaves(self) -> tuple[int, ...]:
-        """Nodes without children: computing them all replays every version."""
+        """Nodes without children: computing all leaves replays every version."""
         return tuple(node for node, below in enumerate(self.children) if not below)
 
     @property
@@ -136,7 +136,7 @@ class Tree:
         return sum(self.start + self.reach[end] for end in self.versions if end != START)
 
     def path(self, above: int, node: int) -> list[int]:
-        """Return the nodes below `above` down to `node`."""
+        """Return the nodes from the child of `above` down to `node`."""
         nodes: list[int] = []
         while node != above:
             if node == START:
@@ -146,11 +146,11 @@ class Tree:
         return nodes[::-1]
 
     def between(self, above: int, node: int) -> float:
-        """Return the seconds of computing from the state after `above` to that after `node`."""
+        """Return the seconds of computing from the state after `above` to the state after `node`."""
         return self.reach[node] - (self.reach[above] if above != START else 0.0)
 
     def load(self, node: int, level: CacheLevel | None = None) -> float:
-        """Return the seconds to restore the state after a node; that of START is a fresh process."""
+        """Return the seconds to restore the state after a node, or for START to start a process."""
         if node == START:
             return self.start
         cell = self.cells[node]
@@ -162,40 +162,44 @@ class Tree:
         return cell.save + cell.size * level.save_byte
 
     def parts(self) -> list[tuple[int, list[int], Tree]]:
-        """Return (node to begin from, nodes of this tree, tree) for each part that is replayed separately.
+        """Return (node to begin from, nodes in the part, tree of the part) for each part that is replayed separately.
 
-        The nodes below an existing checkpoint begin there, unless loading it takes longer than
-        computing it again. Cells that lead only to existing checkpoints are left out.
+        The part below an existing checkpoint begins from this checkpoint, unless loading takes longer than computing
+        the state again. Cells that lead only to existing checkpoints are in no part.
         """
-        used = [False] * len(self)
+        is_base = [False] * len(self)
         base_of = [START] * len(self)
         for node, above in enumerate(self.parent):
             if above != START:
-                base_of[node] = above if used[above] else base_of[above]
+                base_of[node] = above if is_base[above] else base_of[above]
             cell, base = self.cells[node], base_of[node]
-            again = self.load(base) + self.between(base, node)
-            used[node] = cell.kept and bool(self.children[node]) and cell.load <= again
-        needed = [not below for below in self.children]
+            seconds_to_compute = self.load(base) + self.between(base, node)
+            is_base[node] = (
+                cell.has_checkpoint
+                and bool(self.children[node])
+                and cell.load <= seconds_to_compute
+            )
+        is_needed = [not below for below in self.children]
         for node in range(len(self) - 1, -1, -1):
             above = self.parent[node]
-            if above != START and needed[node] and not used[node]:
-                needed[above] = True
+            if above != START and is_needed[node] and not is_base[node]:
+                is_needed[above] = True
         bases: dict[int, list[int]] = {}
         for node in range(len(self)):
-            if needed[node] and not used[node]:
+            if is_needed[node] and not is_base[node]:
                 bases.setdefault(base_of[node], []).append(node)
         parts: list[tuple[int, list[int], Tree]] = []
         for base, nodes in sorted(bases.items()):
             number = {node: i for i, node in enumerate(nodes)}
             parent = [number.get(self.parent[node], START) for node in nodes]
-            cells = [replace(self.cells[node], kept=False) for node in nodes]
+            cells = [replace(self.cells[node], has_checkpoint=False) for node in nodes]
             ends = [number[node] for node in dict.fromkeys(self.versions) if node in number]
             part = Tree.of(parent, cells, start=self.load(base), versions=ends)
             parts.append((base, nodes, part))
         return parts
 
-    def subtree(self) -> list[int]:
-        """Return how many nodes there are below each node, itself included."""
+    def subtree_sizes(self) -> list[int]:
+        """Return for each node how many nodes its subtree has, with the node itself."""
         count = [1] * len(self)
         for node in range(len(self) - 1, -1, -1):
             if self.parent[node] != START:
@@ -204,9 +208,9 @@ class Tree:
 
 
 def merge(versions: Iterable[Sequence[Cell]], *, start: float = 0.0) -> Tree:
-    """Return the tree of versions that share the cells they begin with.
+    """Return the tree in which versions share their equal first cells.
 
-    Cells are equal if code and lineage are, and if seconds and size are similar.
+    Two cells are equal if code and lineage are equal, and if seconds and size are similar.
 
     >>> a, b, c = (Cell(x, x, 1.0, 1) for x in "abc")
     >>> merge([[a, b], [a, c], [a, b]]).parent
@@ -219,15 +223,15 @@ def merge(versions: Iterable[Sequence[Cell]], *, start: float = 0.0) -> Tree:
     for version in versions:
         at = START
         for cell in version:
-            same = nodes.setdefault((at, cell.code, cell.lineage), [])
-            node = next((n for n in same if cells[n].similar(cell)), None)
+            candidates = nodes.setdefault((at, cell.code, cell.lineage), [])
+            node = next((n for n in candidates if cells[n].similar(cell)), None)
             if node is None:
                 node = len(cells)
-                same.append(node)
+                candidates.append(node)
                 parent.append(at)
                 cells.append(cell)
-            elif cell.kept and not cells[node].kept:
-                cells[node] = replace(cells[node], kept=True, load=cell.load)
+            elif cell.has_checkpoint and not cells[node].has_checkpoint:
+                cells[node] = replace(cells[node], has_checkpoint=True, load=cell.load)
             at = node
         ends.append(at)
     return Tree.of(parent, cells, start=start, versions=ends)
@@ -259,13 +263,13 @@ class ReplayStep(NamedTuple):
 
 
 class StepBuilder:
-    """A replay sequence being built, one path after the other."""
+    """Builds a replay sequence, one path after the other."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.steps: list[ReplayStep] = []
 
-    def run(
+    def add_path(
         self,
         base: int,
         end: int,
@@ -274,9 +278,10 @@ class StepBuilder:
         keep: Sequence[tuple[int, int]] = (),
         drop: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Restore `base` and compute down to `end`; checkpoint `keep` (node, level) on the way.
+        """Append the steps that restore `base`, compute down to `end` and checkpoint `keep` (node, level) on the way.
 
-        `drop` lists what is evicted: before the first checkpoint, or at the end if there is none.
+        The checkpoints `drop` (node, level) are evicted before the first new checkpoint, or at the end if there is no
+        new checkpoint.
         """
         keep_at: dict[int, list[int]] = {}
         for node, at in keep:
@@ -300,41 +305,41 @@ def check(  # noqa: C901, PLR0912 - one check after another
 ) -> float:
     """Return the seconds that steps take; raise if they break a rule of CHEX or miss a leaf.
 
-    The rules: a node is checkpointed right after it was computed, with evictions in between at most;
-    a restore is of a kept node and is followed by the computation of the child it names; an eviction
-    is of a kept node; a node is computed right after its parent or right after a restore of its
-    parent. Restoring the state that was checkpointed just before costs nothing: it is still in the
-    process. With `minimal`, computing a node that is in the cache is refused, as in CHEX.
+    The rules: A node is checkpointed right after its computation, with only evictions in between. Only a kept node is
+    restored, and the computation of the child that the restore names follows. Only a kept node is evicted. A node is
+    computed right after its parent, or right after a restore of its parent. Restoring the state that was just
+    checkpointed costs nothing, because the process still has this state. With `minimal`, computing a node that is in
+    the cache is refused, as in CHEX.
     """
     levels = levels_of(room)
-    held = {(node, EXISTING) for node, cell in enumerate(tree.cells) if cell.kept}
+    kept_nodes = {(node, EXISTING) for node, cell in enumerate(tree.cells) if cell.has_checkpoint}
     used = [0.0] * len(levels)
-    seconds, computed, at_hand = 0.0, START, START
-    before: ReplayStep | None = None
-    done: set[int] = set()
+    seconds, computed, process_state = 0.0, START, START
+    previous: ReplayStep | None = None
+    computed_nodes: set[int] = set()
     for i, step in enumerate(steps):
         do, node, child, level = step
-        if before is not None and before.do is Do.RESTORE and do is not Do.COMPUTE:
-            raise _wrong(step, f"{before} must be followed by CT({before.child})")
+        if previous is not None and previous.do is Do.RESTORE and do is not Do.COMPUTE:
+            raise _wrong(step, f"{previous} must be followed by CT({previous.child})")
         if do is Do.COMPUTE:
             above = tree.parent[node]
-            follows = before is not None and (
-                (before.do is Do.COMPUTE and before.node == above != START)
-                or (before.do is Do.RESTORE and (before.node, before.child) == (above, node))
+            follows = previous is not None and (
+                (previous.do is Do.COMPUTE and previous.node == above != START)
+                or (previous.do is Do.RESTORE and (previous.node, previous.child) == (above, node))
             )
             if not follows and not (i == 0 and above == START):
                 raise _wrong(step, "the state before it is not in the process")
-            if minimal and any(kept == node for kept, _ in held):
+            if minimal and any(kept == node for kept, _ in kept_nodes):
                 raise _wrong(step, "its state is in the cache already")
             seconds += tree.cells[node].seconds
-            computed = at_hand = node
-            done.add(node)
+            computed = process_state = node
+            computed_nodes.add(node)
         elif do is Do.CHECKPOINT:
             if computed != node:
                 raise _wrong(step, "it was not computed just before")
-            if (node, level) in held or not 0 <= level < len(levels):
+            if (node, level) in kept_nodes or not 0 <= level < len(levels):
                 raise _wrong(step, "it is kept already" if level >= 0 else "no such level")
-            held.add((node, level))
+            kept_nodes.add((node, level))
             used[level] += tree.cells[node].size
             seconds += tree.save(node, levels[level])
             if used[level] > levels[level].room * (1 + 1e-12):
@@ -342,25 +347,25 @@ def check(  # noqa: C901, PLR0912 - one check after another
                     step, f"{used[level]:.0f} bytes do not fit into {levels[level].room:.0f}"
                 )
         elif do is Do.RESTORE:
-            if node != START and (node, level) not in held:
+            if node != START and (node, level) not in kept_nodes:
                 raise _wrong(step, "its state is not kept")
             if tree.parent[child] != node:
                 raise _wrong(step, f"node {child} is not a child of it")
-            fast = node != START and at_hand == node and before is not None
-            if not (fast and before is not None and before.do is not Do.COMPUTE):
+            in_process = node != START and process_state == node and previous is not None
+            if not (in_process and previous is not None and previous.do is not Do.COMPUTE):
                 seconds += tree.load(node, levels[level] if level >= 0 else None)
-            computed = at_hand = START
+            computed = process_state = START
         else:
-            if level < 0 or (node, level) not in held:
+            if level < 0 or (node, level) not in kept_nodes:
                 raise _wrong(step, "its state is not kept")
-            held.discard((node, level))
+            kept_nodes.discard((node, level))
             used[level] -= tree.cells[node].size
-        before = step
-    if before is not None and before.do is Do.RESTORE:
-        raise _wrong(before, f"it must be followed by CT({before.child})")
-    missing = set(tree.leaves) - done
-    if missing:
-        raise _wrong(ReplayStep(Do.COMPUTE, min(missing)), "it is never reached")
+        previous = step
+    if previous is not None and previous.do is Do.RESTORE:
+        raise _wrong(previous, f"it must be followed by CT({previous.child})")
+    missed_leaves = set(tree.leaves) - computed_nodes
+    if missed_leaves:
+        raise _wrong(ReplayStep(Do.COMPUTE, min(missed_leaves)), "it is never reached")
     return seconds
 
 

@@ -29,7 +29,7 @@ from rearview.source.cells import code_hash
 from rearview.state.variable_fingerprints import fingerprints
 from rearview.store.project import FOLDER
 from rearview.store.recorded_inputs import append_cell
-from rearview.watched_folders import WatchedFolders, is_database
+from rearview.watched_folders import WatchedFolders, is_database, is_listed_by_import
 
 MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
@@ -218,7 +218,10 @@ class Lineage:
                 if isinstance(args[0], str | bytes):
                     folder = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100 - text
                     self._folders.watch(folder)
-                    if not (self._is_foreign(f"{folder}{os.sep}") or _by_import()):
+                    if not (
+                        self._is_foreign(f"{folder}{os.sep}")
+                        or is_listed_by_import(sys._getframe(1))
+                    ):
                         self.listed.add(folder)
             elif event in CHANGES:
                 path = os.path.abspath(os.fsdecode(args[0])) if _is_path(args) else ""  # noqa: PTH100
@@ -363,18 +366,6 @@ def _texts(source: str) -> Iterator[str]:
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
-
-
-def _by_import() -> bool:
-    """Return True if Python itself is looking for a module."""
-    frame = sys._getframe(2)
-    for _ in range(4):
-        if frame is None or frame.f_back is None:
-            return False
-        if str(frame.f_globals.get("__name__", "")).startswith(("importlib", "_frozen_importlib")):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _is_bytecode(path: str) -> bool:

@@ -1,1 +1,1 @@
-"""What an edit adds, or why it is refused."""
+"""Find the log statements that an edit adds to a recorded source, or the reasons to refuse the edit."""

@@ -1,9 +1,9 @@
-"""Pair the statements of a recorded text with those of the edited text; the others were added or are missing.
+"""Pair the statements of a recorded text with the statements of the edited text.
 
-Statements are compared by their syntax tree without positions, so formatting, comments and docstrings do
-not count. A recorded block may gain statements; it stays the same block as long as its head
-(`for epoch in range(10)`) is the same. For each missing recorded statement, the added statement that most
-likely replaced it is named.
+A recorded statement without a partner is missing, an edited statement without a partner was added. Statements
+are compared by their syntax trees without positions, so formatting, comments and docstrings do not count. A block
+that gained statements is still paired if its head (`for epoch in range(10)`) is equal. For each missing statement,
+`MissingStatement.replacement` is the added statement that most likely replaced it.
 """
 
 from __future__ import annotations
@@ -16,69 +16,77 @@ from dataclasses import dataclass, field
 
 from rearview.source.log_calls import log_call
 from rearview.source.loops import FUNCTIONS
-from rearview.source.probes.naming_edits import (
-    NamedValue,
+from rearview.source.probes.extracted_variables import (
+    ExtractedVariable,
     Rebindable,
     RewrittenStatement,
     rebindable,
-    rewritten,
+    rewrite_of,
 )
 from rearview.source.text import BODIES, blocks, effective, parse
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """A statement that only the edited text has, with the nodes around it, outermost first."""
+class AddedStatement:
+    """A statement that only the edited text has."""
 
     node: ast.stmt
     parents: tuple[ast.AST, ...]
+    """The syntax nodes that enclose the statement, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingStatement:
-    """A recorded statement that the edited text lacks; `instead` is the statement in its place, if any."""
+    """A recorded statement that the edited text lacks."""
 
     node: ast.stmt
-    instead: ast.stmt | None
+    replacement: ast.stmt | None
+    """The added statement that most likely replaced the recorded statement, if there is one."""
     line: int
-    """Line of the edited text where it was expected."""
+    """Line of the edited text where the statement was expected."""
     why: str = ""
-    """Why `instead` does not compute the same, if it differs only a little."""
+    """Why `replacement` may compute something else although it only extracts variables."""
     inside: ast.stmt | None = None
-    """The added statement into which it was moved, unchanged."""
+    """The added statement into which the recorded statement was moved, unchanged."""
     contained: bool = False
-    """`instead` contains everything that it evaluates."""
+    """Whether `replacement` contains the expression of the recorded statement."""
     moved: bool = False
-    """`instead` is the same statement at another place."""
+    """Whether `replacement` is the same statement at another place."""
 
 
 @dataclass(slots=True)
 class StatementComparison:
-    """Which statements of two texts are paired, added or missing."""
+    """The comparison of two texts: which statements are paired, added or missing."""
 
     old: ast.Module
     new: ast.Module
     matched: list[tuple[ast.stmt, ast.stmt]] = field(default_factory=list)
-    added: list[Added] = field(default_factory=list)
-    missing: list[MissingStatement] = field(default_factory=list)
+    added_statements: list[AddedStatement] = field(default_factory=list)
+    missing_statements: list[MissingStatement] = field(default_factory=list)
     widened: list[tuple[ast.stmt, tuple[ast.alias, ...]]] = field(default_factory=list)
-    """Recorded imports that now import further names."""
-    named_values: list[tuple[NamedValue, tuple[ast.AST, ...]]] = field(default_factory=list)
-    """Names that recorded statements now give to their values, each with the nodes around it."""
+    """Recorded imports that now import further names, with these names."""
+    extracted_variables: list[tuple[ExtractedVariable, tuple[ast.AST, ...]]] = field(
+        default_factory=list
+    )
+    """Variables extracted from recorded statements, each with the syntax nodes that enclose the statement."""
 
     @property
     def changed(self) -> list[ast.stmt]:
-        """Statements of the edited text that replace recorded ones."""
-        return [missing.instead for missing in self.missing if missing.instead is not None]
+        """Statements of the edited text that replace recorded statements."""
+        return [
+            each.replacement for each in self.missing_statements if each.replacement is not None
+        ]
 
 
-ALIKE = 0.35  # two statements of the same kind that share less are unrelated
-OTHER = 0.6  # two statements of different kinds must share this much
+SIMILAR = 0.35
+"""Least similarity of a missing statement and its replacement, from 0 to 1, if their types are equal."""
+SIMILAR_ACROSS_TYPES = 0.6
+"""Least similarity of a missing statement and its replacement if their types differ."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-def most_similar(old: ast.stmt, added: list[ast.stmt]) -> ast.stmt | None:
-    """Return the added statement whose text is most similar to `old`; None if none is similar enough.
+def most_similar(old: ast.stmt, added_statements: list[ast.stmt]) -> ast.stmt | None:
+    """Return the added statement whose text is most similar to `old`, or None if none is similar enough.
 
     >>> old, *new = ast.parse("lr = 0.1; rearview.log('lr', lr); lr = 0.2").body
     >>> ast.unparse(most_similar(old, new))
@@ -86,15 +94,16 @@ def most_similar(old: ast.stmt, added: list[ast.stmt]) -> ast.stmt | None:
     """
     words = _words(old)
     best: tuple[float, ast.stmt | None] = (0.0, None)
-    for new in added:
+    for new in added_statements:
         if isinstance(new, ast.Import | ast.ImportFrom) and type(new) is not type(old):
             continue
         if _logs(new) and not _logs(old):
-            continue  # it is a probe
+            continue  # a probe replaces nothing
         new_words = _words(new)
-        alike = 2 * (words & new_words).total() / max(1, words.total() + new_words.total())
-        if alike >= (ALIKE if type(new) is type(old) else OTHER) and alike > best[0]:
-            best = (alike, new)
+        similarity = 2 * (words & new_words).total() / max(1, words.total() + new_words.total())
+        least = SIMILAR if type(new) is type(old) else SIMILAR_ACROSS_TYPES
+        if similarity >= least and similarity > best[0]:
+            best = (similarity, new)
     return best[1]
 
 
@@ -114,19 +123,19 @@ def _words(stmt: ast.stmt) -> Counter[str]:
 
 
 SAME, NEAR = 8, 7
-"""Weights of two equal statements, and of two statements of which one only names a value in addition."""
+"""Weights of a pair of equal statements, and of a pair that differs by extracted variables or further imported names."""
 
 
 class _Shapes:
-    """Numbers for statements: equal numbers mean equal code."""
+    """Assigns numbers to statements: equal numbers mean equal code."""
 
     def __init__(self) -> None:
         self.numbers: dict[object, int] = {}
-        self.of: dict[int, tuple[int, int, int]] = {}
+        self.cache: dict[int, tuple[int, int, int]] = {}
 
-    def look(self, node: ast.stmt) -> tuple[int, int, int]:
+    def shape(self, node: ast.stmt) -> tuple[int, int, int]:
         """Return (number of the statement, number of its head, count of statements in it)."""
-        cached = self.of.get(id(node))
+        cached = self.cache.get(id(node))
         if cached is not None:
             return cached
         head: list[object] = [type(node).__name__]
@@ -142,12 +151,12 @@ class _Shapes:
             else:
                 head.append(_dump(value))
         for block in blocks(node):
-            looks = [self.look(stmt) for stmt in effective(block)]
-            inner.append(tuple(whole for whole, _, _ in looks))
-            size += sum(count for _, _, count in looks)
+            inner_shapes = [self.shape(stmt) for stmt in effective(block)]
+            inner.append(tuple(whole for whole, _, _ in inner_shapes))
+            size += sum(count for _, _, count in inner_shapes)
         head_key = repr(head)
         shape = (self._number((head_key, tuple(inner))), self._number(head_key), size)
-        self.of[id(node)] = shape
+        self.cache[id(node)] = shape
         return shape
 
     def _number(self, key: object) -> int:
@@ -169,7 +178,7 @@ def _dump(value: object) -> object:
 
 
 def _wider(old: ast.stmt, new: ast.stmt) -> tuple[ast.alias, ...] | None:
-    """Return the names that the import `new` adds to the import `old`; None if it is another import."""
+    """Return the names that import `new` adds to import `old`, or None if `new` does not extend `old`."""
     if isinstance(old, ast.Import) and isinstance(new, ast.Import):
         pass
     elif isinstance(old, ast.ImportFrom) and isinstance(new, ast.ImportFrom):
@@ -177,11 +186,11 @@ def _wider(old: ast.stmt, new: ast.stmt) -> tuple[ast.alias, ...] | None:
             return None
     else:
         return None
-    before = {(alias.name, alias.asname) for alias in old.names}
-    after = {(alias.name, alias.asname) for alias in new.names}
-    if not before < after or any(alias.name == "*" for alias in new.names):
+    old_names = {(alias.name, alias.asname) for alias in old.names}
+    new_names = {(alias.name, alias.asname) for alias in new.names}
+    if not old_names < new_names or any(alias.name == "*" for alias in new.names):
         return None
-    return tuple(alias for alias in new.names if (alias.name, alias.asname) not in before)
+    return tuple(alias for alias in new.names if (alias.name, alias.asname) not in old_names)
 
 
 class _Aligner:
@@ -198,16 +207,16 @@ class _Aligner:
             for block in blocks(node):
                 self.places.update({id(stmt): (block, at) for at, stmt in enumerate(block)})
 
-    def weight(self, old: ast.stmt, new: ast.stmt, spare: tuple[set[int], set[int]]) -> int:
-        """Return how many statements are paired if `old` is paired with `new`; 0 if that is impossible.
+    def weight(self, old: ast.stmt, new: ast.stmt, surplus: tuple[set[int], set[int]]) -> int:
+        """Return the weight of the pair (`old`, `new`) and of all pairs inside, or 0 if the two cannot be paired.
 
-        `spare` are the heads that occur in one of the two blocks more often than in the other.
+        `surplus` has the heads that the recorded block has more often, and the heads that the edited block has more often.
         """
-        whole_old, head_old, size = self.shapes.look(old)
-        whole_new, head_new, _ = self.shapes.look(new)
+        whole_old, head_old, size = self.shapes.shape(old)
+        whole_new, head_new, _ = self.shapes.shape(new)
         if whole_old == whole_new:
             return SAME * size
-        if head_old != head_new and not (head_old in spare[0] and head_new in spare[1]):
+        if head_old != head_new and not (head_old in surplus[0] and head_new in surplus[1]):
             return 0
         key = (id(old), id(new))
         if key not in self.weights:
@@ -218,7 +227,7 @@ class _Aligner:
         if not same_head:
             if _wider(old, new):
                 return NEAR
-            rewrite = rewritten(old, new, lambda name: self._above(new, name), self.rebindable)
+            rewrite = rewrite_of(old, new, lambda name: self._above(new, name), self.rebindable)
             self.rewrites[id(old), id(new)] = rewrite
             if rewrite is None or rewrite.why:
                 return 0
@@ -228,7 +237,7 @@ class _Aligner:
         )
 
     def _above(self, stmt: ast.stmt, name: str) -> ast.Assign | ast.AnnAssign | None:
-        """Return the statement before `stmt`, in its block, that assigns to `name` and nothing else."""
+        """Return the statement before `stmt`, in its block, that assigns to `name` only, or None."""
         block, at = self.places[id(stmt)]
         for k in range(at - 1, -1, -1):
             above = block[k]
@@ -245,25 +254,31 @@ class _Aligner:
     def pair(
         self, olds: list[ast.stmt], news: list[ast.stmt]
     ) -> list[tuple[ast.stmt, ast.stmt, int]]:
-        """Return the heaviest common subsequence of two blocks."""
+        """Return the pairs (old, new, weight) of two blocks, in order, with the largest total weight."""
         shapes = (
-            [self.shapes.look(stmt) for stmt in olds],
-            [self.shapes.look(stmt) for stmt in news],
+            [self.shapes.shape(stmt) for stmt in olds],
+            [self.shapes.shape(stmt) for stmt in news],
         )
-        first = 0
-        while first < min(len(olds), len(news)) and shapes[0][first][0] == shapes[1][first][0]:
-            first += 1
-        tail = 0
-        limit = min(len(olds), len(news)) - first
-        while tail < limit and shapes[0][-1 - tail][0] == shapes[1][-1 - tail][0]:
-            tail += 1
-        head = [(olds[i], news[i], SAME * shapes[0][i][2]) for i in range(first)]
-        rows = olds[first : len(olds) - tail]
-        cols = news[first : len(news) - tail]
+        equal_at_start = 0
+        while (
+            equal_at_start < min(len(olds), len(news))
+            and shapes[0][equal_at_start][0] == shapes[1][equal_at_start][0]
+        ):
+            equal_at_start += 1
+        equal_at_end = 0
+        limit = min(len(olds), len(news)) - equal_at_start
+        while (
+            equal_at_end < limit
+            and shapes[0][-1 - equal_at_end][0] == shapes[1][-1 - equal_at_end][0]
+        ):
+            equal_at_end += 1
+        pairs = [(olds[i], news[i], SAME * shapes[0][i][2]) for i in range(equal_at_start)]
+        rows = olds[equal_at_start : len(olds) - equal_at_end]
+        cols = news[equal_at_start : len(news) - equal_at_end]
         best = [[0] * (len(cols) + 1) for _ in range(len(rows) + 1)]
-        heads = [Counter(self.shapes.look(stmt)[1] for stmt in block) for block in (rows, cols)]
-        spare = set(heads[0] - heads[1]), set(heads[1] - heads[0])
-        weights = [[self.weight(a, b, spare) for b in cols] for a in rows]
+        heads = [Counter(self.shapes.shape(stmt)[1] for stmt in block) for block in (rows, cols)]
+        surplus = set(heads[0] - heads[1]), set(heads[1] - heads[0])
+        weights = [[self.weight(a, b, surplus) for b in cols] for a in rows]
         for i in range(len(rows) - 1, -1, -1):
             for j in range(len(cols) - 1, -1, -1):
                 weight = weights[i][j]
@@ -274,31 +289,31 @@ class _Aligner:
         while i < len(rows) and j < len(cols):
             weight = weights[i][j]
             if weight and best[i][j] == weight + best[i + 1][j + 1]:
-                head.append((rows[i], cols[j], weight))
+                pairs.append((rows[i], cols[j], weight))
                 i, j = i + 1, j + 1
             elif best[i][j] == best[i][j + 1]:
                 j += 1
             else:
                 i += 1
-        start = len(olds) - tail
+        start = len(olds) - equal_at_end
         shift = len(news) - len(olds)
-        head.extend(
+        pairs.extend(
             (olds[k], news[k + shift], SAME * shapes[0][k][2]) for k in range(start, len(olds))
         )
-        return head
+        return pairs
 
     def walk(
         self, olds: list[ast.stmt], news: list[ast.stmt], parents: tuple[ast.AST, ...]
     ) -> None:
-        """Record for each statement of two blocks, and of the blocks inside, whether it is paired."""
+        """Record which statements of two blocks, and of the blocks nested in them, are paired, added or missing."""
         olds, news = effective(olds), effective(news)
-        pairs = self._settled([(a, b) for a, b, _ in self.pair(olds, news)], news)
-        above = {
-            id(named_value.stmt) for pair in pairs for named_value in self._named_values(*pair)
+        pairs = self._without_reordered([(a, b) for a, b, _ in self.pair(olds, news)], news)
+        extracting_ids = {
+            id(variable.stmt) for pair in pairs for variable in self._extracted_variables(*pair)
         }
         for pair in pairs:
-            self.result.named_values.extend(
-                (named_value, parents) for named_value in self._named_values(*pair)
+            self.result.extracted_variables.extend(
+                (variable, parents) for variable in self._extracted_variables(*pair)
             )
         place_old = {id(stmt): i for i, stmt in enumerate(olds)}
         place_new = {id(stmt): i for i, stmt in enumerate(news)}
@@ -306,9 +321,11 @@ class _Aligner:
         for old, new in [*pairs, (None, None)]:
             to_old = len(olds) if old is None else place_old[id(old)]
             to_new = len(news) if new is None else place_new[id(new)]
-            added = [stmt for stmt in news[at_new:to_new] if id(stmt) not in above]
+            added_statements = [
+                stmt for stmt in news[at_new:to_new] if id(stmt) not in extracting_ids
+            ]
             line = new.lineno if new is not None else _end(parents)
-            self.gaps.append(_Gap(olds[at_old:to_old], added, parents, line))
+            self.gaps.append(_Gap(olds[at_old:to_old], added_statements, parents, line))
             at_old, at_new = to_old + 1, to_new + 1
             if old is None or new is None:
                 continue
@@ -316,116 +333,132 @@ class _Aligner:
             wider = _wider(old, new)
             if wider:
                 self.result.widened.append((new, wider))
-            outside = isinstance(new, ast.For | ast.AsyncFor | ast.While)
+            is_loop = isinstance(new, ast.For | ast.AsyncFor | ast.While)
             for a, b in zip(blocks(old), blocks(new), strict=True):
-                # the `else` of a loop runs once, after it
-                after = outside and b is getattr(new, "orelse", None)
-                self.walk(a, b, parents if after else (*parents, new))
+                # the `else` clause of a loop runs once, after the loop
+                is_else = is_loop and b is getattr(new, "orelse", None)
+                self.walk(a, b, parents if is_else else (*parents, new))
 
-    def _named_values(self, old: ast.stmt, new: ast.stmt) -> tuple[NamedValue, ...]:
+    def _extracted_variables(self, old: ast.stmt, new: ast.stmt) -> tuple[ExtractedVariable, ...]:
         rewrite = self.rewrites.get((id(old), id(new)))
-        return rewrite.named_values if rewrite is not None else ()
+        return rewrite.extracted_variables if rewrite is not None else ()
 
-    def _settled(
+    def _without_reordered(
         self, pairs: list[tuple[ast.stmt, ast.stmt]], news: list[ast.stmt]
     ) -> list[tuple[ast.stmt, ast.stmt]]:
-        """Return the pairs, without those whose edit would compute a value earlier than other recorded code."""
-        place = {id(stmt): at for at, stmt in enumerate(news)}
-        recorded = {place[id(new)]: new for _, new in pairs}
-        kept = []
+        """Return the pairs, but no pair whose extracted value is now computed before recorded code that ran earlier."""
+        index_of = {id(stmt): at for at, stmt in enumerate(news)}
+        recorded_at = {index_of[id(new)]: new for _, new in pairs}
+        valid_pairs = []
         for old, new in pairs:
-            above = [place[id(g.stmt)] for g in self._named_values(old, new) if g.read is not None]
+            above = [
+                index_of[id(g.stmt)]
+                for g in self._extracted_variables(old, new)
+                if g.read is not None
+            ]
             between = (
-                [recorded[k] for k in range(min(above), place[id(new)]) if k in recorded]
+                [recorded_at[k] for k in range(min(above), index_of[id(new)]) if k in recorded_at]
                 if above
                 else []
             )
             if not between:
-                kept.append((old, new))
+                valid_pairs.append((old, new))
                 continue
             self.rewrites[id(old), id(new)] = RewrittenStatement(
                 (),
                 f"`{ast.unparse(between[0]).splitlines()[0]}` (line {between[0].lineno}) ran before it",
             )
-        return kept
+        return valid_pairs
 
     def find_replacements(self) -> None:
-        """Find, for each missing statement, the added statement in its place."""
+        """Record each missing statement with the added statement that replaced it, and all other added statements."""
         while self.gaps:
             gaps, self.gaps = self.gaps, []
-            added: dict[int, ast.stmt] = {}
+            added_by_shape: dict[int, ast.stmt] = {}
             for gap in gaps:
-                for stmt in gap.added:
-                    added.setdefault(self.shapes.look(stmt)[0], stmt)
-            used: set[int] = set()
+                for stmt in gap.added_statements:
+                    added_by_shape.setdefault(self.shapes.shape(stmt)[0], stmt)
+            used_ids: set[int] = set()
             for gap in gaps:
-                for stmt in gap.missing:
-                    self._note_missing(stmt, gap, added, used)
-            self.result.added.extend(
-                Added(stmt, gap.parents)
+                for stmt in gap.missing_statements:
+                    self._record_missing(stmt, gap, added_by_shape, used_ids)
+            self.result.added_statements.extend(
+                AddedStatement(stmt, gap.parents)
                 for gap in gaps
-                for stmt in gap.added
-                if id(stmt) not in used
+                for stmt in gap.added_statements
+                if id(stmt) not in used_ids
             )
 
-    def _note_missing(
-        self, stmt: ast.stmt, gap: _Gap, added: Mapping[int, ast.stmt], used: set[int]
+    def _record_missing(
+        self, stmt: ast.stmt, gap: _Gap, added_by_shape: Mapping[int, ast.stmt], used_ids: set[int]
     ) -> None:
-        missing = self.result.missing
-        shape = self.shapes.look(stmt)[0]
-        twin = added.get(shape)
-        if twin is not None and id(twin) not in used:
-            used.add(id(twin))
-            missing.append(MissingStatement(stmt, twin, twin.lineno, moved=True))
+        missing_statements = self.result.missing_statements
+        shape = self.shapes.shape(stmt)[0]
+        twin = added_by_shape.get(shape)
+        if twin is not None and id(twin) not in used_ids:
+            used_ids.add(id(twin))
+            missing_statements.append(MissingStatement(stmt, twin, twin.lineno, moved=True))
             return
-        around = [
-            each for each in added.values() if each in gap.added or isinstance(each, FUNCTIONS)
+        outer_candidates = [
+            each
+            for each in added_by_shape.values()
+            if each in gap.added_statements or isinstance(each, FUNCTIONS)
         ]
-        for outer in around:
+        for outer in outer_candidates:
             inner = self._inner(outer, shape)
             if inner is not None:
-                missing.append(MissingStatement(stmt, None, inner.lineno, inside=outer))
+                missing_statements.append(MissingStatement(stmt, None, inner.lineno, inside=outer))
                 return
-        for outer in gap.added:
-            if isinstance(stmt, ast.Expr) and id(outer) not in used and _holds(outer, stmt.value):
-                used.add(id(outer))
-                missing.append(MissingStatement(stmt, outer, outer.lineno, contained=True))
+        for outer in gap.added_statements:
+            if (
+                isinstance(stmt, ast.Expr)
+                and id(outer) not in used_ids
+                and _contains_expression(outer, stmt.value)
+            ):
+                used_ids.add(id(outer))
+                missing_statements.append(
+                    MissingStatement(stmt, outer, outer.lineno, contained=True)
+                )
                 return
-        instead = most_similar(stmt, [each for each in gap.added if id(each) not in used])
-        if instead is None:
-            first = next((each.lineno for each in gap.added), gap.line)
-            missing.append(MissingStatement(stmt, None, first))
-            return
-        used.add(id(instead))
-        near = self.rewrites.get((id(stmt), id(instead)))
-        missing.append(
-            MissingStatement(stmt, instead, instead.lineno, near.why if near is not None else "")
+        replacement = most_similar(
+            stmt, [each for each in gap.added_statements if id(each) not in used_ids]
         )
-        pairs = list(zip(blocks(stmt), blocks(instead), strict=False))
-        if type(stmt) is type(instead) and len(blocks(stmt)) == len(blocks(instead)):
+        if replacement is None:
+            first_line = next((each.lineno for each in gap.added_statements), gap.line)
+            missing_statements.append(MissingStatement(stmt, None, first_line))
+            return
+        used_ids.add(id(replacement))
+        rewrite = self.rewrites.get((id(stmt), id(replacement)))
+        missing_statements.append(
+            MissingStatement(
+                stmt, replacement, replacement.lineno, rewrite.why if rewrite is not None else ""
+            )
+        )
+        pairs = list(zip(blocks(stmt), blocks(replacement), strict=False))
+        if type(stmt) is type(replacement) and len(blocks(stmt)) == len(blocks(replacement)):
             for a, b in pairs:  # statements may have been added inside
-                self.walk(a, b, (*gap.parents, instead))
+                self.walk(a, b, (*gap.parents, replacement))
 
     def _inner(self, outer: ast.stmt, shape: int) -> ast.stmt | None:
         for node in ast.walk(outer):
             if node is not outer and isinstance(node, ast.stmt):
-                if self.shapes.look(node)[0] == shape:
+                if self.shapes.shape(node)[0] == shape:
                     return node
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """The added and missing statements between two pairs."""
+    """The added and missing statements between two consecutive pairs of a block."""
 
-    missing: list[ast.stmt]
-    added: list[ast.stmt]
+    missing_statements: list[ast.stmt]
+    added_statements: list[ast.stmt]
     parents: tuple[ast.AST, ...]
     line: int
     """Line of the edited text where the gap ends."""
 
 
-def _holds(stmt: ast.stmt, value: ast.expr) -> bool:
+def _contains_expression(stmt: ast.stmt, value: ast.expr) -> bool:
     expected = ast.dump(value)
     return any(type(node) is type(value) and ast.dump(node) == expected for node in ast.walk(stmt))
 
@@ -443,18 +476,19 @@ def compare(
 ) -> StatementComparison:
     """Return which statements of `old` are in `new`, which are missing, and which were added.
 
-    `recorded` names what calls may rebind, according to all recorded texts (by default, only `old`).
+    `recorded` has the variables and attributes of all recorded texts that calls may rebind; by default, only those
+    of `old`.
     """
     result = StatementComparison(old, new)
     aligner = _Aligner(result, recorded if recorded is not None else rebindable([old]))
     aligner.walk(old.body, new.body, (new,))
     aligner.find_replacements()
-    result.added.sort(key=lambda item: (item.node.lineno, item.node.col_offset))
+    result.added_statements.sort(key=lambda item: (item.node.lineno, item.node.col_offset))
     return result
 
 
 def align(old: str, new: str) -> Mapping[int, int]:
-    r"""Return the line in `old` of each statement of `new` that `old` has too.
+    r"""Return the line of each statement of `new` that `old` has too, mapped to its line in `old`.
 
     >>> align("a = 1\nb = 2\n", "a = 1\n# why\nprint(a)\nb = 2\n")
     {1: 1, 4: 2}

@@ -31,15 +31,22 @@ from rearview.source.loops import (
 )
 from rearview.source.moved_files import FileNames
 from rearview.source.mutations import Levels, ProgramFacts, program_facts
-from rearview.source.probes.align import Added, StatementComparison, compare
+from rearview.source.probes.align import AddedStatement, StatementComparison, compare
+from rearview.source.probes.extracted_variables import ExtractedVariable, Rebindable, rebindable
 from rearview.source.probes.loop_carried import START, Need, needs
-from rearview.source.probes.naming_edits import NamedValue, Rebindable, rebindable
-from rearview.source.probes.probe import Naming, Position, Probe, ProbeKind, Probes, fits
+from rearview.source.probes.probe import (
+    Position,
+    Probe,
+    ProbeKind,
+    Probes,
+    VariableExtraction,
+    fits,
+)
 from rearview.source.probes.refused_edits import (
     class_refusal,
+    extracted_variable_refusal,
     missing_file_refusal,
     missing_statement_refusal,
-    named_value_refusal,
     reflection_refusal,
     shadow_refusals,
 )
@@ -57,25 +64,27 @@ def find(
     used: Collection[str] | None = None,
     names: FileNames | None = None,
 ) -> Probes:
-    """Return the probes that `new` adds to the recorded source `old`; raise if it changes the computation.
+    """Return the probes that `new` adds to the recorded source `old`; raise if `new` changes the computation.
 
-    `used` names the files that the run executed; edits of other files do not matter. `names` gives the new
-    names of renamed files; the result has their old names.
+    `used` has the paths of the files that the run executed; edits of other files do not matter. `names` has the
+    new names of renamed files; the result uses the old names.
     """
     probes, refusals = check(old, new, used=used, names=names)
     if refusals:
         first = refusals[0]
-        now = names.changed if names is not None else {}
-        path = now.get(first.path, first.path)
-        was = f" ({first.path} in the run)" if first.path in now else ""
-        other_places = dict.fromkeys(f"{now.get(r.path, r.path)}:{r.line}" for r in refusals[1:])
+        new_names = names.changed if names is not None else {}
+        path = new_names.get(first.path, first.path)
+        old_name = f" ({first.path} in the run)" if first.path in new_names else ""
+        other_places = dict.fromkeys(
+            f"{new_names.get(r.path, r.path)}:{r.line}" for r in refusals[1:]
+        )
         listed = ", ".join([place for place in other_places if place != f"{path}:{first.line}"][:3])
-        also = (
+        further = (
             f" Also refused: {listed}{' and more' if len(refusals) > 4 else ''}." if listed else ""
         )
         raise ProbeError(
-            f"{path}:{first.line}{was} is not a probe: {first.what}: {first.why}. "
-            f"{first.remedy}{also}",
+            f"{path}:{first.line}{old_name} is not a probe: {first.code}: {first.why}. "
+            f"{first.remedy}{further}",
             path=path,
             line=first.line,
         )
@@ -89,16 +98,18 @@ def check(
     used: Collection[str] | None = None,
     names: FileNames | None = None,
 ) -> tuple[Probes, tuple[ProbeRefusal, ...]]:
-    """Return the probes of an edit and every reason to refuse it; nothing is raised."""
+    """Return the probes of an edit, and all reasons to refuse the edit."""
     names = names or FileNames()
     new = names.with_old_names(new, old)
-    kept = [path for path in old if path.endswith(".py") and (used is None or path in used)]
-    edited = [path for path in kept if path in new and new[path] != old[path]]
+    used_paths = [path for path in old if path.endswith(".py") and (used is None or path in used)]
+    edited = [path for path in used_paths if path in new and new[path] != old[path]]
     refusals = [
-        missing_file_refusal(path, names.doubtful.get(path, ())) for path in kept if path not in new
+        missing_file_refusal(path, names.doubtful.get(path, ()))
+        for path in used_paths
+        if path not in new
     ]
     trees: dict[str, ast.Module] = {}
-    for path in kept:
+    for path in used_paths:
         try:
             trees[path] = parse(old[path], path)
         except SourceError:
@@ -107,11 +118,11 @@ def check(
     context = _Context(trees, old)
     collector = _ProbeCollector(context)
     for path in edited:
-        collector.file(path, compare(trees[path], parse(new[path], path), context.rebindable))
-    collector.modules_of(old, new)
+        collector.add_file(path, compare(trees[path], parse(new[path], path), context.rebindable))
+    collector.add_modules(old, new)
     refusals += [*collector.refusals, *shadow_refusals(trees, set(new) - set(old))]
     # changed statements first: other refusals may follow from them
-    all_refusals = dict.fromkeys([*sorted(collector.changed), *sorted(refusals)])
+    all_refusals = dict.fromkeys([*sorted(collector.changed_refusals), *sorted(refusals)])
     source = {**old, **{path: new[path] for path in (*edited, *collector.modules)}}
     probes = Probes(
         tuple(collector.probes),
@@ -119,7 +130,7 @@ def check(
         collector.variables,
         collector.loops,
         tuple(collector.modules),
-        tuple(collector.namings),
+        tuple(collector.extractions),
         context.known_loops,
     )
     return probes, tuple(all_refusals)
@@ -136,16 +147,16 @@ class _FileFacts:
     methods: frozenset[str]
 
 
-_FILES = 4096
+_MAX_FILES = 4096
 """Most files whose facts are cached."""
 _facts_of_files: dict[tuple[str, str], _FileFacts] = {}
-"""By path and text: most files are the same in all versions, and one question looks at each often."""
+"""(path, text) -> facts, because most files are equal in all versions, and a backfill needs the facts of each often."""
 
 
 def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
     file_facts = _facts_of_files.get((path, text))
     if file_facts is None:
-        if len(_facts_of_files) >= _FILES:
+        if len(_facts_of_files) >= _MAX_FILES:
             _facts_of_files.clear()
         nodes = list(ast.walk(tree))
         file_facts = _facts_of_files[path, text] = _FileFacts(
@@ -193,7 +204,7 @@ class _Context:
 
     @cached_property
     def functions(self) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
-        """The functions of all files, by last name."""
+        """The functions of all files, by name without class or module."""
         functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
         for tree in self.trees.values():
             for node in ast.walk(tree):
@@ -231,7 +242,7 @@ class _Context:
         if function == MODULE:
             return False
         if key not in self._after_loops:
-            self._after_loops[key] = False  # a function that calls itself says nothing new
+            self._after_loops[key] = False  # a function that calls itself adds no evidence
             self._after_loops[key] = any(
                 site.follows_loops(self.loopers)
                 or self.is_called_after_loops(site.path, site.function)
@@ -242,17 +253,17 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class _CallSite:
-    """A call in the text, outside loops."""
+    """A call that is not inside a loop."""
 
     path: str
     function: str
-    """The function that it is in."""
+    """The name of the function that contains the call."""
     call: ast.AST
     level: ast.AST
-    """That function, or the module."""
+    """The syntax tree of that function, or of the module."""
 
     def follows_loops(self, loopers: frozenset[str]) -> bool:
-        """Return True if a loop, or a function that loops, runs before the call at its level."""
+        """Return True if a loop of the same level, or a call of a function that contains loops, runs before this call."""
         line: int = self.call.lineno  # type: ignore[attr-defined]
         arguments = {id(node) for node in ast.walk(self.call)} - {id(self.call)}
         return any(
@@ -264,7 +275,7 @@ class _CallSite:
 
 
 def _last_line(node: Loop | ast.Call) -> int:
-    """Return the last line of a call, or of the body of a loop: its `else` clause runs after it."""
+    """Return the last line of a call, or of the body of a loop, whose `else` clause runs after the loop."""
     last = node if isinstance(node, ast.Call) else node.body[-1]
     return last.end_lineno or 0
 
@@ -276,55 +287,62 @@ class _ProbeCollector:
         self.context = context
         self.probes: list[Probe] = []
         self.refusals: list[ProbeRefusal] = []
-        self.changed: list[ProbeRefusal] = []
-        self.namings: list[Naming] = []
+        self.changed_refusals: list[ProbeRefusal] = []
+        self.extractions: list[VariableExtraction] = []
         self.variables: dict[tuple[str, str], frozenset[str]] = {}
         self.loops: dict[str, Mapping[int, LoopId]] = {}
         self.modules: list[str] = []
         self._imports: list[ast.AST] = []
 
-    def file(self, path: str, comparison: StatementComparison) -> None:
+    def add_file(self, path: str, comparison: StatementComparison) -> None:
         """Add the probes of one edited file."""
         self.loops[path] = recorded_loop_ids(comparison.old, comparison.matched, path)
-        self.changed += [missing_statement_refusal(path, missing) for missing in comparison.missing]
-        extra = [alias for _, aliases in comparison.widened for alias in aliases]
-        added = [item.node for item in comparison.added]
-        if not added and not extra and not comparison.named_values:
+        self.changed_refusals += [
+            missing_statement_refusal(path, missing_statement)
+            for missing_statement in comparison.missing_statements
+        ]
+        added_aliases = [alias for _, aliases in comparison.widened for alias in aliases]
+        added_statements = [item.node for item in comparison.added_statements]
+        if not added_statements and not added_aliases and not comparison.extracted_variables:
             return
-        # a statement that replaces recorded code is no probe
-        fresh = {id(node) for node in (*added, *comparison.changed)}
-        for named_value, _ in comparison.named_values:
-            fresh |= {id(named_value.target), id(named_value.read)}
-        scopes = Scopes(comparison.new, fresh, {id(alias) for alias in extra})
+        # a statement that replaces recorded code is no probe, but what it binds is not recorded, either
+        added_ids = {id(node) for node in (*added_statements, *comparison.changed)}
+        for variable, _ in comparison.extracted_variables:
+            added_ids |= {id(variable.target), id(variable.read)}
+        scopes = Scopes(comparison.new, added_ids, {id(alias) for alias in added_aliases})
         aliases = Aliases(comparison.new)
-        self.namings += namings(path, [named_value for named_value, _ in comparison.named_values])
-        self.changed += [
+        self.extractions += extractions(
+            path, [variable for variable, _ in comparison.extracted_variables]
+        )
+        self.changed_refusals += [
             refusal
-            for named_value, parents in comparison.named_values
+            for variable, parents in comparison.extracted_variables
             if (
-                refusal := named_value_refusal(
-                    path, named_value, scopes.of[id(named_value.stmt)], comparison, parents
+                refusal := extracted_variable_refusal(
+                    path, variable, scopes.of[id(variable.stmt)], comparison, parents
                 )
             )
         ]
         judge = self._judge(
             path,
             scopes,
-            added,
+            added_statements,
             aliases,
-            [named_value for named_value, _ in comparison.named_values],
+            [variable for variable, _ in comparison.extracted_variables],
         )
         for stmt, added_names in comparison.widened:
-            narrow: ast.stmt = ast.Import(names=list(added_names))
+            added_import: ast.stmt = ast.Import(names=list(added_names))
             if isinstance(stmt, ast.ImportFrom):
-                narrow = ast.ImportFrom(stmt.module, list(added_names), stmt.level)
-            ast.copy_location(narrow, stmt)
-            scopes.of[id(narrow)] = scopes.of[id(stmt)]
-            judge.look(narrow, aliases)
-            self._imports.append(narrow)
+                added_import = ast.ImportFrom(stmt.module, list(added_names), stmt.level)
+            ast.copy_location(added_import, stmt)
+            scopes.of[id(added_import)] = scopes.of[id(stmt)]
+            judge.examine(added_import, aliases)
+            self._imports.append(added_import)
         self.refusals += judge.refusals
-        needs_of_added = needs(comparison.added, scopes, aliases, comparison.named_values)
-        for item, need in zip(comparison.added, needs_of_added, strict=True):
+        needs_of_added = needs(
+            comparison.added_statements, scopes, aliases, comparison.extracted_variables
+        )
+        for item, need in zip(comparison.added_statements, needs_of_added, strict=True):
             self._imports += ast.walk(item.node)
             context = self.context
             refusal = class_refusal(path, item, context.attributes, context.methods)
@@ -334,32 +352,34 @@ class _ProbeCollector:
             reflection = reflection_refusal(path, item, names, comparison, scopes.of[id(item.node)])
             if reflection is not None:
                 self.refusals.append(reflection)
-            self.probes.append(self._probe(item, need, judge, aliases, set(map(id, added))))
-        self._note_variables(path, scopes)
+            self.probes.append(
+                self._probe(item, need, judge, aliases, set(map(id, added_statements)))
+            )
+        self._record_variables(path, scopes)
 
     def _judge(
         self,
         path: str,
         scopes: Scopes,
-        added: list[ast.stmt],
+        added_statements: list[ast.stmt],
         aliases: Aliases,
-        named_values: Sequence[NamedValue] = (),
+        extracted_variables: Sequence[ExtractedVariable] = (),
     ) -> Judge:
-        homes = [
+        bindings = [
             (scope.owner_of(each.target.id) or scope, each.target.id)
-            for each in named_values
+            for each in extracted_variables
             if (scope := scopes.of[id(each.stmt)])
         ]
-        levels = Levels(scopes, added, homes)
+        levels = Levels(scopes, added_statements, bindings)
         judge = Judge(path, scopes, levels, self.context.facts, self.context.functions)
-        for (home, name), each in zip(homes, named_values, strict=True):
+        for (binding_scope, name), each in zip(bindings, extracted_variables, strict=True):
             if each.read is not None:
-                judge.relied[id(home), name] = each.read.lineno
-        for stmt in added:
-            judge.look(stmt, aliases)
+                judge.relied[id(binding_scope), name] = each.read.lineno
+        for stmt in added_statements:
+            judge.examine(stmt, aliases)
         return judge
 
-    def _note_variables(self, path: str, scopes: Scopes) -> None:
+    def _record_variables(self, path: str, scopes: Scopes) -> None:
         stack = [scopes.top]
         while stack:
             scope = stack.pop()
@@ -374,17 +394,17 @@ class _ProbeCollector:
                 self.variables[key] = self.variables.get(key, frozenset()) | names
 
     def _probe(
-        self, item: Added, need: Need, judge: Judge, aliases: Aliases, added: set[int]
+        self, item: AddedStatement, need: Need, judge: Judge, aliases: Aliases, added_ids: set[int]
     ) -> Probe:
         node, path = item.node, judge.path
         function, loops = function_and_loops_around(item.parents)
-        outer = self.context.paths.get((path, function), ())
+        caller_paths = self.context.paths.get((path, function), ())
         ids = self.loops[path]
-        own = _path(item.parents, ids)
-        chains = tuple(sorted({path + own for path in outer}))
+        own_path = _path(item.parents, ids)
+        chains = tuple(sorted({caller_path + own_path for caller_path in caller_paths}))
         calls = calls_in(node, aliases)
         decorators = getattr(node, "decorator_list", ())
-        place = _place(item, added, self.context.loopers)
+        place = _place(item, added_ids, self.context.loopers)
         return Probe(
             path=path,
             first=min([node.lineno, *(d.lineno for d in decorators)]),
@@ -398,16 +418,20 @@ class _ProbeCollector:
             place=place,
             runs_first=place is Position.BEFORE
             and not self.context.is_called_after_loops(path, function),
-            chains=tuple(sorted({names + loops for names in with_loop_names(outer)})),
+            chains=tuple(sorted({names + loops for names in with_loop_names(caller_paths)})),
             depth=need.depth,
-            feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
+            feeding_loops=tuple(_chain_names(item.parents, chain) for chain in need.feeding_loops),
             paths=chains,
-            fed_by=tuple(path + _path(chain, ids) for path in outer for chain in need.feeds),
+            feeding_paths=tuple(
+                caller_path + _path(chain, ids)
+                for caller_path in caller_paths
+                for chain in need.feeding_loops
+            ),
             generators=tuple(ast.unparse(e) for e in judge.generators.get(node.lineno, ())),
             cautions=tuple(judge.cautions.get(node.lineno, ())),
         )
 
-    def modules_of(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    def add_modules(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
         """Add the new files that added code imports."""
         while self._imports:
             node = self._imports.pop()
@@ -422,14 +446,16 @@ class _ProbeCollector:
                 self._imports += ast.walk(tree)
 
 
-def namings(path: str, named_values: Sequence[NamedValue]) -> list[Naming]:
-    """Return the recorded statements that now name their values, one entry per statement."""
-    by_statement: dict[int, Naming] = {}
-    for each in named_values:
-        before = by_statement.get(id(each.stmt))
-        names = (*(before.names if before is not None else ()), each.target.id)
+def extractions(
+    path: str, extracted_variables: Sequence[ExtractedVariable]
+) -> list[VariableExtraction]:
+    """Return one entry for each recorded statement from which variables were extracted."""
+    by_statement: dict[int, VariableExtraction] = {}
+    for each in extracted_variables:
+        earlier = by_statement.get(id(each.stmt))
+        names = (*(earlier.names if earlier is not None else ()), each.target.id)
         into = each.into.lineno if each.into is not None else None
-        by_statement[id(each.stmt)] = Naming(path, each.stmt.lineno, names, into)
+        by_statement[id(each.stmt)] = VariableExtraction(path, each.stmt.lineno, names, into)
     return list(by_statement.values())
 
 
@@ -444,46 +470,49 @@ def _kind(node: ast.stmt, *, logs: bool, prints: bool) -> ProbeKind:
 
 
 def _path(parents: tuple[ast.AST, ...], ids: Mapping[int, LoopId]) -> tuple[str, ...]:
-    """Return the ids of the recorded loops among the nodes around a statement, in its function."""
-    own: tuple[str, ...] = ()
+    """Return the ids of the recorded loops that enclose a statement in its function, from the outermost in."""
+    loop_path: tuple[str, ...] = ()
     for node in parents:
         if isinstance(node, FUNCTIONS):
-            own = ()
+            loop_path = ()
         elif isinstance(node, LOOPS) and node.lineno in ids:
-            own = (*own, str(ids[node.lineno]))
-    return own
+            loop_path = (*loop_path, str(ids[node.lineno]))
+    return loop_path
 
 
 def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tuple[str, ...]:
-    outside = [node for node in parents if not isinstance(node, LOOPS)]
-    return function_and_loops_around((*outside, *chain))[1]
+    enclosing_nodes = [node for node in parents if not isinstance(node, LOOPS)]
+    return function_and_loops_around((*enclosing_nodes, *chain))[1]
 
 
-def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
-    """Return where a statement is among the loops of its level, including loops in functions it calls."""
+def _place(item: AddedStatement, added_ids: set[int], loopers: frozenset[str]) -> Position:
+    """Return whether a statement is before, between or after the recorded loops of its level.
+
+    A call of a function that contains loops counts as a loop.
+    """
     level = next(
         node
         for node in reversed(item.parents)
         if isinstance(node, (*LOOPS, *FUNCTIONS, ast.Module))
     )
-    lines = [node.lineno for node in _loops_at(level, added, loopers)]
-    before = any(line < item.node.lineno for line in lines)
-    after = any(line > item.node.lineno for line in lines)
-    if before and after:
+    lines = [node.lineno for node in _loops_at(level, added_ids, loopers)]
+    loop_before = any(line < item.node.lineno for line in lines)
+    loop_after = any(line > item.node.lineno for line in lines)
+    if loop_before and loop_after:
         return Position.BETWEEN
-    if before or after:
-        return Position.AFTER if before else Position.BEFORE
+    if loop_before or loop_after:
+        return Position.AFTER if loop_before else Position.BEFORE
     return Position.ALONE
 
 
 def _loops_at(
-    level: ast.AST, added: set[int], loopers: frozenset[str]
+    level: ast.AST, added_ids: set[int], loopers: frozenset[str]
 ) -> Iterator[Loop | ast.Call]:
-    """Yield the recorded loops of one level, and its calls of functions that loop."""
+    """Yield the recorded loops that are directly in `level`, and the calls there of functions that contain loops."""
     stack: list[ast.AST] = list(ast.iter_child_nodes(level))
     while stack:
         node = stack.pop()
-        if id(node) in added or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        if id(node) in added_ids or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             continue
         if isinstance(node, LOOPS):
             yield node
@@ -507,4 +536,8 @@ def _imported(node: ast.AST, new_files: set[str]) -> list[str]:
         if name
         for end in (".py", "/__init__.py")
     ]
-    return [c for c in sorted(new_files) if any(c == end or c.endswith(f"/{end}") for end in ends)]
+    return [
+        path
+        for path in sorted(new_files)
+        if any(path == end or path.endswith(f"/{end}") for end in ends)
+    ]

@@ -1,7 +1,7 @@
-"""How far back the replay of a probe must start because its own variables carry values between iterations.
+"""Compute how far back the replay of a probe must start, because variables of probes carry values between iterations.
 
 A checkpoint contains the state of the run, not the variables that a probe adds. A probe that counts
-iterations, or that reads at the end of an epoch what it collected in its steps, is exact only if the
+iterations, or that reads at the end of an epoch what it collected in the steps, is exact only if the
 replay starts before the first of those iterations.
 """
 
@@ -15,26 +15,29 @@ from rearview.source import mutations
 from rearview.source.log_calls import Aliases, log_call
 from rearview.source.loops import FUNCTIONS, LOOPS
 from rearview.source.mutations import last_name, root
-from rearview.source.probes.align import Added
-from rearview.source.probes.naming_edits import NamedValue
+from rearview.source.probes.align import AddedStatement
+from rearview.source.probes.extracted_variables import ExtractedVariable
 from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
 
 START = -1
 """Depth of a probe whose replay must start with the program."""
 
 Chain = tuple[int, ...]
-NamedInContext = tuple[NamedValue, tuple[ast.AST, ...]]
-"""A name that a recorded statement gives to its value, with the nodes around the statement."""
+"""The `id()` of the syntax nodes of nested loops, from the outermost in."""
+VariableInContext = tuple[ExtractedVariable, tuple[ast.AST, ...]]
+"""An extracted variable, and the syntax nodes that enclose its statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Where the replay of an added statement may start, and which loops must run to feed it."""
+    """Where the replay of an added statement may start, and which other loops assign what the statement reads."""
 
     depth: int
-    """How many loops of its function may be entered in the middle; START: none, nor the callers' loops."""
-    feeds: tuple[tuple[ast.AST, ...], ...]
-    """Chains of other loops whose iterations must run for it."""
+    """How many of the loops around the statement, from the outermost in, a replay may enter after their first
+    iteration; START: the replay must start with the program.
+    """
+    feeding_loops: tuple[tuple[ast.AST, ...], ...]
+    """Loops that assign what the statement reads but do not enclose it, each with the loops around it."""
 
 
 @dataclass(slots=True)
@@ -44,8 +47,9 @@ class _Event:
     chain: Chain
     blocks: tuple[int, ...]
     plain: bool
-    """An unconditional assignment: the value before it does not matter."""
+    """Whether the event is an assignment that does not depend on the previous value."""
     foreign: bool
+    """Whether the variable, or its use, is in another scope than the statement."""
 
 
 @dataclass(slots=True)
@@ -65,21 +69,27 @@ class _Collector(ast.NodeVisitor):
         self.chain: Chain = ()
         self.blocks: tuple[int, ...] = ()
 
-    def look(self, number: int, added: Added, chain: Chain) -> None:
+    def collect(self, number: int, added_statement: AddedStatement, chain: Chain) -> None:
         self.stmt, self.chain = number, chain
-        self.blocks = tuple(id(parent) for parent in added.parents)
-        self.base = self.scope = self.scopes.of[id(added.node)]
-        self.visit(added.node)
+        self.blocks = tuple(id(parent) for parent in added_statement.parents)
+        self.base = self.scope = self.scopes.of[id(added_statement.node)]
+        self.visit(added_statement.node)
 
-    def name(self, number: int, added: Added, chain: Chain, named_value: NamedValue) -> None:
-        """Record that a recorded statement gives its value a name."""
+    def collect_extracted(
+        self,
+        number: int,
+        added_statement: AddedStatement,
+        chain: Chain,
+        variable: ExtractedVariable,
+    ) -> None:
+        """Record that a recorded statement assigns an extracted variable."""
         self.stmt, self.chain = number, chain
-        self.blocks = tuple(id(parent) for parent in added.parents)
-        self.base = self.scope = self.scopes.of[id(added.node)]
-        self._note(named_value.target.id, named_value.target, write=True, plain=named_value.sure)
+        self.blocks = tuple(id(parent) for parent in added_statement.parents)
+        self.base = self.scope = self.scopes.of[id(added_statement.node)]
+        self._record(variable.target.id, variable.target, write=True, plain=variable.sure)
 
     def visit(self, node: ast.AST) -> None:
-        kept = self.scope, self.blocks
+        outer = self.scope, self.blocks
         if isinstance(node, ast.stmt):
             self._statement(node)
         self.scope = self.scopes.opened.get(id(node), self.scope)
@@ -88,23 +98,27 @@ class _Collector(ast.NodeVisitor):
         if block and hasattr(node, "body") and not isinstance(node, ast.With | ast.AsyncWith):
             self.blocks = (*self.blocks, id(node))
         super().visit(node)
-        self.scope, self.blocks = kept
+        self.scope, self.blocks = outer
 
-    def _note(self, name: str, node: ast.AST, *, write: bool, plain: bool) -> None:
-        home = self.scope.owner_of(name)
-        if home is None or name not in home.added_bound or self._within(home):
+    def _record(self, name: str, node: ast.AST, *, write: bool, plain: bool) -> None:
+        binding_scope = self.scope.owner_of(name)
+        if (
+            binding_scope is None
+            or name not in binding_scope.added_bound
+            or self._within(binding_scope)
+        ):
             return
         position = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
         scope = self.scope
         while isinstance(scope.node, COMPREHENSIONS) and scope.parent is not None:
             scope = scope.parent
-        foreign = home is not self.base or scope is not self.base
+        foreign = binding_scope is not self.base or scope is not self.base
         event = _Event(self.stmt, position, self.chain, self.blocks, plain, foreign)
-        uses = self.uses.setdefault((id(home), name), _Uses())
+        uses = self.uses.setdefault((id(binding_scope), name), _Uses())
         (uses.writes if write else uses.reads).append(event)
 
     def _within(self, scope: Scope) -> bool:
-        """Return True if a scope is inside the statement: its variables exist only there."""
+        """Return True if a scope is inside the statement, so that its variables exist only in the statement."""
         up = scope.parent
         while up is not None:
             if up is self.base:
@@ -114,37 +128,37 @@ class _Collector(ast.NodeVisitor):
 
     def _statement(self, node: ast.stmt) -> None:
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            self._note(node.name, node, write=True, plain=True)
+            self._record(node.name, node, write=True, plain=True)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 name = alias.asname or alias.name.split(".")[0]
-                self._note(name, node, write=True, plain=True)
+                self._record(name, node, write=True, plain=True)
         elif isinstance(node, ast.AugAssign):
             base = root(node.target)
             if isinstance(base, ast.Name):
-                self._note(base.id, node, write=False, plain=False)
-                self._note(base.id, node, write=True, plain=False)
+                self._record(base.id, node, write=False, plain=False)
+                self._record(base.id, node, write=True, plain=False)
         elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
             self._mutation(call if log_call(call, self.aliases) is None else None)
 
     def _mutation(self, call: ast.Call | None) -> None:
         if call is None:
             return
-        # called for its effect: it may change any variable of the probe that it gets
+        # a call whose result is not used may change every variable of the probe that is passed to it
         bases = [root(arg) for arg in (*call.args, *(k.value for k in call.keywords))]
         if isinstance(call.func, ast.Attribute):
             bases.append(root(call.func.value))
         for base in bases:
             if isinstance(base, ast.Name):
-                home = self.scope.owner_of(base.id)
-                if home is not None and home.kinds.get(base.id) == "value":
-                    self._note(base.id, base, write=True, plain=False)
+                binding_scope = self.scope.owner_of(base.id)
+                if binding_scope is not None and binding_scope.kinds.get(base.id) == "value":
+                    self._record(base.id, base, write=True, plain=False)
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
-            self._note(node.id, node, write=False, plain=False)
+            self._record(node.id, node, write=False, plain=False)
         elif isinstance(node.ctx, ast.Store):
-            self._note(node.id, node, write=True, plain=True)
+            self._record(node.id, node, write=True, plain=True)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self.visit(node.value)
@@ -152,7 +166,7 @@ class _Collector(ast.NodeVisitor):
     def _store(self, node: ast.Subscript | ast.Attribute) -> None:
         base = root(node)
         if not isinstance(node.ctx, ast.Load) and isinstance(base, ast.Name):
-            self._note(base.id, node, write=True, plain=False)
+            self._record(base.id, node, write=True, plain=False)
         self.generic_visit(node)
 
     visit_Subscript = visit_Attribute = _store
@@ -182,17 +196,19 @@ class _Collector(ast.NodeVisitor):
 
 
 def needs(
-    added: Sequence[Added],
+    added_statements: Sequence[AddedStatement],
     scopes: Scopes,
     aliases: Aliases,
-    named_values: Sequence[NamedInContext] = (),
+    extracted_variables: Sequence[VariableInContext] = (),
 ) -> list[Need]:
-    """Return, for each added statement, where its replay may start."""
+    """Return the `Need` of each added statement, in order."""
     collector = _Collector(scopes, aliases)
     loops: dict[int, ast.AST] = {}
     chains: list[Chain] = []
-    named = [Added(each.stmt, parents) for each, parents in named_values]
-    for number, item in enumerate([*added, *named]):
+    extracting_statements = [
+        AddedStatement(each.stmt, parents) for each, parents in extracted_variables
+    ]
+    for number, item in enumerate([*added_statements, *extracting_statements]):
         chain: Chain = ()
         for parent in item.parents:
             if isinstance(parent, FUNCTIONS):
@@ -201,10 +217,12 @@ def needs(
                 loops[id(parent)] = parent
                 chain = (*chain, id(parent))
         chains.append(chain)
-        if number < len(added):
-            collector.look(number, item, chain)
+        if number < len(added_statements):
+            collector.collect(number, item, chain)
         else:
-            collector.name(number, item, chain, named_values[number - len(added)][0])
+            collector.collect_extracted(
+                number, item, chain, extracted_variables[number - len(added_statements)][0]
+            )
     depths = [len(chain) for chain in chains]
     feeds: list[set[Chain]] = [set() for _ in chains]
     changed = True
@@ -212,43 +230,45 @@ def needs(
         changed = False
         for uses in collector.uses.values():
             for read in uses.reads:
-                depth, feed = _limit(read, uses.writes, depths, feeds)
+                depth, feed = _needs_of_read(read, uses.writes, depths, feeds)
                 if depth < depths[read.stmt] or not feed <= feeds[read.stmt]:
                     depths[read.stmt] = min(depth, depths[read.stmt])
                     feeds[read.stmt] |= feed
                     changed = True
     return [
         Need(depth, tuple(tuple(loops[key] for key in chain) for chain in sorted(feed, key=len)))
-        for depth, feed in zip(depths[: len(added)], feeds, strict=False)
+        for depth, feed in zip(depths[: len(added_statements)], feeds, strict=False)
     ]
 
 
-def _limit(
+def _needs_of_read(
     read: _Event, writes: list[_Event], depths: list[int], feeds: list[set[Chain]]
 ) -> tuple[int, set[Chain]]:
-    """Return (depth, chains that feed it) that result from one read of one variable."""
+    """Return (depth, chains of feeding loops) that one read of a variable requires of its statement."""
     depth = depths[read.stmt]
     feed: set[Chain] = set()
     if read.foreign or any(write.foreign for write in writes):
         # the order of calls is unknown: only a variable that no loop changes is certain
-        changing = [write for write in writes if write.chain or write.foreign]
-        return (START if changing else depth), {write.chain for write in changing if write.chain}
-    sure = [
+        changing_writes = [write for write in writes if write.chain or write.foreign]
+        return (START if changing_writes else depth), {
+            write.chain for write in changing_writes if write.chain
+        }
+    sure_writes = [
         write
         for write in writes
         if write.plain
         and write.order < read.order
         and read.blocks[: len(write.blocks)] == write.blocks
     ]
-    base = max(sure, key=lambda write: write.order, default=None)
-    if base is not None and base.stmt == read.stmt:
-        return depth, feed  # both are in one statement, which always runs as a whole
-    reaching = [write for write in writes if _reaches(write, read, base)]
-    if base is not None and base.chain:
-        depth = min(depth, len(base.chain))
-    elif any(write.chain for write in reaching):
+    last_sure = max(sure_writes, key=lambda write: write.order, default=None)
+    if last_sure is not None and last_sure.stmt == read.stmt:
+        return depth, feed  # a statement that assigns and reads the variable always runs as a whole
+    reaching_writes = [write for write in writes if _reaches(write, read, last_sure)]
+    if last_sure is not None and last_sure.chain:
+        depth = min(depth, len(last_sure.chain))
+    elif any(write.chain for write in reaching_writes):
         depth = min(depth, 0)
-    for write in reaching if base is None else (*reaching, base):
+    for write in reaching_writes if last_sure is None else (*reaching_writes, last_sure):
         if write.chain != read.chain[: len(write.chain)]:
             feed.add(write.chain)
         if write.stmt != read.stmt:
@@ -258,15 +278,18 @@ def _limit(
     return depth, feed
 
 
-def _reaches(write: _Event, read: _Event, base: _Event | None) -> bool:
-    """Return True if `read` may read the value that `write` assigns; `base` is the last sure write."""
+def _reaches(write: _Event, read: _Event, last_sure: _Event | None) -> bool:
+    """Return True if `read` may read the value that `write` assigns.
+
+    `last_sure` is the last assignment that certainly runs before `read`, if there is one.
+    """
     shared = 0
     for write_loop, read_loop in zip(write.chain, read.chain, strict=False):
         if write_loop != read_loop:
             break
         shared += 1
-    if base is None:
+    if last_sure is None:
         return write.order < read.order or shared > 0
-    if write is base or write.order < base.order:
+    if write is last_sure or write.order < last_sure.order:
         return False
-    return write.order < read.order or shared > len(base.chain)
+    return write.order < read.order or shared > len(last_sure.chain)

@@ -22,13 +22,13 @@ class ProbeKind(StrEnum):
     """The purpose of an added statement."""
 
     LOG = "log"
-    """It logs names, to Rearview or to a tracker."""
+    """The statement logs named values, to Rearview or to a tracker."""
     PRINT = "print"
-    """It prints, or logs a line of text."""
+    """The statement prints, or logs a line of text."""
     IMPORT = "import"
     DEFINITION = "definition"
     VALUE = "value"
-    """It computes a value that other probes read."""
+    """The statement computes a value that other probes read."""
 
 
 class Position(StrEnum):
@@ -48,47 +48,47 @@ class Probe:
     path: str
     first: int
     last: int
-    """Lines in the edited text, inclusive."""
+    """First and last line of the statement in the edited text, with its decorators."""
     column: int
     line: int
-    """Line of the statement itself, after its decorators."""
+    """Line of the statement without its decorators."""
     kind: ProbeKind
     names: tuple[str, ...]
-    """The names that it logs; `*` stands for a part that is known only at run time."""
+    """The names that the probe logs; `*` stands for a part that is known only at run time."""
     function: str
     loops: tuple[str, ...]
-    """Recorded loops around it in its function, outermost first."""
+    """Recorded loops of its function that enclose the probe, from the outermost in."""
     place: Position
     chains: tuple[tuple[str, ...], ...]
-    """Loops that may run around it, including those of callers; empty if no call names its function."""
+    """Nested loops that may enclose the probe at run time, with loops of callers; empty if no call names its function."""
     depth: int
-    """How many of `loops` a replay may enter in the middle; START: the replay starts with the program."""
-    feeds: tuple[tuple[str, ...], ...] = ()
-    """Other loops of its function whose iterations must run for it."""
+    """How many of `loops` a replay may enter after their first iteration; START: the replay starts with the program."""
+    feeding_loops: tuple[tuple[str, ...], ...] = ()
+    """Other loops of its function whose iterations must run because they assign what the probe reads."""
     paths: tuple[tuple[str, ...], ...] = ()
-    """Like `chains`, with the ids of the loops, because names may be shared."""
-    fed_by: tuple[tuple[str, ...], ...] = ()
-    """Like `feeds`, with ids, including the loops of callers."""
+    """The loop paths at which the probe may run: like `chains`, but ids, because two loops may have one name."""
+    feeding_paths: tuple[tuple[str, ...], ...] = ()
+    """The loop paths of `feeding_loops`, with loops of callers."""
     runs_first: bool = False
-    """Outside all loops, it certainly runs only before the loops that the text shows."""
+    """Whether the probe is before all loops of its level, in a function that no call after a loop names."""
     generators: tuple[str, ...] = ()
-    """Random generators of the run that it draws from; they are saved and restored around it."""
+    """Random generators of the run that the probe uses; a replay restores their states after the probe."""
     cautions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
-    """A recorded statement that an edit rewrote to give names to a value it computes."""
+class VariableExtraction:
+    """A recorded statement from which an edit extracted variables; lines are of the edited text."""
 
     path: str
     line: int
-    """Line of the statement that binds the names."""
+    """Line of the statement that assigns the variables."""
     names: tuple[str, ...]
     into: int | None = None
-    """Line of the recorded statement after it that reads the value by its name, if there is one."""
+    """Line of the recorded statement that reads the variable, if a separate statement assigns it."""
 
-    def pushed(self, path: str, line: int, count: int) -> Naming:
-        """Return the naming as it is after `count` lines were inserted before `line` of the file `path`."""
+    def shifted(self, path: str, line: int, count: int) -> VariableExtraction:
+        """Return the extraction with its line numbers after `count` lines were inserted before `line` of file `path`."""
         if path != self.path:
             return self
         into = self.into
@@ -103,15 +103,15 @@ class Probes:
 
     probes: tuple[Probe, ...]
     source: Mapping[str, str]
-    """The recorded version with the probes in it: the source that is replayed."""
+    """The recorded version with the probes added, as a replay runs it."""
     variables: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
-    """(path, function) -> names that only probes bind there; they are not part of the recorded state."""
+    """(path, function) -> variables that only probes bind there, so that the recorded state lacks them."""
     loops: Mapping[str, Mapping[int, LoopId]] = field(default_factory=dict)
     """Edited file -> line of each recorded loop -> its recorded id."""
     modules: tuple[str, ...] = ()
     """Files that only probes import."""
-    namings: tuple[Naming, ...] = ()
-    """Recorded statements that now name their values for probes."""
+    extractions: tuple[VariableExtraction, ...] = ()
+    """Recorded statements from which the edit extracted variables."""
     known_loops: frozenset[LoopId] = frozenset()
     """The loops in modules, and in functions whose callers are all known."""
 
@@ -120,7 +120,7 @@ class Probes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name the probes log, in the order of the text."""
+        """All names that the probes log, in the order of the text."""
         return tuple(dict.fromkeys(name for probe in self.probes for name in probe.names))
 
     def of(self, name: str) -> tuple[Probe, ...]:
@@ -128,7 +128,7 @@ class Probes:
         return tuple(p for p in self.probes if any(fits(pattern, name) for pattern in p.names))
 
     def places(self, path: str) -> Places:
-        """Return the positions of probes in one file, for `isolate_probes`."""
+        """Return (line, column) of each probe in one file -> its random generators, for `isolate_probes`."""
         return {(p.line, p.column): p.generators for p in self.probes if p.path == path}
 
 
@@ -150,54 +150,57 @@ _WRITES_ONLY = (ProbeKind.LOG, ProbeKind.PRINT)
 def logging_fingerprint(probes: Probes, name: str) -> str:
     """Return a text that is equal for two edits of one version if they log `name` in the same way.
 
-    Other log statements, and statements that only they need, do not count; nor do layout and comments.
-    In doubt, the texts differ.
+    Other log statements, and statements that only those statements need, do not count; nor do layout and comments.
+    In doubt, the two texts differ.
     """
     trees, nodes = _nodes(probes)
-    kept = _kept(nodes, probes.of(name))
-    dropped = {id(node) for probe, node in nodes.items() if probe not in kept}
-    named = {naming.path for naming in probes.namings}
+    affecting_probes = _affecting_probes(nodes, probes.of(name))
+    dropped_ids = {id(node) for probe, node in nodes.items() if probe not in affecting_probes}
+    extraction_paths = {extraction.path for extraction in probes.extractions}
     digest = hashlib.sha256()
     for path, tree in trees.items():
-        if path in named or any(probe.path == path for probe in kept):
-            _drop(tree, dropped)
+        if path in extraction_paths or any(probe.path == path for probe in affecting_probes):
+            _drop(tree, dropped_ids)
             digest.update(f"{path}\0{ast.dump(tree)}\0".encode("utf-8", "surrogatepass"))
-    for path in sorted({*probes.modules, *(named - set(trees))}):
+    for path in sorted({*probes.modules, *(extraction_paths - set(trees))}):
         digest.update(f"{path}\0{probes.source[path]}\0".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]
 
 
-def needed(probes: Probes, names: Sequence[str]) -> set[Probe]:
+def needed_probes(probes: Probes, names: Sequence[str]) -> set[Probe]:
     """Return the statements that log `names`, the statements that bind their variables, and so on.
 
-    Names that recorded code binds need no added statement. Other added statements that mention one of the
-    variables may change it, so they are included; if such a statement is no probe, the edit is refused.
+    Names that recorded code binds need no added statement. Other added statements that mention one of these
+    variables may change the variable, so they are included; if such a statement is no probe, the edit is refused.
     """
     _, nodes = _nodes(probes)
-    kept = {probe for name in names for probe in probes.of(name)}
-    own = {(path, name) for (path, _), bound in probes.variables.items() for name in bound}
+    selected_probes = {probe for name in names for probe in probes.of(name)}
+    own_names = {(path, name) for (path, _), bound in probes.variables.items() for name in bound}
     binds = {
-        probe: {name for name, _ in bound_by(node) if (probe.path, name) in own}
+        probe: {name for name, _ in bound_by(node) if (probe.path, name) in own_names}
         for probe, node in nodes.items()
     }
     mentions = {probe: _mentioned(node) for probe, node in nodes.items()}
     while True:
-        read = {name for probe in kept for name in mentions[probe]}
+        read_names = {name for probe in selected_probes for name in mentions[probe]}
         bound_names = {
-            name for probe in kept if probe.kind is not ProbeKind.IMPORT for name in binds[probe]
+            name
+            for probe in selected_probes
+            if probe.kind is not ProbeKind.IMPORT
+            for name in binds[probe]
         }
-        further = {
+        further_probes = {
             probe
             for probe in nodes
-            if probe not in kept
+            if probe not in selected_probes
             and (
-                binds[probe] & read
+                binds[probe] & read_names
                 or (probe.kind not in _WRITES_ONLY and mentions[probe] & bound_names)
             )
         }
-        if not further:
-            return kept
-        kept |= further
+        if not further_probes:
+            return selected_probes
+        selected_probes |= further_probes
 
 
 def _nodes(probes: Probes) -> tuple[dict[str, ast.Module], dict[Probe, ast.stmt]]:
@@ -217,40 +220,43 @@ def _nodes(probes: Probes) -> tuple[dict[str, ast.Module], dict[Probe, ast.stmt]
     }
 
 
-def _kept(nodes: dict[Probe, ast.stmt], logging: tuple[Probe, ...]) -> set[Probe]:
+def _affecting_probes(nodes: dict[Probe, ast.stmt], logging: tuple[Probe, ...]) -> set[Probe]:
     """Return the `logging` statements and all statements that may affect their values.
 
     These are statements that bind a name they mention; statements that mention a variable of probes,
     because they may change it; and statements that neither log, print nor bind anything.
     """
-    kept = {probe for probe in nodes if probe in logging}
+    selected_probes = {probe for probe in nodes if probe in logging}
     binds = {probe: {name for name, _ in bound_by(node)} for probe, node in nodes.items()}
-    kept |= {probe for probe in nodes if probe.kind is ProbeKind.VALUE and not binds[probe]}
+    selected_probes |= {
+        probe for probe in nodes if probe.kind is ProbeKind.VALUE and not binds[probe]
+    }
     mentions = {probe: _mentioned(node) for probe, node in nodes.items()}
     while True:
-        read = {name for probe in kept for name in mentions[probe]}
-        own = {
+        read_names = {name for probe in selected_probes for name in mentions[probe]}
+        own_names = {
             name
-            for probe in kept
+            for probe in selected_probes
             if not isinstance(nodes[probe], _REBINDS)
             for name in binds[probe]
         }
-        further = {
+        further_probes = {
             probe
             for probe in nodes
-            if probe not in kept and (binds[probe] & read or mentions[probe] & own)
+            if probe not in selected_probes
+            and (binds[probe] & read_names or mentions[probe] & own_names)
         }
-        if not further:
-            return kept
-        kept |= further
+        if not further_probes:
+            return selected_probes
+        selected_probes |= further_probes
 
 
 def _mentioned(node: ast.stmt) -> set[str]:
     return {sub.id for sub in ast.walk(node) if isinstance(sub, ast.Name)}
 
 
-def _drop(node: ast.AST, dropped: set[int]) -> None:
+def _drop(node: ast.AST, dropped_ids: set[int]) -> None:
     for block in blocks(node):
-        block[:] = [stmt for stmt in block if id(stmt) not in dropped]
+        block[:] = [stmt for stmt in block if id(stmt) not in dropped_ids]
         for stmt in block:
-            _drop(stmt, dropped)
+            _drop(stmt, dropped_ids)

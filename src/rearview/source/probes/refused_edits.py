@@ -1,4 +1,4 @@
-"""Edits that are always refused: changed or removed statements, shadowed modules, reflection."""
+"""Refuse edits that are no probes: changed or removed statements, shadowed modules, names that reflection would see."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from rearview.source.loops import FUNCTIONS
-from rearview.source.probes.align import Added, MissingStatement, StatementComparison
-from rearview.source.probes.naming_edits import NamedValue
+from rearview.source.probes.align import AddedStatement, MissingStatement, StatementComparison
+from rearview.source.probes.extracted_variables import ExtractedVariable
 from rearview.source.probes.side_effects import ProbeRefusal
 from rearview.source.scopes import Scope
 from rearview.source.text import BODIES, blocks
@@ -24,7 +24,7 @@ def _shown(node: ast.stmt) -> str:
 
 
 def missing_file_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
-    """Return the refusal for a file of the run that is missing; it lists names the file may have now."""
+    """Return the refusal for a missing file of the run; the refusal lists the names that the file may have now."""
     if not candidates:
         why = "the run used this file and it is gone"
         return ProbeRefusal(path, 1, f"`{path}`", why, "Bring it back.")
@@ -39,117 +39,119 @@ def missing_file_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
     )
 
 
-def missing_statement_refusal(path: str, missing: MissingStatement) -> ProbeRefusal:
+def missing_statement_refusal(path: str, missing_statement: MissingStatement) -> ProbeRefusal:
     """Return the refusal for a recorded statement that was changed, moved or removed."""
-    was = f"line {missing.node.lineno} of the version"
-    if missing.inside is not None:
+    recorded_line = f"line {missing_statement.node.lineno} of the version"
+    if missing_statement.inside is not None:
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.node),
-            f"this recorded statement ({was}) was put inside {_shown(missing.inside)} (line "
-            f"{missing.inside.lineno}), so it would not run as it did",
+            missing_statement.line,
+            _shown(missing_statement.node),
+            f"this recorded statement ({recorded_line}) was put inside {_shown(missing_statement.inside)} (line "
+            f"{missing_statement.inside.lineno}), so it would not run as it did",
             "Take it out again; put only the log statements into a new block.",
         )
-    if missing.moved:
+    if missing_statement.moved:
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.node),
-            f"this recorded statement ({was}) is at another place now",
+            missing_statement.line,
+            _shown(missing_statement.node),
+            f"this recorded statement ({recorded_line}) is at another place now",
             "Move it back; put the log statement where the value exists.",
         )
-    if missing.instead is None:
+    if missing_statement.replacement is None:
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.node),
-            f"this recorded statement ({was}) is gone",
+            missing_statement.line,
+            _shown(missing_statement.node),
+            f"this recorded statement ({recorded_line}) is gone",
             "Put it back; a probe only adds statements.",
         )
-    if missing.contained and missing.instead is not None:
-        value = ast.unparse(missing.node)
+    if missing_statement.contained and missing_statement.replacement is not None:
+        value = ast.unparse(missing_statement.node)
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.instead),
-            f"the recorded {_shown(missing.node)} ({was}) is a part of it now",
+            missing_statement.line,
+            _shown(missing_statement.replacement),
+            f"the recorded {_shown(missing_statement.node)} ({recorded_line}) is a part of it now",
             f"Write `value = {value}` in its place, and log `value` in a statement below."
             if len(value) <= 60
             else "Put it back as `value = ...`, and log `value` in a statement below.",
         )
-    if missing.why:
+    if missing_statement.why:
         return ProbeRefusal(
             path,
-            missing.line,
-            _shown(missing.instead),
-            f"in the recorded {_shown(missing.node)} ({was}), {missing.why}, so the order would differ",
+            missing_statement.line,
+            _shown(missing_statement.replacement),
+            f"in the recorded {_shown(missing_statement.node)} ({recorded_line}), {missing_statement.why}, so the order would differ",
             "Put the recorded statement back and name the value in it, "
             "`(value := ...)`; then log it in a statement below.",
         )
-    parts = differing(missing.node, missing.instead)
-    change = f": `{parts[1]}` where `{parts[0]}` was" if parts is not None else ""
+    parts = differing(missing_statement.node, missing_statement.replacement)
+    shown_change = f": `{parts[1]}` where `{parts[0]}` was" if parts is not None else ""
     return ProbeRefusal(
         path,
-        missing.line,
-        _shown(missing.instead),
-        f"it replaces the recorded {_shown(missing.node)} ({was}){change}",
+        missing_statement.line,
+        _shown(missing_statement.replacement),
+        f"it replaces the recorded {_shown(missing_statement.node)} ({recorded_line}){shown_change}",
         "Put the recorded statement back and log in a separate statement; to change the program, "
         "run it again.",
     )
 
 
-def named_value_refusal(
+def extracted_variable_refusal(
     path: str,
-    named_value: NamedValue,
+    variable: ExtractedVariable,
     scope: Scope,
     comparison: StatementComparison,
     parents: tuple[ast.AST, ...],
 ) -> ProbeRefusal | None:
-    """Return why an edit may not give this name to a value of the run; None if it may."""
-    name = named_value.target.id
-    home = scope.owner_of(name) or scope
-    line = home.recorded_use(name)
-    if home.is_class:
+    """Return why an edit may not extract this variable from a recorded statement, or None if nothing forbids the edit."""
+    name = variable.target.id
+    binding_scope = scope.owner_of(name) or scope
+    line = binding_scope.recorded_use(name)
+    if binding_scope.is_class:
         return ProbeRefusal(
             path,
-            named_value.stmt.lineno,
-            _shown(named_value.stmt),
+            variable.stmt.lineno,
+            _shown(variable.stmt),
             f"it gives the recorded class an attribute `{name}`",
             "Log the value where the class is used.",
         )
     if line is not None:
         return ProbeRefusal(
             path,
-            named_value.stmt.lineno,
-            _shown(named_value.stmt),
+            variable.stmt.lineno,
+            _shown(variable.stmt),
             f"it gives the value the name `{name}`, which the recorded code uses (line {line})",
             "Choose a name that the recorded code does not use.",
         )
-    return reflection_refusal(path, Added(named_value.stmt, parents), [name], comparison, scope)
+    return reflection_refusal(
+        path, AddedStatement(variable.stmt, parents), [name], comparison, scope
+    )
 
 
 def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
-    """Return the only part in which two statements differ, as text; None if they differ in several.
+    """Return the old and the new text of the only part in which two statements differ, or None if several parts differ.
 
     >>> differing(*ast.parse("f(a, lr=0.1); f(a, lr=0.2)").body)
     ('0.1', '0.2')
     """
     difference: tuple[ast.AST, ast.AST] | None = None
-    whole = old.value if isinstance(old, ast.Expr) else None
+    whole_expression = old.value if isinstance(old, ast.Expr) else None
     while type(old) is type(new):
-        pairs = _unlike(old, new)
+        pairs = _differing_children(old, new)
         if pairs is None or len(pairs) != 1:
             break
         difference = old, new = pairs[0]
-    if difference is None or difference[0] is whole:
-        return None  # both are shown anyway
-    was, now = (" ".join(ast.unparse(part).split()) for part in difference)
-    return (was, now) if max(len(was), len(now)) <= 60 else None
+    if difference is None or difference[0] is whole_expression:
+        return None  # the refusal shows both statements in full
+    old_text, new_text = (" ".join(ast.unparse(part).split()) for part in difference)
+    return (old_text, new_text) if max(len(old_text), len(new_text)) <= 60 else None
 
 
-def _unlike(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
-    """Return the children in which two nodes differ; None if they differ in more than children."""
+def _differing_children(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
+    """Return the pairs of unequal children of two nodes, or None if the nodes differ in more than their children."""
     pairs: list[tuple[ast.AST, ast.AST]] = []
     for name in old._fields:
         if name in BODIES and blocks(old):
@@ -169,11 +171,13 @@ def _unlike(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
 
 
 def class_refusal(
-    path: str, item: Added, attributes: frozenset[str], methods: frozenset[str]
+    path: str, item: AddedStatement, attributes: frozenset[str], methods: frozenset[str]
 ) -> ProbeRefusal | None:
-    """Return why a statement may not be added to a recorded class; None if it may."""
-    inner = [node for node in item.parents if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
-    if not inner or not isinstance(inner[-1], ast.ClassDef):
+    """Return why a statement may not be added to a recorded class, or None if nothing forbids the addition."""
+    enclosing_definitions = [
+        node for node in item.parents if isinstance(node, (*FUNCTIONS, ast.ClassDef))
+    ]
+    if not enclosing_definitions or not isinstance(enclosing_definitions[-1], ast.ClassDef):
         return None
     node = item.node
     if not isinstance(node, FUNCTIONS):
@@ -181,7 +185,7 @@ def class_refusal(
             path,
             node.lineno,
             _shown(node),
-            f"it changes the recorded class `{inner[-1].name}`",
+            f"it changes the recorded class `{enclosing_definitions[-1].name}`",
             "Put it into a function, or outside the class.",
         )
     dunder = node.name.startswith("__") and node.name.endswith("__")
@@ -197,9 +201,12 @@ def class_refusal(
 
 
 def reflection_refusal(
-    path: str, item: Added, names: list[str], comparison: StatementComparison, scope: Scope
+    path: str, item: AddedStatement, names: list[str], comparison: StatementComparison, scope: Scope
 ) -> ProbeRefusal | None:
-    """Return the refusal for a probe that binds a variable before recorded code lists the variables there."""
+    """Return the refusal for a probe that binds a variable which a later `locals()` or `dir()` of recorded code would list.
+
+    Return None if recorded code lists no variables of this scope.
+    """
     if not names or scope.is_class:
         return None
     for _, stmt in comparison.matched:
@@ -237,8 +244,8 @@ def _is_in_scope(stmt: ast.stmt, scope: Scope) -> bool:
     return False
 
 
-def shadow_refusals(trees: Mapping[str, ast.Module], fresh: set[str]) -> list[ProbeRefusal]:
-    """Return refusals for new files that take the place of a module which recorded code imports."""
+def shadow_refusals(trees: Mapping[str, ast.Module], new_paths: set[str]) -> list[ProbeRefusal]:
+    """Return a refusal for each new file that hides a module which recorded code imports under the name of the file."""
     imported: dict[str, tuple[str, int]] = {}
     folders = {path.rpartition("/")[0] for path in trees}
     for path, tree in trees.items():
@@ -249,17 +256,17 @@ def shadow_refusals(trees: Mapping[str, ast.Module], fresh: set[str]) -> list[Pr
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.setdefault(node.module.split(".")[0], (path, node.lineno))
     refusals: list[ProbeRefusal] = []
-    for path in sorted(fresh):
+    for path in sorted(new_paths):
         folder, _, file = path.removesuffix("/__init__.py").rpartition("/")
         name = file.removesuffix(".py")
         if path.endswith(".py") and folder in folders and name in imported:
-            where, line = imported[name]
+            importing_path, line = imported[name]
             refusals.append(
                 ProbeRefusal(
                     path,
                     1,
                     f"`{path}`",
-                    f"it takes the place of the module `{name}` that {where}:{line} imports",
+                    f"it takes the place of the module `{name}` that {importing_path}:{line} imports",
                     "Give the file another name.",
                 )
             )

@@ -1,4 +1,4 @@
-"""Which added statements would change the recorded computation, and why."""
+"""Refuse added statements that would change the recorded computation, and say why."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ Functions = Mapping[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProbeRefusal:
-    """Why an edit is not a probe, at one line of the edited text."""
+    """One reason why an edit is not a probe, with its line of the edited text."""
 
     path: str
     line: int
-    what: str
+    code: str
+    """The refused code, as the message shows it."""
     why: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.what}: {self.why}. {self.remedy}"
+        return f"{self.path}:{self.line}: {self.code}: {self.why}. {self.remedy}"
 
 
 class Judge(ast.NodeVisitor):
@@ -44,16 +45,17 @@ class Judge(ast.NodeVisitor):
         self.cautions: dict[int, list[str]] = {}
         self.generators: dict[int, list[ast.expr]] = {}
         self.relied: dict[tuple[int, str], int] = {}
-        """(scope, name) of a variable of a probe -> line at which recorded code reads it."""
+        """(id of a scope, extracted variable) -> line at which recorded code reads the variable."""
         self._scope: Scope = scopes.top
         self._loops = 0
         self._own = False
         """Whether the visitor is inside a function that the edit adds."""
         self._alone: int = 0
+        """The `id()` of the expression that is a statement of its own."""
         self._line = 0
         self._aliases = Aliases(ast.Module([], []))
 
-    def look(self, stmt: ast.stmt, aliases: Aliases) -> None:
+    def examine(self, stmt: ast.stmt, aliases: Aliases) -> None:
         """Examine one added statement."""
         self._scope = self.scopes.of[id(stmt)]
         self._loops, self._own, self._line = 0, False, stmt.lineno
@@ -77,11 +79,11 @@ class Judge(ast.NodeVisitor):
         if opens is None:
             super().visit(node)
             return
-        kept = self._scope, self._loops, self._own
+        outer = self._scope, self._loops, self._own
         self._scope, self._loops = opens, 0
         self._own = self._own or isinstance(node, (*FUNCTIONS, ast.Lambda))
         super().visit(node)
-        self._scope, self._loops, self._own = kept
+        self._scope, self._loops, self._own = outer
 
     def _bindings(self, stmt: ast.stmt) -> None:
         # only the bindings of the compound statement itself; inner statements are visited later
@@ -93,11 +95,13 @@ class Judge(ast.NodeVisitor):
         scope = self.scopes.of[id(stmt)]
         for part in holder:
             for name, node in bound_by(part):
-                home = scope.owner_of(name) or scope
-                if home.is_class:
-                    continue  # judged where the class is
-                line = home.recorded_use(name) or self.relied.get((id(home), name))
-                if line is None or self._same_import(name, stmt, home):
+                binding_scope = scope.owner_of(name) or scope
+                if binding_scope.is_class:
+                    continue  # `class_refusal` judges attributes of a recorded class
+                line = binding_scope.recorded_use(name) or self.relied.get(
+                    (id(binding_scope), name)
+                )
+                if line is None or self._same_import(name, stmt, binding_scope):
                     continue
                 verb = "deletes" if isinstance(stmt, ast.Delete) else "rebinds"
                 self._refuse(
@@ -106,19 +110,21 @@ class Judge(ast.NodeVisitor):
                     "Choose a name that the recorded code does not use.",
                 )
 
-    def _same_import(self, name: str, stmt: ast.stmt, home: Scope) -> bool:
-        if home is not self.scopes.top or not isinstance(stmt, ast.Import | ast.ImportFrom):
+    def _same_import(self, name: str, stmt: ast.stmt, binding_scope: Scope) -> bool:
+        if binding_scope is not self.scopes.top or not isinstance(
+            stmt, ast.Import | ast.ImportFrom
+        ):
             return False
         own_names = {ast.dump(a) for a in stmt.names}
-        where = getattr(stmt, "module", None)
+        module = getattr(stmt, "module", None)
         return any(
             type(node) is type(stmt)
-            and getattr(node, "module", None) == where
+            and getattr(node, "module", None) == module
             and any(
                 (alias.asname or alias.name.split(".")[0]) == name and ast.dump(alias) in own_names
                 for alias in node.names
             )
-            for node in getattr(home.node, "body", ())
+            for node in getattr(binding_scope.node, "body", ())
             if isinstance(node, ast.Import | ast.ImportFrom) and node is not stmt
         )
 
@@ -131,9 +137,9 @@ class Judge(ast.NodeVisitor):
             )
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._own, kept = True, self._own
+        self._own, outer_own = True, self._own
         self.generic_visit(node)
-        self._own = kept
+        self._own = outer_own
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         self._loops += 1
@@ -197,8 +203,8 @@ class Judge(ast.NodeVisitor):
         self._store(node.target)
         target = node.target
         if isinstance(target, ast.Name):
-            home = self._scope.owner_of(target.id)
-            used = home is not None and home.recorded_use(target.id) is not None
+            binding_scope = self._scope.owner_of(target.id)
+            used = binding_scope is not None and binding_scope.recorded_use(target.id) is not None
             if not used and self.levels.of(target, self._scope) is Level.LIVE:
                 self._refuse(
                     node, f"`{target.id}` may be a live tensor, changed in place", mutations.COPY
@@ -231,7 +237,7 @@ class Judge(ast.NodeVisitor):
             verdict = self._verdict(node)
             if verdict is not None:
                 self._refuse(node, *verdict)
-        self._note_generators(node)
+        self._record_generators(node)
         self.generic_visit(node)
 
     def _verdict(self, node: ast.Call) -> tuple[str, str] | None:
@@ -314,11 +320,14 @@ class Judge(ast.NodeVisitor):
         return None
 
     def _effect(self, name: str, visited: set[str]) -> str:
-        """Return the strongest training call that a project function leads to, or ''."""
+        """Return a training method (`mutations.TRAINING_METHODS`) that a project function calls, directly or through others.
+
+        Else return a method that switches the mode of a model (`mutations.MODE_METHODS`), or '' if the function calls neither.
+        """
         if name in visited or name not in self.functions:
             return ""
         visited.add(name)
-        weak = ""
+        switch = ""
         for function in self.functions[name]:
             locals_ = {n for stmt in function.body for n, _ in bound_by(stmt)}
             for node in ast.walk(function):
@@ -331,19 +340,19 @@ class Judge(ast.NodeVisitor):
                     if called in mutations.TRAINING_METHODS and not is_local:
                         return called
                     if called in mutations.MODE_METHODS:
-                        weak = called
-                inner = self._effect(called, visited)
-                if inner in mutations.TRAINING_METHODS:
-                    return inner
-                weak = weak or inner
-        return weak
+                        switch = called
+                inner_effect = self._effect(called, visited)
+                if inner_effect in mutations.TRAINING_METHODS:
+                    return inner_effect
+                switch = switch or inner_effect
+        return switch
 
-    def _note_generators(self, node: ast.Call) -> None:
-        used: list[ast.expr] = [k.value for k in node.keywords if k.arg == "generator"]
-        used += node.args
+    def _record_generators(self, node: ast.Call) -> None:
+        expressions: list[ast.expr] = [k.value for k in node.keywords if k.arg == "generator"]
+        expressions += node.args
         if isinstance(node.func, ast.Attribute):
-            used.append(node.func.value)
-        for expr in used:
+            expressions.append(node.func.value)
+        for expr in expressions:
             if ast.unparse(expr) in self.facts.generators:
                 generators = self.generators.setdefault(self._line, [])
                 if ast.dump(expr) not in {ast.dump(generator) for generator in generators}:
@@ -351,7 +360,7 @@ class Judge(ast.NodeVisitor):
 
 
 def _harmless(node: ast.Call) -> bool:
-    """Return True for `clip_grad_norm_` with infinity: the usual way to read a norm; it changes nothing."""
+    """Return True for `clip_grad_norm_` with infinity, which only computes the norm."""
     if last_name(node.func) != "clip_grad_norm_":
         return False
     limit = node.args[1] if len(node.args) > 1 else None

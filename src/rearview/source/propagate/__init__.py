@@ -1,1 +1,1 @@
-"""One statement in every past version."""
+"""Carry added statements into the source of every past version."""

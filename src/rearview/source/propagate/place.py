@@ -1,7 +1,7 @@
 """Find the place in the old tree that corresponds to a place in the new tree.
 
-A place is between two statements of a block. The paired statements around it are the anchors; if several
-places are between the same two anchors, `place_between` chooses.
+A place is between two statements of a block. The paired statements around the new place are its anchors; if several
+old places are between the same two anchors, `place_between_anchors` chooses.
 """
 
 import ast
@@ -19,13 +19,13 @@ from rearview.source.data_flow import (
     visible,
 )
 from rearview.source.propagate.match import Matching
-from rearview.source.propagate.place_between import (
+from rearview.source.propagate.place_between_anchors import (
     LEAVING,
     REACH,
     NewPlace,
-    Nowhere,
-    between,
-    child_of,
+    NoPlace,
+    choose_place,
+    index_of_child,
     siblings,
 )
 from rearview.source.propagate.splice import indent_of
@@ -34,7 +34,7 @@ from rearview.source.statement_trees import StatementNode, StatementTree, simila
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Before child `index` of `block` of the old tree, with the evidence for it."""
+    """A place in the old tree, before child `index` of `block`, with the evidence for this place."""
 
     block: StatementNode
     index: int
@@ -44,110 +44,124 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
+    """An old statement whose partner is near the new place of a statement."""
+
     old: StatementNode
-    before: bool
+    before: bool  # the anchor is above the place
     weight: float
-    near: bool  # it is the next sibling
-    far: int  # number of siblings between it and the statement
-    gives: bool  # it sets a variable that the statement reads
-    exact: bool = False  # it has the same text in both versions
-    inside: bool = True  # it is in the statement's own block, not outside it
+    near: bool  # the anchor is the next sibling of the statement
+    far: int  # number of siblings between the anchor and the statement
+    sets_variable: bool  # the anchor sets a variable that the statement reads
+    exact: bool = False  # the anchor has the same text in both versions
+    inside: bool = True  # the anchor is in the block of the statement, not outside
 
 
-def locate(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
+def locate(matching: Matching, new_place: NewPlace) -> Place | NoPlace:
     """Return the place in the old tree where a statement of the new tree belongs."""
     place = _by_statements(matching, new_place)
     if isinstance(place, Place) and place.confidence >= 0.85:
         return place
-    marked = _by_comment(matching, new_place)
-    if marked is None or not _same_values(matching, new_place, *marked):
+    under_comment = _by_comment(matching, new_place)
+    if under_comment is None or not _same_values(matching, new_place, *under_comment):
         return place
-    if isinstance(place, Place) and (place.block, place.index) == marked:
+    if isinstance(place, Place) and (place.block, place.index) == under_comment:
         return replace(place, confidence=max(place.confidence, 0.85))
-    return Place(*marked, 0.75, ("the comment above it is there",))
+    return Place(*under_comment, 0.75, ("the comment above it is there",))
 
 
 def _by_comment(matching: Matching, new_place: NewPlace) -> tuple[StatementNode, int] | None:
-    """Return the place under the comment above the statement, if each text has that comment once."""
+    """Return (block, index) below the old comment that equals the comment above the statement.
+
+    Return None if a text does not have the comment exactly once.
+    """
     comment = new_place.comment[-1] if new_place.comment else ""
     if len(comment) < 10:
         return None
-    old = [at for at, line in enumerate(matching.old.parsed.lines, 1) if line.strip() == comment]
-    if len(old) != 1 or sum(line.strip() == comment for line in matching.new.parsed.lines) != 1:
-        return None
-    below = next((n for n in matching.old.nodes if not n.is_block and n.start > old[0]), None)
-    home = new_place.block if new_place.block.parent is None else new_place.block.scope()
+    comment_lines = [
+        at for at, line in enumerate(matching.old.parsed.lines, 1) if line.strip() == comment
+    ]
     if (
-        below is None
-        or below.parent is None
-        or _scope_of(below.parent) is not matching.there.get(home)
+        len(comment_lines) != 1
+        or sum(line.strip() == comment for line in matching.new.parsed.lines) != 1
+    ):
+        return None
+    statement_below = next(
+        (n for n in matching.old.nodes if not n.is_block and n.start > comment_lines[0]), None
+    )
+    new_scope = new_place.block if new_place.block.parent is None else new_place.block.scope()
+    if (
+        statement_below is None
+        or statement_below.parent is None
+        or _scope_of(statement_below.parent) is not matching.old_of.get(new_scope)
     ):
         return None
     if any(
         line.strip() and not line.strip().startswith("#")
-        for line in matching.old.parsed.lines[old[0] : below.start - 1]
+        for line in matching.old.parsed.lines[comment_lines[0] : statement_below.start - 1]
     ):
         return None
-    return below.parent, below.index
+    return statement_below.parent, statement_below.index
 
 
-def _by_statements(matching: Matching, new_place: NewPlace) -> Place | Nowhere:
+def _by_statements(matching: Matching, new_place: NewPlace) -> Place | NoPlace:
     anchors = _anchors(matching, new_place)
-    home = matching.block(new_place.block)
-    if home is None and not anchors:
-        home = _copied_block(matching, new_place)
-    target = _inverted(anchors) or _block(anchors, home)
-    if target is not home and _edge_of_home(anchors, new_place, target, home):
-        target = home
+    old_block = matching.old_block(new_place.block)
+    if old_block is None and not anchors:
+        old_block = _copied_block(matching, new_place)
+    target = _block_of_inverted_nesting(anchors) or _block(anchors, old_block)
+    if target is not old_block and _stays_at_edge(anchors, new_place, target, old_block):
+        target = old_block
     if target is None:
-        return Nowhere(_why_nowhere(new_place.block))
-    target = _beside_definition(matching, new_place, target)
-    anchor_indexes = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
+        return NoPlace(_why_no_block(new_place.block))
+    target = _block_of_definition(matching, new_place, target)
+    anchor_indexes = {a: at for a in anchors if (at := index_of_child(a.old, target)) is not None}
     if not anchor_indexes:
-        return _beside_copies(matching, new_place, target) or _at_edge(matching, new_place, target)
-    low, high, agree = _range(anchor_indexes, len(target.children))
-    low, high = _beside_neighbour(anchor_indexes, low, high, len(target.children))
+        return _between_copies(matching, new_place, target) or _at_edge(matching, new_place, target)
+    low, high, agreement = _range(anchor_indexes, len(target.children))
+    low, high = _range_at_neighbour(anchor_indexes, low, high, len(target.children))
     low, high, reachable = _reachable(target, low, high)
     after_definitions = max([low, *_after_definitions(matching, new_place, target)])
     if after_definitions > high:
-        if not _set_otherwise(anchor_indexes, new_place, target, high):
-            return Nowhere("what it reads is set only after the place where it belongs")
+        if not _values_are_set(anchor_indexes, new_place, target, high):
+            return NoPlace("what it reads is set only after the place where it belongs")
         reachable *= 0.9
     else:
         low = after_definitions
-    chosen = between(matching, new_place, target, low, high)
-    if isinstance(chosen, Nowhere):
-        return chosen
-    at, certainty = chosen
+    choice = choose_place(matching, new_place, target, low, high)
+    if isinstance(choice, NoPlace):
+        return choice
+    at, certainty = choice
     certainty *= reachable
     if not _same_values(matching, new_place, target, at):
         at = _with_same_values(matching, new_place, target, anchor_indexes, at)
         certainty *= 0.92
-    inner = _inside_branch(new_place, anchors, target, at)
-    if inner is not None:
-        block, index = inner
+    in_branch = _inside_branch(new_place, anchors, target, at)
+    if in_branch is not None:
+        block, index = in_branch
         return Place(
             block,
             index,
-            0.8 * agree * certainty,
+            0.8 * agreement * certainty,
             ("it is next to the statement that sets what it reads",),
         )
-    split = _split_neighbours(anchors, target, home, new_place.used)
-    if split is not None:
-        return split
+    refusal = _refusal_of_split_neighbours(anchors, target, old_block, new_place.uses)
+    if refusal is not None:
+        return refusal
     strength, reasons = _evidence(anchor_indexes, target, at)
-    if home is not target:
+    if old_block is not target:
         reasons.append("the block around it has changed")
         strength *= 0.9
-        if home is None and not any(a.inside and a.old.parent is target for a in anchor_indexes):
+        if old_block is None and not any(
+            a.inside and a.old.parent is target for a in anchor_indexes
+        ):
             strength *= 0.8  # the old text has no statement of the new block
-    return Place(target, at, agree * certainty * strength, tuple(reasons))
+    return Place(target, at, agreement * certainty * strength, tuple(reasons))
 
 
 def _evidence(
     anchor_indexes: dict[_Anchor, int], target: StatementNode, at: int
 ) -> tuple[float, list[str]]:
-    """Return how strongly the statements next to a place support it, from 0 to 1, and in words."""
+    """Return (strength from 0 to 1, reasons) of the evidence that the statements next to a place give."""
     touching = {
         a.before
         for a in anchor_indexes
@@ -169,13 +183,20 @@ def _with_same_values(
     anchor_indexes: dict[_Anchor, int],
     at: int,
 ) -> int:
-    """Return the place next to a neighbour at which the variables read come from the same statements."""
-    beside = [
+    """Return an index next to an unchanged neighbour at which `_same_values` holds, or `at` if there is none."""
+    neighbouring_indexes = [
         a.old.index + a.before
         for a in anchor_indexes
         if a.near and a.exact and a.old.parent is target
     ]
-    return next((each for each in beside if _same_values(matching, new_place, target, each)), at)
+    return next(
+        (
+            index
+            for index in neighbouring_indexes
+            if _same_values(matching, new_place, target, index)
+        ),
+        at,
+    )
 
 
 def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
@@ -184,54 +205,61 @@ def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
         side = siblings(matching, new_place, before=before)
         for position, new in enumerate(side[:REACH]):
             far = position
-            old = matching.there.get(new)
-            gives = before and bool(uses([new.tree]).writes & new_place.used.reads)
+            old = matching.old_of.get(new)
+            sets_variable = before and bool(uses([new.tree]).writes & new_place.uses.reads)
             inside = new.parent is new_place.block
             if not inside:
                 far += 2  # outside the statement's own block
             if old is not None:
-                alike = max(similarity(new, old), 0.6) if new.children else similarity(new, old)
+                likeness = max(similarity(new, old), 0.6) if new.children else similarity(new, old)
                 exact = old.words == new.words and (len(new.words) > 2 or far == 0)
-                weight = alike / (1 + far)
-                anchors.append(_Anchor(old, before, weight, far == 0, far, gives, exact, inside))
-            elif new.children and (inner := _edge(matching, new, last=before)) is not None:
+                weight = likeness / (1 + far)
+                anchors.append(
+                    _Anchor(old, before, weight, far == 0, far, sets_variable, exact, inside)
+                )
+            elif (
+                new.children and (inner := _paired_at_edge(matching, new, last=before)) is not None
+            ):
                 # a block was put around statements that are in the old text
                 anchors.append(
-                    _Anchor(inner, before, 0.7 / (1 + far), False, far, gives, inside=inside)
+                    _Anchor(
+                        inner, before, 0.7 / (1 + far), False, far, sets_variable, inside=inside
+                    )
                 )
     return anchors
 
 
-def _edge(matching: Matching, new: StatementNode, *, last: bool) -> StatementNode | None:
-    inner = [node for node in new.walk() if not node.is_block and node in matching.there]
+def _paired_at_edge(matching: Matching, new: StatementNode, *, last: bool) -> StatementNode | None:
+    """Return the partner of the first or last paired statement inside a new statement, or None."""
+    inner = [node for node in new.walk() if not node.is_block and node in matching.old_of]
     if not inner or new.is_scope:
         return None
-    return matching.there[inner[-1 if last else 0]]
+    return matching.old_of[inner[-1 if last else 0]]
 
 
-def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode | None:
-    """Return the old block that most of the evidence supports."""
+def _block(anchors: list[_Anchor], old_block: StatementNode | None) -> StatementNode | None:
+    """Return the old block that most of the evidence supports, or None if there is no evidence."""
     votes: dict[StatementNode, float] = defaultdict(float)
-    if home is not None:
-        votes[home] += 0.6
+    if old_block is not None:
+        votes[old_block] += 0.6
     for anchor in anchors:
-        share = 1.0
+        fraction = 1.0
         node: StatementNode = anchor.old
         while node.parent is not None:
             node = node.parent
             if node.is_block:
-                votes[node] += share * anchor.weight
-                share = min(0.3, share * 0.3)
+                votes[node] += fraction * anchor.weight
+                fraction = min(0.3, fraction * 0.3)
             elif node.is_scope:
                 break
     if not votes:
         return None
     best = max(votes, key=lambda node: (votes[node], node.order))
-    agreed = _agreed(anchors)
-    if agreed is not None:
-        return agreed
+    common_block = _common_block(anchors)
+    if common_block is not None:
+        return common_block
     for anchor in anchors:  # a variable set in each iteration is read in each iteration
-        sets = anchor.gives and bool(uses([anchor.old.tree]).writes)
+        sets = anchor.sets_variable and bool(uses([anchor.old.tree]).writes)
         if sets and anchor.near and anchor.old.parent is not None:
             for node in anchor.old.above():
                 if node is best:
@@ -241,8 +269,8 @@ def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode 
     return best
 
 
-def _inverted(anchors: list[_Anchor]) -> StatementNode | None:
-    """Return the block of the neighbour below if, in the old text, the neighbour above encloses it.
+def _block_of_inverted_nesting(anchors: list[_Anchor]) -> StatementNode | None:
+    """Return the old block of the neighbour below if the old neighbour above encloses this block, else None.
 
     `with a: for x in y: f(x)` and then `g()` may have been `for x in y: with a: f(x)`, then `g()`.
     """
@@ -256,19 +284,22 @@ def _inverted(anchors: list[_Anchor]) -> StatementNode | None:
     )
 
 
-def _is_other_branch(block: StatementNode, check: StatementNode) -> bool:
+def _is_other_branch(block: StatementNode, condition: StatementNode) -> bool:
     """Return True if a block is the `else` of an `if` whose body leaves the block or function."""
-    tree = check.tree
+    tree = condition.tree
     return (
         isinstance(tree, ast.If)
-        and block.parent is check
+        and block.parent is condition
         and block.role == "orelse"
         and isinstance(tree.body[-1], LEAVING)
     )
 
 
-def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
-    """Return the block that contains both neighbours, if at least one is unchanged; else that of unchanged siblings nearby."""
+def _common_block(anchors: list[_Anchor]) -> StatementNode | None:
+    """Return the old block of both neighbours if one neighbour is unchanged, or of all unchanged siblings nearby.
+
+    Return None if there is no common block.
+    """
     exact = [a for a in anchors if a.exact]
     near = [a for a in exact if a.near]
     if len(near) == 2 and near[0].old.parent is near[1].old.parent:
@@ -280,52 +311,67 @@ def _agreed(anchors: list[_Anchor]) -> StatementNode | None:
         and pair[0].parent is pair[1].parent
         and pair[0].index + 1 == pair[1].index
     ):
-        return pair[0].parent  # they are next to each other, and one of them is unchanged
+        return pair[0].parent  # the neighbours are adjacent, and one of them is unchanged
     close = [a for a in exact if a.far < 3]
     if near or len(close) < 2 or len({a.old.parent for a in close}) > 1:
         return None
     return close[0].old.parent
 
 
-def _beside_definition(
+def _block_of_definition(
     matching: Matching, new_place: NewPlace, target: StatementNode
 ) -> StatementNode:
-    """Return the block, or a deeper one in which the variables that the statement reads are set.
+    """Return `target`, or the deeper block in which the variables that the statement reads are set.
 
-    After a loop a variable has only its last value; after a branch it may have none.
+    After a loop, a variable has only its last value; after a branch, a variable may have no value.
     """
     around = {target, *target.above()}
-    for name in sorted(new_place.used.reads):
-        home = definition(new_place.block, new_place.index, name)
-        partner = matching.there.get(home) if home is not None and not home.is_scope else None
-        if home is None or partner is None or partner.scope() is not _scope_of(target):
+    for name in sorted(new_place.uses.reads):
+        new_definition = definition(new_place.block, new_place.index, name)
+        old_definition = (
+            matching.old_of.get(new_definition)
+            if new_definition is not None and not new_definition.is_scope
+            else None
+        )
+        if (
+            new_definition is None
+            or old_definition is None
+            or old_definition.scope() is not _scope_of(target)
+        ):
             continue
-        if home.parent is not new_place.block or partner.parent is None:
-            continue  # the new text, too, sets it in another block than the statement's
-        if not binds(partner) and name in bound_in(target):
-            continue  # the inner block collects into it; it is complete only in the outer block
-        between = [n for n in partner.above() if n not in around and not n.is_block]
-        if not between:
+        if new_definition.parent is not new_place.block or old_definition.parent is None:
+            continue  # also the new text sets the variable in another block
+        if not binds(old_definition) and name in bound_in(target):
+            continue  # the inner block only adds to the variable, which is complete in the outer block
+        enclosing = [n for n in old_definition.above() if n not in around and not n.is_block]
+        if not enclosing:
             continue
-        outermost = between[-1]
+        outermost = enclosing[-1]
         if outermost.parent is not target:
             continue
-        branches = any(isinstance(n.tree, (ast.If, ast.Match)) for n in between)
-        if any(map(_is_loop, between)) or (
+        branches = any(isinstance(n.tree, (ast.If, ast.Match)) for n in enclosing)
+        if any(map(_is_loop, enclosing)) or (
             branches and definition(target, outermost.index, name) is None
         ):
-            return partner.parent
+            return old_definition.parent
     return target
 
 
 def _same_values(matching: Matching, new_place: NewPlace, target: StatementNode, at: int) -> bool:
-    """Return True if the variables read at a place were set by the same statements in the old text."""
-    for name in new_place.used.reads:
-        home = definition(new_place.block, new_place.index, name)
-        partner = matching.there.get(home) if home is not None and not home.is_scope else None
-        if partner is None or partner.scope() is not _scope_of(target):
+    """Return True if, at an old place, corresponding statements set the variables that the statement reads."""
+    for name in new_place.uses.reads:
+        new_definition = definition(new_place.block, new_place.index, name)
+        old_definition = (
+            matching.old_of.get(new_definition)
+            if new_definition is not None and not new_definition.is_scope
+            else None
+        )
+        if old_definition is None or old_definition.scope() is not _scope_of(target):
             continue
-        if name in binds(partner) and definition(target, at, name) not in {partner, None}:
+        if name in binds(old_definition) and definition(target, at, name) not in {
+            old_definition,
+            None,
+        }:
             return False
     return True
 
@@ -333,27 +379,35 @@ def _same_values(matching: Matching, new_place: NewPlace, target: StatementNode,
 def _inside_branch(
     new_place: NewPlace, anchors: list[_Anchor], target: StatementNode, at: int
 ) -> tuple[StatementNode, int] | None:
-    """Return the place after a definition in a branch, if a name has a value only there."""
+    """Return the place after a definition in a branch if a variable has a value only in this branch, else None."""
     above = next((a.old for a in anchors if a.near and a.before and a.exact), None)
-    for name in sorted(new_place.used.reads):
-        home = definition(new_place.block, new_place.index, name)
-        if home is None or home.is_scope:
+    for name in sorted(new_place.uses.reads):
+        new_definition = definition(new_place.block, new_place.index, name)
+        if new_definition is None or new_definition.is_scope:
             continue
-        there = definition(target, at, name)
-        if there is not None and above is not None and above.parent is there.parent:
-            there = above if above.index > there.index else there
-        elif home.parent is not new_place.block:
+        old_definition = definition(target, at, name)
+        if (
+            old_definition is not None
+            and above is not None
+            and above.parent is old_definition.parent
+        ):
+            old_definition = above if above.index > old_definition.index else old_definition
+        elif new_definition.parent is not new_place.block:
             continue
-        if there is None or there.is_scope or there.parent in {None, target, *target.above()}:
+        if (
+            old_definition is None
+            or old_definition.is_scope
+            or old_definition.parent in {None, target, *target.above()}
+        ):
             continue
-        outer = child_of(there, target)
+        outer = index_of_child(old_definition, target)
         branch = target.children[outer].tree if outer is not None else None
         if outer is None or not isinstance(branch, ast.If):
             continue
         if branch.orelse or definition(target, outer, name) is not None:
             continue
-        assert there.parent is not None
-        return there.parent, there.index + 1
+        assert old_definition.parent is not None
+        return old_definition.parent, old_definition.index + 1
     return None
 
 
@@ -365,64 +419,73 @@ def _is_loop(node: StatementNode) -> bool:
     return not node.is_block and isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While))
 
 
-def _edge_of_home(
+def _stays_at_edge(
     anchors: list[_Anchor],
     new_place: NewPlace,
     target: StatementNode | None,
-    home: StatementNode | None,
+    old_block: StatementNode | None,
 ) -> bool:
-    """Return True if a first or last statement should stay at the edge of its block, though a neighbour moved deeper."""
-    if home is None or target is None or home not in list(target.above()):
+    """Return True if a first or last statement belongs at the edge of its block, though a neighbour moved deeper."""
+    if old_block is None or target is None or old_block not in list(target.above()):
         return False
-    if 0 < new_place.index < len(new_place.block.children) or any(a.gives for a in anchors):
+    if 0 < new_place.index < len(new_place.block.children) or any(a.sets_variable for a in anchors):
         return False
-    between = list(takewhile(lambda node: node is not home, target.above()))
+    enclosing = list(takewhile(lambda node: node is not old_block, target.above()))
     if any(a.near and a.exact and a.old.parent is target for a in anchors) and all(
-        node.is_block or node.kind == "With" for node in between
+        node.is_block or node.kind == "With" for node in enclosing
     ):
         return False  # code in a `with` runs as often as the code around it
-    return any(anchor.old.parent is home for anchor in anchors)
+    return any(anchor.old.parent is old_block for anchor in anchors)
 
 
-def _split_neighbours(
-    anchors: list[_Anchor], target: StatementNode, home: StatementNode | None, used: Uses
-) -> Nowhere | None:
-    """Refuse if the two neighbours are now in branches that run at different times."""
-    near = {
+def _refusal_of_split_neighbours(
+    anchors: list[_Anchor],
+    target: StatementNode,
+    old_block: StatementNode | None,
+    statement_uses: Uses,
+) -> NoPlace | None:
+    """Return a refusal if the two old neighbours are in branches that run at different times, else None."""
+    neighbours = {
         a.before: a.old for a in anchors if a.near and a.old.scope() is _scope_of(target)
     }  # a neighbour that moved to another function is no evidence
-    if len(near) < 2 or near[True].parent is near[False].parent:
+    if len(neighbours) < 2 or neighbours[True].parent is neighbours[False].parent:
         return None
-    follows = any(a.near and a.gives and a.old.parent is target for a in anchors)
-    if follows and near[False].parent in list(target.above()):
-        return None  # it moves to the deeper block with the statement that sets its variable
-    if near[True] in list(near[False].above()) and target is near[False].parent:
+    follows = any(a.near and a.sets_variable and a.old.parent is target for a in anchors)
+    if follows and neighbours[False].parent in list(target.above()):
+        return (
+            None  # the statement goes to the deeper block with the statement that sets its variable
+        )
+    if neighbours[True] in list(neighbours[False].above()) and target is neighbours[False].parent:
         return None
-    if any(a.near and a.gives and a.exact and a.old.parent is target for a in anchors):
-        return None  # the same statement sets its variable; the other neighbour moved away
+    if any(a.near and a.sets_variable and a.exact and a.old.parent is target for a in anchors):
+        return None  # the neighbour that sets its variable is unchanged; the other neighbour moved away
     if (
-        target is home is near[False].parent
-        and child_of(near[True], target) == near[False].index - 1
+        target is old_block is neighbours[False].parent
+        and index_of_child(neighbours[True], target) == neighbours[False].index - 1
     ):
-        inner = target.children[near[False].index - 1]
-        if isinstance(inner.tree, ast.If) and used.reads & bound_in(inner) <= visible(
+        inner = target.children[neighbours[False].index - 1]
+        if isinstance(inner.tree, ast.If) and statement_uses.reads & bound_in(inner) <= visible(
             target, inner.index
         ):
-            return None  # a branch sets the name again; it had a value before
-    for old in near.values():
+            return None  # a branch only sets the variable again, which has a value before
+    for old in neighbours.values():
         for node in old.above():
             if node is target:
                 break
             if node.is_scope:
                 return None
             loop = isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While))
-            if loop and target is home and (follows or not uses([node.tree]).writes & used.reads):
+            if (
+                loop
+                and target is old_block
+                and (follows or not uses([node.tree]).writes & statement_uses.reads)
+            ):
                 continue  # once per iteration of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
-                return Nowhere(
+                return NoPlace(
                     "two places are equally good: its neighbours are in different blocks, at lines "
                     "{} and {} of the old text",
-                    (near[True].start, near[False].start),
+                    (neighbours[True].start, neighbours[False].start),
                 )
     return None
 
@@ -443,31 +506,31 @@ def _range(anchor_indexes: dict[_Anchor, int], count: int) -> tuple[int, int, fl
 
 
 def _reachable(target: StatementNode, low: int, high: int) -> tuple[int, int, float]:
-    """Return the range cut off at the first statement after which nothing runs, and a confidence."""
+    """Return (low, high) up to the first statement that leaves the block, and a confidence."""
     end = next((n.index for n in target.children if isinstance(n.tree, LEAVING)), high)
     return min(low, end), min(high, end), 0.9 if end < low else 1.0
 
 
-def _beside_neighbour(
+def _range_at_neighbour(
     anchor_indexes: dict[_Anchor, int], low: int, high: int, count: int
 ) -> tuple[int, int]:
-    """Return the places next to the nearest statement if statements farther away, which moved, disagree."""
+    """Return (low, high) next to the nearest anchor if anchors farther away disagree, because these probably moved."""
     close = [
         (a, at) for a, at in anchor_indexes.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5
     ]
     nearest = min((a.far for a, _ in close), default=0)
-    giving = [(a, at) for a, at in close if a.gives]
-    beside = [(a.before, at + 1 if a.before else at) for a, at in close if a.near]
-    if (True, low) in beside and low == high:
+    setting = [(a, at) for a, at in close if a.sets_variable]
+    neighbouring_indexes = [(a.before, at + 1 if a.before else at) for a, at in close if a.near]
+    if (True, low) in neighbouring_indexes and low == high:
         return low, high
     ranges = [
         (at + 1, at + 1 + a.far) if a.before else (at - a.far, at)
-        for a, at in giving[:1] or [each for each in close if each[0].far == nearest]
+        for a, at in setting[:1] or [each for each in close if each[0].far == nearest]
     ]
     if not ranges or any(first <= high and low <= last for first, last in ranges):
         return low, high
     first, last = ranges[0]
-    if (False, low) in beside and low == high and abs(low - last) <= 2:
+    if (False, low) in neighbouring_indexes and low == high and abs(low - last) <= 2:
         return low, high
     return max(0, first), min(last, count)
 
@@ -475,104 +538,128 @@ def _beside_neighbour(
 def _after_definitions(
     matching: Matching, new_place: NewPlace, target: StatementNode
 ) -> Iterable[int]:
-    """Yield the least index for each name read that is set in the same block."""
-    for name in new_place.used.reads:
-        home = definition(new_place.block, new_place.index, name)
-        if home is None or home.is_scope or child_of(home, new_place.block) is None:
+    """Yield, for each variable that is read and that the same block sets, the first index after its definition in `target`."""
+    for name in new_place.uses.reads:
+        new_definition = definition(new_place.block, new_place.index, name)
+        if (
+            new_definition is None
+            or new_definition.is_scope
+            or index_of_child(new_definition, new_place.block) is None
+        ):
             continue
-        partner = matching.there.get(home)
-        at = child_of(partner, target) if partner is not None else None
+        old_definition = matching.old_of.get(new_definition)
+        at = index_of_child(old_definition, target) if old_definition is not None else None
         if at is not None:
             yield at + 1
 
 
-def _set_otherwise(
+def _values_are_set(
     anchor_indexes: dict[_Anchor, int], new_place: NewPlace, target: StatementNode, at: int
 ) -> bool:
-    """Return True if an unchanged neighbour is at a place where every name read has a value.
+    """Return True if an unchanged neighbour is at a place at which all variables that are read have values.
 
-    The statement that sets such a name now was paired with an equal statement farther down.
+    Then the new statement that sets a variable was only paired with an equal statement farther down.
     """
-    beside = any(
+    at_neighbour = any(
         a.near and a.exact and not a.before and anchor_indexes[a] == at for a in anchor_indexes
     )
-    return beside and all(
+    return at_neighbour and all(
         definition(target, at, name) is not None
-        for name in new_place.used.reads
+        for name in new_place.uses.reads
         if definition(new_place.block, new_place.index, name) is not None
     )
 
 
 def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | None:
-    """Return the old block of a statement if the statement around the place is a copy of it."""
+    """Return the old block for a place in a compound statement that is a copy of another statement, or None.
+
+    The old text has only the original, which is the only paired statement of the scope with the same head.
+    """
     owner = new_place.block.parent
     if owner is None or owner.is_scope:
         return None
     twins = [
         node
         for node in owner.scope().walk()
-        if node.kind == owner.kind and node.words == owner.words and node in matching.there
+        if node.kind == owner.kind and node.words == owner.words and node in matching.old_of
     ]
     if len(twins) != 1 or twins[0].is_block:
         return None
-    same = [
-        block for block in matching.there[twins[0]].children if block.role == new_place.block.role
+    same_role = [
+        block for block in matching.old_of[twins[0]].children if block.role == new_place.block.role
     ]
-    return same[0] if same else None
+    return same_role[0] if same_role else None
 
 
-def _beside_copies(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | None:
-    """Return the place among statements of which the new text has copies that are paired elsewhere."""
+def _between_copies(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | None:
+    """Return the place between old statements that equal the new siblings, or None.
+
+    These old statements are paired with other copies in the new text.
+    """
     low, high, copies = 0, len(target.children), 0
-    near: list[int] = []
+    neighbouring_indexes: list[int] = []
     for before in (True, False):
         for far, new in enumerate(siblings(matching, new_place, before=before)[:REACH]):
-            same = [old for old in target.children if old.words == new.words and len(old.words) > 1]
-            if len(same) == 1:
+            equal = [
+                old for old in target.children if old.words == new.words and len(old.words) > 1
+            ]
+            if len(equal) == 1:
                 copies += 1
-                at = same[0].index + before
+                at = equal[0].index + before
                 low, high = (max(low, at), high) if before else (low, min(high, at))
-                near += [at] * (far == 0)
-    if copies < 2 or low > high or not near or near[0] not in {low, high}:
+                neighbouring_indexes += [at] * (far == 0)
+    if (
+        copies < 2
+        or low > high
+        or not neighbouring_indexes
+        or neighbouring_indexes[0] not in {low, high}
+    ):
         return None
-    return Place(target, near[0], 0.75, ("the code around it was copied since",))
+    return Place(target, neighbouring_indexes[0], 0.75, ("the code around it was copied since",))
 
 
-def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | Nowhere:
+def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | NoPlace:
     """Return the first or last place of a block whose statements were all rewritten."""
     owner = new_place.block.parent
     if not target.children:
         return Place(target, 0, 0.8, ("the block is empty there",))
-    if owner is not None and matching.same(owner) and not owner.is_scope and new_place.index == 0:
+    if (
+        owner is not None
+        and matching.is_unchanged(owner)
+        and not owner.is_scope
+        and new_place.index == 0
+    ):
         return Place(target, 0, 0.7, ("it is the first of the same block",))
     if (
-        owner in matching.there
+        owner in matching.old_of
         and owner is not None
         and not owner.is_scope
         and new_place.index == 0
     ):
         return Place(target, 0, 0.65, ("it is the first of a block that is there",))
-    if owner is not None and matching.same(owner) and not owner.is_scope:
+    if owner is not None and matching.is_unchanged(owner) and not owner.is_scope:
         last = len(target.children)
         leaves = isinstance(target.children[-1].tree, LEAVING)
         if new_place.index == len(new_place.block.children) and not leaves:
             return Place(target, last, 0.8, ("it is the last of the same block",))
     only = _only_place(target)
-    if only is not None and owner is not None and owner.is_scope and owner in matching.there:
+    if only is not None and owner is not None and owner.is_scope and owner in matching.old_of:
         return Place(target, only, 0.75, ("it is the only place in that function",))
-    return Nowhere("none of the statements around it can be found there")
+    return NoPlace("none of the statements around it can be found there")
 
 
 def _only_place(block: StatementNode) -> int | None:
-    """Return the one place of a block that consists of a `return`, and maybe a docstring before it."""
+    """Return the only possible index in a block that is a `return` with an optional docstring before, else None."""
     first = block.children[0].tree
-    words = isinstance(getattr(first, "value", None), ast.Constant) and isinstance(first, ast.Expr)
-    at = int(words)
-    left = block.children[at:]
-    return at if len(left) == 1 and isinstance(left[0].tree, LEAVING) else None
+    has_docstring = isinstance(getattr(first, "value", None), ast.Constant) and isinstance(
+        first, ast.Expr
+    )
+    at = int(has_docstring)
+    remaining = block.children[at:]
+    return at if len(remaining) == 1 and isinstance(remaining[0].tree, LEAVING) else None
 
 
-def _why_nowhere(block: StatementNode) -> str:
+def _why_no_block(block: StatementNode) -> str:
     for node in (block, *block.above()):
         tree = node.tree
         if isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -582,34 +669,55 @@ def _why_nowhere(block: StatementNode) -> str:
     return "the code around it cannot be found there"
 
 
-def others(matching: Matching, new_place: NewPlace) -> list[Place]:
+def further_places(matching: Matching, new_place: NewPlace) -> list[Place]:
     """Return further places for a statement, the most likely first.
 
-    They are used after a replay has shown that the first place is wrong: under its comment, next to each
-    neighbour, and after the statements that set the variables it reads.
+    These places are tried after a replay has shown that the first place is wrong: below the comment of the statement,
+    next to each neighbour, and after the statements that set the variables that the statement reads.
     """
     candidates: list[tuple[StatementNode, int, float]] = []
-    marked = _by_comment(matching, new_place)
-    if marked is not None:
-        candidates.append((*marked, 0.75))
+    under_comment = _by_comment(matching, new_place)
+    if under_comment is not None:
+        candidates.append((*under_comment, 0.75))
     for anchor in _anchors(matching, new_place):
         if anchor.near and anchor.old.parent is not None:
-            sure = 0.75 if anchor.exact else 0.65
-            candidates.append((anchor.old.parent, anchor.old.index + anchor.before, sure))
-    for name in sorted(new_place.used.reads):
-        home = definition(new_place.block, new_place.index, name)
-        partner = matching.there.get(home) if home is not None and not home.is_scope else None
-        if partner is not None and home is not None and home.parent is new_place.block:
-            assert partner.parent is not None
-            candidates.append((partner.parent, partner.index + 1, 0.65))
+            confidence = 0.75 if anchor.exact else 0.65
+            candidates.append((anchor.old.parent, anchor.old.index + anchor.before, confidence))
+    for name in sorted(new_place.uses.reads):
+        new_definition = definition(new_place.block, new_place.index, name)
+        old_definition = (
+            matching.old_of.get(new_definition)
+            if new_definition is not None and not new_definition.is_scope
+            else None
+        )
+        if (
+            old_definition is not None
+            and new_definition is not None
+            and new_definition.parent is new_place.block
+        ):
+            assert old_definition.parent is not None
+            candidates.append((old_definition.parent, old_definition.index + 1, 0.65))
     reasons = ("a replay disproved the likelier place",)
-    return [Place(block, index, sure, reasons) for block, index, sure in candidates]
+    return [Place(block, index, confidence, reasons) for block, index, confidence in candidates]
 
 
-def anywhere(chosen: list[ast.stmt], new_place: NewPlace, old: StatementTree) -> Place | None:
-    """Return a place for imports and definitions of a module, whose order rarely matters."""
-    loose = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    if new_place.block.parent is not None or not all(isinstance(each, loose) for each in chosen):
+def place_of_definitions(
+    statements: list[ast.stmt], new_place: NewPlace, old: StatementTree
+) -> Place | None:
+    """Return a place among the imports and definitions of a module, whose order rarely matters, or None.
+
+    There is a place only for statements that are imports and definitions themselves.
+    """
+    definition_types = (
+        ast.Import,
+        ast.ImportFrom,
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+        ast.ClassDef,
+    )
+    if new_place.block.parent is not None or not all(
+        isinstance(each, definition_types) for each in statements
+    ):
         return None
     imports = [n for n in old.root.children if isinstance(n.tree, (ast.Import, ast.ImportFrom))]
     at = imports[-1].index + 1 if imports else 0
@@ -627,31 +735,35 @@ def anywhere(chosen: list[ast.stmt], new_place: NewPlace, old: StatementTree) ->
     return Place(old.root, at, 0.9, ("it can be anywhere among the module's definitions",))
 
 
-def place_at(
+def place_at_line(
     old: StatementTree, line: int, *, after: bool = False
-) -> tuple[StatementNode, int, int] | Nowhere:
-    """Return the block, the index in it and the line that a line given by hand means.
+) -> tuple[StatementNode, int, int] | NoPlace:
+    """Return (block, index in the block, line) for a line that the user gave, or a refusal.
 
-    A statement goes before `line`, at that line's depth; with `after`, after the statement on that line.
+    The place is before `line`, at the depth of that line or, with `after`, after the statement on that line.
     """
     lines = old.parsed.lines
-    around = [n for n in old.nodes if not n.is_block and n.leads and n.start <= line <= n.end]
+    statements_on_line = [
+        n for n in old.nodes if not n.is_block and n.leads and n.start <= line <= n.end
+    ]
     if after:
-        inside = [n for n in around if not n.children or n.start == line]
+        inside = [n for n in statements_on_line if not n.children or n.start == line]
         if not inside:
-            return Nowhere("no statement ends on line {} to go after", (line,))
+            return NoPlace("no statement ends on line {} to go after", (line,))
         node = inside[-1]
         assert node.parent is not None
         return node.parent, node.index + 1, node.end + 1
-    starts = next((node for node in around if node.start == line), None)
+    starts = next((node for node in statements_on_line if node.start == line), None)
     if starts is not None:
         assert starts.parent is not None
         return starts.parent, starts.index, line
-    cut = next((node for node in around if not node.children), None)
-    if cut is not None:
-        return Nowhere("line {} is inside the statement that starts on line {}", (line, cut.start))
-    model = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
-    depth = len(indent_of(model)) if model.strip() else None
+    interrupted = next((node for node in statements_on_line if not node.children), None)
+    if interrupted is not None:
+        return NoPlace(
+            "line {} is inside the statement that starts on line {}", (line, interrupted.start)
+        )
+    line_text = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
+    depth = len(indent_of(line_text)) if line_text.strip() else None
     candidates: list[tuple[StatementNode, int]] = []
     last = max((n.start for n in old.nodes if not n.is_block and n.start < line), default=0)
     for block in (node for node in old.nodes if node.is_block and node.children):
@@ -664,9 +776,9 @@ def place_at(
         candidates.append((block, index))
     following = next((n for n in old.nodes if not n.is_block and n.start >= line and n.leads), None)
     for block, index in reversed(candidates):
-        own = len(indent_of(lines[block.children[0].start - 1]))
+        block_depth = len(indent_of(lines[block.children[0].start - 1]))
         if depth is None and following is not None and following.parent is not block:
             continue
-        if depth is None or own == depth:
+        if depth is None or block_depth == depth:
             return block, index, line
     return (*candidates[0], line) if candidates else (old.root, 0, line)

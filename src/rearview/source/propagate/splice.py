@@ -1,6 +1,6 @@
-"""Insert statements into another text: at the right line among comments, indented and renamed.
+"""Insert lines into another text: between the right comments, with the indentation and the names of that text.
 
-Statements that share a line with others are first put on separate lines.
+Statements that share a line with other statements are first put on separate lines.
 """
 
 import ast
@@ -13,7 +13,7 @@ from itertools import pairwise
 from rearview.source.statement_trees import StatementNode, StatementTree, blocks_of
 from rearview.source.text import Parsed, newline, split, try_parse
 
-_PIECE = re.compile(
+_TOKEN = re.compile(
     r"""(?P<comment>\#[^\r\n]*)
     |(?P<string>(?P<prefix>[bBrRuUfFtT]{0,3})(?P<quote>'''|\"\"\"|'|"))
     |(?P<word>[^\W\d]\w*)
@@ -50,29 +50,31 @@ def render(
     unit: str,
     end: str,
 ) -> str:
-    """Return the lines of a text with another indentation and other names."""
+    """Return `lines` of a text, indented by `indent` and then by steps of `unit`, with `renamed` names and line ends `end`."""
     start, stop = lines
-    chosen = [line.removeprefix("\ufeff") for line in parsed.lines[start - 1 : stop]]
-    frozen = {at - start for at in frozen_lines(trees)}
-    first = next(at for at, line in enumerate(chosen) if line.strip() and not _comment(line))
-    base = indent_of(chosen[first])
-    own = _unit(chosen, base)
+    selected_lines = [line.removeprefix("\ufeff") for line in parsed.lines[start - 1 : stop]]
+    unchanged_lines = {at - start for at in frozen_lines(trees)}
+    first = next(
+        at for at, line in enumerate(selected_lines) if line.strip() and not _is_comment(line)
+    )
+    base = indent_of(selected_lines[first])
+    own_unit = _unit(selected_lines, base)
     out: list[str] = []
-    for at, line in enumerate(chosen):
+    for at, line in enumerate(selected_lines):
         body = line.rstrip("\r\n")
-        if at in frozen:
+        if at in unchanged_lines:
             out.append(body + end)
             continue
         inner = body.removeprefix(base) if body.startswith(base) else body.lstrip(" \t")
         if not inner.strip():
             out.append(end)
             continue
-        out.append(indent + _reindent(inner, own, unit) + end)
+        out.append(indent + _reindent(inner, own_unit, unit) + end)
     text = "".join(out)
     return rename(text, renamed) if renamed else text
 
 
-def _comment(line: str) -> bool:
+def _is_comment(line: str) -> bool:
     return line.lstrip().startswith("#")
 
 
@@ -85,7 +87,7 @@ def _unit(lines: list[str], base: str) -> str:
 
 
 def _reindent(inner: str, own: str, unit: str) -> str:
-    """Replace leading steps of one indentation by steps of another, if both are known."""
+    """Return a line with its leading steps `own` replaced by steps of `unit`, if both are known."""
     if not own or not unit or own == unit or own[0] == unit[0]:
         return inner
     steps = 0
@@ -96,10 +98,10 @@ def _reindent(inner: str, own: str, unit: str) -> str:
 
 
 def rename(text: str, names: Mapping[str, str]) -> str:
-    """Return code with names replaced, in f-strings too; keywords are left alone.
+    """Return code with variables replaced, also in f-strings.
 
-    An attribute is replaced where `names` has it with its dot: `{".loss": "cost"}`, the keyword of an
-    argument where `names` has it with its sign: `{"loss=": "cost"}`.
+    To replace an attribute, write the key of `names` with its dot: `{".loss": "cost"}`; to replace the keyword of an
+    argument, write the key with its equals sign: `{"loss=": "cost"}`.
 
     >>> rename("log(loss=loss, v=f'{loss:.2f} loss', w=a.loss)", {"loss": "cost"})
     "log(loss=cost, v=f'{cost:.2f} loss', w=a.loss)"
@@ -107,7 +109,7 @@ def rename(text: str, names: Mapping[str, str]) -> str:
     out: list[str] = []
     at, before, depth = 0, "", 0
     while at < len(text):
-        token = _PIECE.match(text, at)
+        token = _TOKEN.match(text, at)
         assert token is not None
         piece = token[0]
         if token["string"]:
@@ -165,7 +167,7 @@ def _fields(string: str, names: Mapping[str, str]) -> str:
 
 
 def _field_end(string: str, at: int) -> int:
-    """Return where the expression of a field ends: at its conversion, its format or its brace."""
+    """Return the index at which the expression of an f-string field ends: at its conversion, format or closing brace."""
     depth = 0
     while at < len(string):
         char = string[at]
@@ -179,7 +181,7 @@ def _field_end(string: str, at: int) -> int:
     return len(string)
 
 
-def put(old: str, line: int, text: str) -> str:
+def insert_lines(old: str, line: int, text: str) -> str:
     """Return a text with lines inserted before a 1-based line; all other bytes stay."""
     lines = split(old)
     return "".join(lines[: line - 1]) + text + "".join(lines[line - 1 :])
@@ -191,20 +193,21 @@ TextPosition = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SeparatedLines:
-    """A text in which some statements were put on separate lines, and where lines were cut."""
+    """A text in which statements were put on separate lines."""
 
     text: str
-    cuts: tuple[TextPosition, ...] = ()
+    breaks: tuple[TextPosition, ...] = ()
+    """The positions in the original text at which lines were split."""
 
     def line(self, line: int, column: int = 0) -> int:
-        """Return the new line of the code that was at a position."""
-        return line + bisect_right(self.cuts, (line, column))
+        """Return the line, in this text, of the code that was at a position of the original text."""
+        return line + bisect_right(self.breaks, (line, column))
 
 
 def separate_lines(text: str, positions: Collection[TextPosition]) -> SeparatedLines:
-    r"""Return a text in which each of the statements that shares a line with others gets its own line.
+    r"""Return a text in which each statement at `positions` that shares a line with other statements has its own line.
 
-    The place for one of them in an older text need not be right for the others.
+    Statements that share a line may belong at different places of an older text.
 
     >>> separate_lines('x = f(); import rearview; rearview.log("x", x)  # now\n', [(1, 9)]).text
     'x = f()\nimport rearview\nrearview.log("x", x)  # now\n'
@@ -214,30 +217,32 @@ def separate_lines(text: str, positions: Collection[TextPosition]) -> SeparatedL
     parsed = try_parse(text)
     if isinstance(parsed, str) or parsed.repaired or not positions:
         return SeparatedLines(text)
-    cuts = sorted(cut for cut in _cuts(parsed) if cut.together & set(positions))
+    breaks = sorted(
+        line_break for line_break in _line_breaks(parsed) if line_break.statements & set(positions)
+    )
     lines = list(parsed.lines)
-    for cut in reversed(cuts):
-        lines[cut.end[0] - 1] = _cut(parsed, lines, cut)
-    return SeparatedLines("".join(lines), tuple(cut.end for cut in cuts))
+    for line_break in reversed(breaks):
+        lines[line_break.end[0] - 1] = _split_line(parsed, lines, line_break)
+    return SeparatedLines("".join(lines), tuple(line_break.end for line_break in breaks))
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class _Cut:
+class _LineBreak:
     end: TextPosition
     """Start of the next statement."""
     start: TextPosition
     """End of the statement before, or of the head of the block."""
     indent: str
-    together: frozenset[TextPosition]
-    """All statements of that line."""
+    statements: frozenset[TextPosition]
+    """The positions of all statements of the line."""
 
 
-def _cuts(parsed: Parsed) -> Iterator[_Cut]:
+def _line_breaks(parsed: Parsed) -> Iterator[_LineBreak]:
     todo: list[tuple[int, list[ast.stmt]]] = [(0, parsed.tree.body)]
     while todo:
         head, body = todo.pop()
         for group in _lines(body):
-            yield from _between(parsed, head, group)
+            yield from _breaks_of_line(parsed, head, group)
         for stmt in body:
             todo.extend((_head_line(owner, inner[0]), inner) for _, owner, inner in blocks_of(stmt))
 
@@ -262,20 +267,20 @@ def _lines(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
         yield group
 
 
-def _between(parsed: Parsed, head: int, group: list[ast.stmt]) -> Iterator[_Cut]:
+def _breaks_of_line(parsed: Parsed, head: int, group: list[ast.stmt]) -> Iterator[_LineBreak]:
     if len(group) < 2:
         return
-    together = frozenset(_start(stmt) for stmt in group)
-    before = _code(parsed, *_start(group[0]))
+    statements = frozenset(_start(stmt) for stmt in group)
+    code_before = _code(parsed, *_start(group[0]))
     indent = indent_of(parsed.lines[group[0].lineno - 1])
-    if before.strip(" \t\f"):
+    if code_before.strip(" \t\f"):
         outer = indent_of(parsed.lines[head - 1])
         indent = outer + ("\t" if outer.endswith("\t") else "    ")
-        stop = len(before.rstrip().encode())
-        yield _Cut(_start(group[0]), (group[0].lineno, stop), indent, together)
+        stop = len(code_before.rstrip().encode())
+        yield _LineBreak(_start(group[0]), (group[0].lineno, stop), indent, statements)
     for above, below in pairwise(group):
         end = (above.end_lineno or above.lineno, above.end_col_offset or 0)
-        yield _Cut(_start(below), end, indent, together)
+        yield _LineBreak(_start(below), end, indent, statements)
 
 
 def _start(stmt: ast.stmt) -> TextPosition:
@@ -286,59 +291,71 @@ def _code(parsed: Parsed, line: int, column: int) -> str:
     return parsed.code_lines[line - 1].encode()[:column].decode()
 
 
-def _cut(parsed: Parsed, lines: list[str], cut: _Cut) -> str:
-    """Return a line split in two at a cut; later cuts in the same line are already made."""
-    row = cut.end[0]
+def _split_line(parsed: Parsed, lines: list[str], line_break: _LineBreak) -> str:
+    """Return a line split in two at `line_break`; later breaks of the same line are already made."""
+    row = line_break.end[0]
     mark = len(parsed.lines[row - 1]) - len(parsed.code_lines[row - 1])  # a byte order mark
-    first, second = (mark + len(_code(parsed, *each)) for each in (cut.start, cut.end))
-    return lines[row - 1][:first] + newline(lines, row - 1) + cut.indent + lines[row - 1][second:]
+    first, second = (
+        mark + len(_code(parsed, *each)) for each in (line_break.start, line_break.end)
+    )
+    return (
+        lines[row - 1][:first]
+        + newline(lines, row - 1)
+        + line_break.indent
+        + lines[row - 1][second:]
+    )
 
 
-def line_at(
-    here: Parsed, lines: tuple[int, int], there: Parsed, block: StatementNode, index: int
+def insertion_line(
+    new_parsed: Parsed, lines: tuple[int, int], old_parsed: Parsed, block: StatementNode, index: int
 ) -> int:
-    """Return the line of the old text, comments and blank lines around it placed as in the new."""
-    old = there.lines
+    """Return the line before child `index` of an old block at which `lines` of the new text are inserted.
+
+    The line is above, below or between comments and blank lines as in the new text.
+    """
+    old_lines = old_parsed.lines
     if not block.children:
-        return len(old) + 1
+        return len(old_lines) + 1
     if index < len(block.children):
         stop = block.children[index].start
         start = stop
         least = block.children[index - 1].end + 1 if index else 1
-        while start > least and idle(old[start - 2]):
+        while start > least and is_blank_or_comment(old_lines[start - 2]):
             start -= 1
     else:
         start = stop = block.children[-1].end + 1
-        depth = len(indent_of(old[block.children[0].start - 1]))
+        depth = len(indent_of(old_lines[block.children[0].start - 1]))
         at = start
-        while at <= len(old) and idle(old[at - 1]):
+        while at <= len(old_lines) and is_blank_or_comment(old_lines[at - 1]):
             at += 1
-            if old[at - 2].strip() and len(indent_of(old[at - 2])) >= depth > 0:
+            if old_lines[at - 2].strip() and len(indent_of(old_lines[at - 2])) >= depth > 0:
                 stop = at
-    above, below = around(here.lines, lines)
+    above, below = comments_around(new_parsed.lines, lines)
     if index == len(block.children) and start == stop:
-        for line in above:  # as many blank lines between as in the new text
-            if line or stop > len(old) or old[stop - 1].strip():
+        for line in above:  # keep the number of blank lines that the new text has
+            if line or stop > len(old_lines) or old_lines[stop - 1].strip():
                 break
             stop += 1
         return stop
-    gap = [line.strip() for line in old[start - 1 : stop - 1]]
+    gap = [line.strip() for line in old_lines[start - 1 : stop - 1]]
     if not gap:
         return stop
     if not above and index:
         return start
-    best, choice = -1.0, start
+    best_score, choice = -1.0, start
     for at in range(len(gap) + 1):
-        score = 2.0 * _same(gap[:at][::-1], above[::-1]) + 2.0 * _same(gap[at:], below)
+        score = 2.0 * _equal_lines_at_start(
+            gap[:at][::-1], above[::-1]
+        ) + 2.0 * _equal_lines_at_start(gap[at:], below)
         score -= 0.1 * (
             abs(at - len(above)) if above or not below else abs(len(gap) - at - len(below))
         )
-        if score > best or at == 0:
-            best, choice = score, start + at
+        if score > best_score or at == 0:
+            best_score, choice = score, start + at
     return choice
 
 
-def _same(first_lines: list[str], second_lines: list[str]) -> int:
+def _equal_lines_at_start(first_lines: list[str], second_lines: list[str]) -> int:
     count = 0
     for first, second in zip(first_lines, second_lines, strict=False):
         if first != second:
@@ -347,21 +364,23 @@ def _same(first_lines: list[str], second_lines: list[str]) -> int:
     return count
 
 
-def idle(line: str) -> bool:
+def is_blank_or_comment(line: str) -> bool:
     """Return True if a line is blank or a comment."""
     line = line.strip()
     return not line or line.startswith("#")
 
 
-def around(all_lines: tuple[str, ...], lines: tuple[int, int]) -> tuple[list[str], list[str]]:
+def comments_around(
+    all_lines: tuple[str, ...], lines: tuple[int, int]
+) -> tuple[list[str], list[str]]:
     """Return the blank lines and comments directly before and after some lines, stripped."""
     start, end = lines
     above: list[str] = []
-    while start > 1 and idle(all_lines[start - 2]):
+    while start > 1 and is_blank_or_comment(all_lines[start - 2]):
         above.insert(0, all_lines[start - 2].strip())
         start -= 1
     below: list[str] = []
-    while end < len(all_lines) and idle(all_lines[end]):
+    while end < len(all_lines) and is_blank_or_comment(all_lines[end]):
         below.append(all_lines[end].strip())
         end += 1
     return above, below
@@ -369,7 +388,7 @@ def around(all_lines: tuple[str, ...], lines: tuple[int, int]) -> tuple[list[str
 
 def comment_above(parsed: Parsed, lines: tuple[int, int]) -> tuple[str, ...]:
     """Return the comment directly above some lines, line by line."""
-    above, _ = around(parsed.lines, lines)
+    above, _ = comments_around(parsed.lines, lines)
     comments: list[str] = []
     for line in reversed(above):
         if not line:
@@ -378,7 +397,7 @@ def comment_above(parsed: Parsed, lines: tuple[int, int]) -> tuple[str, ...]:
     return tuple(comments)
 
 
-def step(tree: StatementTree) -> str:
+def indent_unit(tree: StatementTree) -> str:
     """Return one step of indentation of a text."""
     for node in tree.nodes:
         if node.is_block and node.parent is not None and node.children:

@@ -1,4 +1,4 @@
-"""The differences between two versions, statement by statement, as matching sees them."""
+"""List the differences between two versions, statement by statement."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rearview.source.propagate.common_subsequence import align_items
-from rearview.source.propagate.match import Matching, match
-from rearview.source.propagate.names import aligned
+from rearview.source.propagate.match import Matching, align_items, match
+from rearview.source.propagate.variable_names import aligned
 from rearview.source.statement_trees import StatementNode, grow
 from rearview.source.text import try_parse
 
@@ -19,9 +18,9 @@ class Edit(StrEnum):
 
     SAME = "same"
     RENAMED = "renamed"
-    """It differs in names only."""
+    """The old and the new statement differ in names only."""
     MOVED = "moved"
-    """It reads the same, in another block or in another order."""
+    """The statement has the same text in another block, or in another order."""
     CHANGED = "changed"
     ADDED = "added"
     REMOVED = "removed"
@@ -42,7 +41,7 @@ class StatementChange:
 def statement_diff(old: Mapping[str, str], new: Mapping[str, str]) -> list[StatementChange]:
     r"""Return what happened to every statement, file by file, in the order of the new text.
 
-    A file that does not parse is left out; statements of a file that only one version has are added or removed.
+    Files that do not parse are left out. All statements of a file that only one version has are added or removed.
 
     >>> changes = statement_diff({"t.py": "a = f(1)\ng(a)\n"}, {"t.py": "b = f(1)\ng(b)\nend()\n"})
     >>> [(change.edit.value, change.new_text) for change in changes]
@@ -50,36 +49,38 @@ def statement_diff(old: Mapping[str, str], new: Mapping[str, str]) -> list[State
     """
     changes: list[StatementChange] = []
     for path in sorted({*old, *new}):
-        before, after = try_parse(old.get(path, "")), try_parse(new.get(path, ""))
-        if isinstance(before, str) or isinstance(after, str):
+        old_parsed, new_parsed = try_parse(old.get(path, "")), try_parse(new.get(path, ""))
+        if isinstance(old_parsed, str) or isinstance(new_parsed, str):
             continue
-        changes += _file(path, match(grow(after), grow(before)))
+        changes += _file(path, match(grow(new_parsed), grow(old_parsed)))
     return changes
 
 
 def _file(path: str, matching: Matching) -> list[StatementChange]:
-    stayed = _in_order(matching)
+    in_order = _in_order(matching)
     changes: list[tuple[int, StatementChange]] = []
     for node in matching.new.statements():
-        partner = matching.there.get(node)
+        partner = matching.old_of.get(node)
         text = _head(matching.new.parsed.lines, node)
         if partner is None:
             changes.append(
                 (node.start, StatementChange(Edit.ADDED, path, None, node.start, "", text))
             )
             continue
-        was = _head(matching.old.parsed.lines, partner)
+        old_text = _head(matching.old.parsed.lines, partner)
         edit = _edit(node, partner)
-        if edit is Edit.SAME and node not in stayed:
+        if edit is Edit.SAME and node not in in_order:
             edit = Edit.MOVED
         changes.append(
-            (node.start, StatementChange(edit, path, partner.start, node.start, was, text))
+            (node.start, StatementChange(edit, path, partner.start, node.start, old_text, text))
         )
     for node in matching.old.statements():
-        if node not in matching.back:
-            was = _head(matching.old.parsed.lines, node)
-            at = _below(matching, node)
-            changes.append((at, StatementChange(Edit.REMOVED, path, node.start, None, was, "")))
+        if node not in matching.new_of:
+            old_text = _head(matching.old.parsed.lines, node)
+            line = _listed_after(matching, node)
+            changes.append(
+                (line, StatementChange(Edit.REMOVED, path, node.start, None, old_text, ""))
+            )
     return [change for _, change in sorted(changes, key=lambda each: each[0])]
 
 
@@ -97,26 +98,26 @@ def _edit(new: StatementNode, old: StatementNode) -> Edit:
 
 def _in_order(matching: Matching) -> set[StatementNode]:
     """Return the statements that are in the same block and in the same order as before."""
-    kept: set[StatementNode] = set()
+    in_order: set[StatementNode] = set()
     for block in matching.new.nodes:
         if not block.is_block:
             continue
-        home = matching.block(block)
+        old_block = matching.old_block(block)
         pairs = [
             (node, partner.index)
             for node in block.children
-            if (partner := matching.there.get(node)) is not None and partner.parent is home
+            if (partner := matching.old_of.get(node)) is not None and partner.parent is old_block
         ]
         indexes = [index for _, index in pairs]
-        kept |= {pairs[at][0] for at, _ in align_items(indexes, sorted(indexes))}
-    return kept
+        in_order |= {pairs[at][0] for at, _ in align_items(indexes, sorted(indexes))}
+    return in_order
 
 
-def _below(matching: Matching, node: StatementNode) -> int:
-    """Return the line of the new text at which a removed statement is listed."""
-    for other in reversed(matching.old.nodes[: node.order]):
-        if not other.is_block and other in matching.back:
-            return matching.back[other].start
+def _listed_after(matching: Matching, node: StatementNode) -> int:
+    """Return the line of the new text after which a removed statement is listed, or 0 for the top."""
+    for preceding in reversed(matching.old.nodes[: node.order]):
+        if not preceding.is_block and preceding in matching.new_of:
+            return matching.new_of[preceding].start
     return 0
 
 

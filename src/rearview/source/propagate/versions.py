@@ -10,25 +10,25 @@ from dataclasses import dataclass, field
 from difflib import unified_diff
 
 from rearview.source.data_flow import uses
-from rearview.source.probes.probe import Naming
-from rearview.source.propagate.carry_naming import name_in
+from rearview.source.probes.probe import VariableExtraction
 from rearview.source.propagate.carry_statement import (
-    SURE,
+    MIN_CONFIDENCE,
     Carried,
-    candidates,
+    candidate_files,
     carry,
     carry_to,
-    chosen_statements,
     refuse,
-    unsure,
+    statements_on,
+    too_uncertain,
 )
-from rearview.source.propagate.splice import put
+from rearview.source.propagate.extract_variable import extract_variables
+from rearview.source.propagate.splice import insert_lines
 from rearview.source.text import newline, split, try_parse
 
-CLEAR = 0.95  # with at least this confidence, the direct answer needs no second one
+CLEAR = 0.95  # a direct answer with at least this confidence is not compared with a stepwise answer
 Files = Mapping[str, str]
 Disproved = Mapping[int, Mapping[tuple[str, int], str]]
-"""Number of a statement -> (file, line) of a version before which it was wrong -> the reason."""
+"""Index of a statement -> (file, line) of a version before which a replay disproved the statement -> the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Text inserted before a 1-based line of a file; the text is empty if the statement was already there."""
+    """Text inserted before a 1-based line of a file; '' if the file had the statement already."""
 
     path: str
     line: int
@@ -50,13 +50,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class HandPlace:
-    """A place given by hand: before a 1-based line of a file, or after the statement on it."""
+    """A place that the user gave: before a 1-based line of a file, or after the statement on that line."""
 
     path: str
     line: int
     after: bool = False
     renames: Mapping[str, str] = field(default_factory=dict)
-    """Names that variables of the statement have there, as the user gave them."""
+    """New name -> old name of variables of the statement, as the user gave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +75,23 @@ class VersionOutcome:
 
     @property
     def refused(self) -> bool:
-        """Return True if this version stays unchanged because no place is certain."""
+        """Whether this version remains unchanged because no place is certain."""
         return bool(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A version that contains the statements, and where."""
+    """A version that contains the statements, with their positions."""
 
     files: Files
     statements: tuple[Statement, ...]
     confidence: float
-    namings: tuple[Naming, ...] = ()
+    extractions: tuple[VariableExtraction, ...] = ()
 
 
-_Puts = list[tuple[int, int]]
-"""Insertions into a text, in order: (line before which, how many lines)."""
-_Where = tuple[tuple[Statement, ...], tuple[Naming, ...]]
+_Insertions = list[tuple[int, int]]
+"""(line before which lines were inserted, number of lines) of each insertion into a text, in order."""
+_Positions = tuple[tuple[Statement, ...], tuple[VariableExtraction, ...]]
 
 
 def through(
@@ -99,112 +99,119 @@ def through(
     statements: Sequence[Statement],
     chain: Sequence[Files],
     corrections: Mapping[int, Mapping[int, HandPlace]] | None = None,
-    namings: Sequence[Naming] = (),
-    sure: float = SURE,
+    extractions: Sequence[VariableExtraction] = (),
+    min_confidence: float = MIN_CONFIDENCE,
     disproved: Mapping[int, Disproved] | None = None,
 ) -> tuple[VersionOutcome, ...]:
-    """Return for each version of a chain, newest first, the statements' place or a refusal.
+    """Return for each version of a chain, newest first, where the statements belong, or a refusal.
 
-    A version gets all statements or none. `corrections` gives, for a version's index, the places that the
-    user chose for statements (by number). Versions nearer to a corrected version than to the newest source
-    get the statements from there, unless only the newest source gives a place. `namings` are recorded
-    statements of the newest source that name values which the statements read; they do so in every
-    version. Places with less confidence than `sure` are refused. `disproved` has, for a version's index,
-    the places where a replay showed that a statement is wrong.
+    A version gets all statements or none. `corrections` has, by the index of a version and of a statement, the places
+    that the user gave. A version that is nearer to a corrected version than to the newest source gets the statements
+    from the corrected version, unless only the newest source gives a place. `extractions` are the recorded statements
+    of the newest source from which the user extracted variables; the variables are extracted in every version, too.
+    Places with less confidence than `min_confidence` are refused. `disproved` has, by the index of a version, the places at
+    which a replay showed that a statement is wrong.
     """
-    newest = _Source(new, tuple(statements), 1.0, tuple(namings))
+    newest = _Source(new, tuple(statements), 1.0, tuple(extractions))
     sources = {-1: newest}
-    done: dict[int, VersionOutcome] = {}
-    reached: dict[int, _Source] = {}
+    outcomes: dict[int, VersionOutcome] = {}
+    carried_sources: dict[int, _Source] = {}
 
-    def keep(at: int, outcome: VersionOutcome, where: _Where | None) -> None:
-        done[at] = outcome
-        if where is not None:
-            texts = {**chain[at], **outcome.files}
-            reached[at] = _Source(texts, where[0], outcome.confidence, where[1])
+    def store(index: int, outcome: VersionOutcome, positions: _Positions | None) -> None:
+        outcomes[index] = outcome
+        if positions is not None:
+            texts = {**chain[index], **outcome.files}
+            carried_sources[index] = _Source(texts, positions[0], outcome.confidence, positions[1])
 
-    for at, places in (corrections or {}).items():
-        corrected = _carry_all(newest, chain[at], places)
-        keep(at, corrected.outcome(at, chain[at]), corrected.where)
-        if at in reached:
-            sources[at] = reached[at]
-    origins = {at: min(sources, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
-    for at in sorted(origins, key=lambda k: (abs(k - origins[k]), k)):
-        if at in done:
+    for index, places in (corrections or {}).items():
+        corrected = _carry_all(newest, chain[index], places)
+        store(index, corrected.outcome(index, chain[index]), corrected.positions)
+        if index in carried_sources:
+            sources[index] = carried_sources[index]
+    origins = {
+        index: min(sources, key=lambda g: (abs(g - index), g)) for index in range(len(chain))
+    }
+    for index in sorted(origins, key=lambda k: (abs(k - origins[k]), k)):
+        if index in outcomes:
             continue
-        for origin in dict.fromkeys((origins[at], -1)):
-            toward = 1 if at > origin else -1
-            near = next((k for k in range(at - toward, origin, -toward) if k in reached), None)
-            outcome, where = _version(
-                at,
-                sources[origin],
-                reached[near] if near is not None else None,
-                chain[at],
-                sure,
-                (disproved or {}).get(at, {}),
+        for origin in dict.fromkeys((origins[index], -1)):
+            direction = 1 if index > origin else -1
+            neighbour = next(
+                (k for k in range(index - direction, origin, -direction) if k in carried_sources),
+                None,
             )
-            if at not in done or not outcome.refused:
-                keep(at, outcome, where)
+            outcome, positions = _version(
+                index,
+                sources[origin],
+                carried_sources[neighbour] if neighbour is not None else None,
+                chain[index],
+                min_confidence,
+                (disproved or {}).get(index, {}),
+            )
+            if index not in outcomes or not outcome.refused:
+                store(index, outcome, positions)
             if not outcome.refused:
                 break
-    return tuple(done[at] for at in range(len(chain)))
+    return tuple(outcomes[index] for index in range(len(chain)))
 
 
 def _version(
-    at: int,
+    index: int,
     origin: _Source,
-    near: _Source | None,
+    neighbour: _Source | None,
     old: Files,
-    sure: float,
+    min_confidence: float,
     disproved: Disproved,
-) -> tuple[VersionOutcome, _Where | None]:
-    """Return the outcome for one version, computed directly and, if that helps, step by step."""
-    straight = _carry_all(origin, old, sure=sure, disproved=disproved)
-    if near is None or (not straight.reason and straight.confidence >= CLEAR):
-        return straight.outcome(at, old), straight.where
-    step = _carry_all(near, old, sure=sure, disproved=disproved)
-    stepped = min(step.confidence, near.confidence)
-    if straight.reason and step.reason:
-        return straight.outcome(at, old), None
-    if straight.reason:
-        better = step.adjusted(stepped, "carried step by step")
-    elif step.reason:
-        better = straight.adjusted(
-            straight.confidence * 0.9, "the version next to it gives no place"
+) -> tuple[VersionOutcome, _Positions | None]:
+    """Return the outcome for one version: carried directly from `origin` and, in doubt, also from `neighbour`."""
+    direct = _carry_all(origin, old, min_confidence=min_confidence, disproved=disproved)
+    if neighbour is None or (not direct.reason and direct.confidence >= CLEAR):
+        return direct.outcome(index, old), direct.positions
+    stepwise = _carry_all(neighbour, old, min_confidence=min_confidence, disproved=disproved)
+    stepwise_confidence = min(stepwise.confidence, neighbour.confidence)
+    if direct.reason and stepwise.reason:
+        return direct.outcome(index, old), None
+    if direct.reason:
+        best = stepwise.adjusted(stepwise_confidence, "carried step by step")
+    elif stepwise.reason:
+        best = direct.adjusted(direct.confidence * 0.9, "the version next to it gives no place")
+    elif stepwise.files == direct.files:
+        both = 1 - (1 - direct.confidence) * (1 - stepwise_confidence)
+        best = direct.adjusted(both, "the same place directly and step by step")
+    elif abs(stepwise_confidence - direct.confidence) < 0.1:
+        best = _Attempt(
+            {}, (), None, 0.0, (), "directly and step by step, the statement gets different places"
         )
-    elif step.files == straight.files:
-        both = 1 - (1 - straight.confidence) * (1 - stepped)
-        better = straight.adjusted(both, "the same place directly and step by step")
-    elif abs(stepped - straight.confidence) < 0.1:
-        better = _Attempt(
-            {}, (), None, 0.0, (), "carried directly and step by step, it comes to different places"
-        )
-    elif stepped > straight.confidence:
-        better = step.adjusted(stepped, "carried step by step")
+    elif stepwise_confidence > direct.confidence:
+        best = stepwise.adjusted(stepwise_confidence, "carried step by step")
     else:
-        better = straight
-    if not better.reason and better.confidence < sure:
-        better = _Attempt({}, (), None, better.confidence, (), unsure(better.confidence, sure))
-    return better.outcome(at, old), better.where
+        best = direct
+    if not best.reason and best.confidence < min_confidence:
+        best = _Attempt(
+            {}, (), None, best.confidence, (), too_uncertain(best.confidence, min_confidence)
+        )
+    return best.outcome(index, old), best.positions
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
+    """The result of carrying all statements of one source into one version."""
+
     files: Files
     placed: tuple[Placed, ...]
-    where: _Where | None
+    positions: _Positions | None
     confidence: float
     reasons: tuple[str, ...]
     reason: str = ""
 
     def adjusted(self, confidence: float, why: str) -> "_Attempt":
-        return _Attempt(self.files, self.placed, self.where, confidence, (*self.reasons, why))
+        return _Attempt(self.files, self.placed, self.positions, confidence, (*self.reasons, why))
 
     def outcome(self, at: int, old: Files) -> VersionOutcome:
         if self.reason:
             return VersionOutcome(at, {}, (), "", self.confidence, self.reasons, self.reason)
         diff = difference(old, self.files)
-        locations = self.where[0] if self.where is not None else ()
+        locations = self.positions[0] if self.positions is not None else ()
         return VersionOutcome(
             at, self.files, self.placed, diff, self.confidence, self.reasons, locations=locations
         )
@@ -214,8 +221,8 @@ def difference(old: Files, files: Files) -> str:
     """Return the unified diff between a version and its changed files."""
     parts: list[str] = []
     for path in sorted(files):
-        before, after = split(old[path]), split(files[path])
-        for line in unified_diff(before, after, f"a/{path}", f"b/{path}"):
+        old_lines, new_lines = split(old[path]), split(files[path])
+        for line in unified_diff(old_lines, new_lines, f"a/{path}", f"b/{path}"):
             ended = line.endswith(("\n", "\r"))
             parts.append(line if ended else f"{line}\n\\ No newline at end of file\n")
     return "".join(parts)
@@ -225,36 +232,38 @@ def _carry_all(
     source: _Source,
     old: Files,
     by_hand: Mapping[int, HandPlace] | None = None,
-    sure: float = SURE,
+    min_confidence: float = MIN_CONFIDENCE,
     disproved: Disproved | None = None,
 ) -> _Attempt:
-    """Carry every statement; statements that define what others read come first.
+    """Carry all statements of `source` into the version `old`, each definition before its readers.
 
-    `by_hand` has the places that the user gave, in lines of the unchanged version.
+    `by_hand` has the places that the user gave, in line numbers of the unchanged version.
     """
-    start = _name_all(source, old)
-    if isinstance(start, str):
-        return _Attempt({}, (), None, 0.0, (), start)
-    texts, names = start
+    extracted = _extract_all(source, old)
+    if isinstance(extracted, str):
+        return _Attempt({}, (), None, 0.0, (), extracted)
+    texts, extractions = extracted
     placed: dict[int, Placed] = {}
-    where: dict[int, Statement] = {}
-    puts: dict[str, _Puts] = defaultdict(list)
-    for each in sorted(names, key=lambda naming: naming.line):
-        if each.into is not None:  # it has a separate line
-            puts[each.path].append((each.line, 1))
+    positions: dict[int, Statement] = {}
+    insertions: dict[str, _Insertions] = defaultdict(list)
+    for each in sorted(extractions, key=lambda extraction: extraction.line):
+        if each.into is not None:  # a new line assigns the variables
+            insertions[each.path].append((each.line, 1))
     confidence, reasons = 1.0, []
     order = _order(source)
     for position, number in enumerate(order):
         statement = source.statements[number]
         later = [source.statements[k] for k in order[position + 1 :]]
-        new = _without(source.files[statement.path], statement.path, later)
+        new = _blanked(source.files[statement.path], statement.path, later)
         place = by_hand.get(number) if by_hand else None
         if place is not None:
             path = place.path
-            carried = _put_by_hand(new, statement, texts.get(path), place, puts[path])
+            carried = _put_by_hand(new, statement, texts.get(path), place, insertions[path])
         else:
-            wrong = (disproved or {}).get(number, {})
-            path, carried = _carry_one(source.files, new, statement, texts, sure, wrong, puts)
+            disproved_places = (disproved or {}).get(number, {})
+            path, carried = _carry_one(
+                source.files, new, statement, texts, min_confidence, disproved_places, insertions
+            )
         if carried.line is None and carried.present is None:
             return _Attempt({}, (), None, carried.confidence, carried.reasons, carried.reason)
         confidence = min(confidence, carried.confidence)
@@ -262,77 +271,89 @@ def _carry_all(
         if carried.line is None or carried.present is not None:
             assert carried.present is not None
             placed[number] = Placed(path, carried.present[0], "")
-            where[number] = Statement(path, carried.present)
+            positions[number] = Statement(path, carried.present)
             reasons.append("it is there already")
             continue
         count = len(split(carried.text.strip("\r\n")))
-        for k, other in where.items():
-            if other.path == path and other.lines[0] >= carried.line:
-                where[k] = Statement(path, (other.lines[0] + count, other.lines[1] + count))
-        texts[path] = put(texts[path], carried.line, carried.text)
-        puts[path].append((carried.line, count))
-        names = tuple(each.pushed(path, carried.line, count) for each in names)
+        for k, inserted in positions.items():
+            if inserted.path == path and inserted.lines[0] >= carried.line:
+                positions[k] = Statement(
+                    path, (inserted.lines[0] + count, inserted.lines[1] + count)
+                )
+        texts[path] = insert_lines(texts[path], carried.line, carried.text)
+        insertions[path].append((carried.line, count))
+        extractions = tuple(each.shifted(path, carried.line, count) for each in extractions)
         placed[number] = Placed(path, carried.line, carried.text)
-        where[number] = Statement(path, (carried.line, carried.line + count - 1))
+        positions[number] = Statement(path, (carried.line, carried.line + count - 1))
     files = {path: text for path, text in texts.items() if old[path] != text}
     numbers = range(len(source.statements))
     return _Attempt(
         files,
         tuple(placed[k] for k in numbers),
-        (tuple(where[k] for k in numbers), names),
+        (tuple(positions[k] for k in numbers), extractions),
         confidence,
         tuple(reasons),
     )
 
 
-def _name_all(source: _Source, old: Files) -> tuple[dict[str, str], tuple[Naming, ...]] | str:
-    """Return a version in which recorded statements name their values, and where; or why not."""
+def _extract_all(
+    source: _Source, old: Files
+) -> tuple[dict[str, str], tuple[VariableExtraction, ...]] | str:
+    """Return (the version with the variables extracted, where they are), or why that is impossible."""
     texts = dict(old)
-    done: list[Naming] = []
-    for naming in source.namings:
-        path = naming.path
+    old_extractions: list[VariableExtraction] = []
+    for extraction in source.extractions:
+        path = extraction.path
         if path not in texts:
             return f"{path} is not in that version"
-        named = name_in(source.files[path], naming, texts[path])
-        if isinstance(named, str):
-            return named
-        texts[path], there = named
-        if there.into is not None:  # it was given a separate line
-            done = [each.pushed(path, there.line, 1) for each in done]
-        done.append(there)
-    return texts, tuple(done)
+        result = extract_variables(source.files[path], extraction, texts[path])
+        if isinstance(result, str):
+            return result
+        texts[path], old_extraction = result
+        if old_extraction.into is not None:  # a new line assigns the variables
+            old_extractions = [
+                each.shifted(path, old_extraction.line, 1) for each in old_extractions
+            ]
+        old_extractions.append(old_extraction)
+    return texts, tuple(old_extractions)
 
 
 def _order(source: _Source) -> list[int]:
-    """Return the statements' numbers, definitions before readers, else in the given order."""
-    used = []
+    """Return the indexes of the statements, definitions before readers, else in the given order."""
+    statement_uses = []
     for statement in source.statements:
         parsed = try_parse(source.files[statement.path])
-        chosen = chosen_statements(parsed, statement.lines) if not isinstance(parsed, str) else ""
-        used.append(uses(chosen) if isinstance(chosen, list) else uses([]))
-    left, order = list(range(len(used))), []
-    while left:
-        free = [k for k in left if not any(used[k].reads & used[j].writes for j in left if j != k)]
-        number = (free or left)[0]
+        statements = statements_on(parsed, statement.lines) if not isinstance(parsed, str) else ""
+        statement_uses.append(uses(statements) if isinstance(statements, list) else uses([]))
+    remaining, order = list(range(len(statement_uses))), []
+    while remaining:
+        independent = [
+            k
+            for k in remaining
+            if not any(
+                statement_uses[k].reads & statement_uses[j].writes for j in remaining if j != k
+            )
+        ]
+        number = (independent or remaining)[0]
         order.append(number)
-        left.remove(number)
+        remaining.remove(number)
     return order
 
 
-def _without(text: str, path: str, later: Sequence[Statement]) -> str:
-    """Blank the statements that are not inserted yet, so that lines keep their numbers."""
+def _blanked(text: str, path: str, later: Sequence[Statement]) -> str:
+    """Return a text with blank lines in place of the statements `later`, which are not inserted yet."""
     lines = split(text)
     for filler in ("", "pass"):
-        blanked = list(lines)
+        lines_without = list(lines)
         for statement in later:
             if statement.path == path:
                 start, end = statement.lines
-                lead = lines[start - 1][: len(lines[start - 1]) - len(lines[start - 1].lstrip())]
-                ends = newline(lines, start - 1)
-                blanked[start - 1 : end] = [
-                    f"{lead.rstrip(ends) if filler else ''}{filler}{ends}"
-                ] + [ends] * (end - start)
-        text = "".join(blanked)
+                indent = lines[start - 1][: len(lines[start - 1]) - len(lines[start - 1].lstrip())]
+                line_end = newline(lines, start - 1)
+                lines_without[start - 1 : end] = [
+                    f"{indent.rstrip(line_end) if filler else ''}{filler}{line_end}"
+                ] + [line_end] * (end - start)
+        text = "".join(lines_without)
         if not isinstance(try_parse(text), str):
             break
     return text
@@ -343,46 +364,58 @@ def _carry_one(
     new: str,
     statement: Statement,
     old: Mapping[str, str],
-    sure: float,
+    min_confidence: float,
     disproved: Mapping[tuple[str, int], str],
-    puts: Mapping[str, _Puts],
+    insertions: Mapping[str, _Insertions],
 ) -> tuple[str, Carried]:
-    """Insert a statement into the same file, or into the file its surroundings came from."""
+    """Carry a statement into the file of the same name, or into the file that had the code around the statement.
+
+    Return (path of the old file, insertion or refusal).
+    """
     path = statement.path
     carried = refuse(f"{path} is not in that version")
     if path in old:
-        wrong = {line: why for (file, line), why in disproved.items() if file == path}
-        carried = carry(new, statement.lines, old[path], sure, wrong, puts.get(path, ()))
+        disproved_lines = {line: why for (file, line), why in disproved.items() if file == path}
+        carried = carry(
+            new,
+            statement.lines,
+            old[path],
+            min_confidence,
+            disproved_lines,
+            insertions.get(path, ()),
+        )
         if carried.line is not None or carried.present is not None:
             return path, carried
     moves: list[tuple[str, Carried]] = []
-    for other in candidates(files, new, statement.path, statement.lines, old):
-        moved = carry(new, statement.lines, old[other])
-        unusable = moved.line is None or (other, moved.line) in disproved
-        if not unusable and moved.confidence >= max(sure, 0.75):
-            moves.append((other, moved))
+    for old_path in candidate_files(files, new, statement.path, statement.lines, old):
+        moved_insertion = carry(new, statement.lines, old[old_path])
+        unusable = moved_insertion.line is None or (old_path, moved_insertion.line) in disproved
+        if not unusable and moved_insertion.confidence >= max(min_confidence, 0.75):
+            moves.append((old_path, moved_insertion))
     if len(moves) > 1:
         names = " and ".join(name for name, _ in moves)
         return path, refuse(f"two places are equally good: {names}")
     if not moves:
         return path, carried
-    other, moved = moves[0]
-    reasons = (*moved.reasons, f"that code was in {other} then")
-    return other, Carried(moved.line, moved.text, moved.confidence * 0.95, reasons)
+    old_path, moved_insertion = moves[0]
+    reasons = (*moved_insertion.reasons, f"that code was in {old_path} then")
+    return old_path, Carried(
+        moved_insertion.line, moved_insertion.text, moved_insertion.confidence * 0.95, reasons
+    )
 
 
 def _put_by_hand(
-    new: str, statement: Statement, text: str | None, place: HandPlace, put_before: _Puts
+    new: str, statement: Statement, text: str | None, place: HandPlace, insertions: _Insertions
 ) -> Carried:
-    """Return a statement at the place that the user gave, after statements inserted there before."""
+    """Return a statement as it goes to the place that the user gave, below statements inserted at that place before."""
     if text is None:
         return refuse(f"{place.path} is not in that version")
     line = place.line
-    for at, count in put_before:
+    for at, count in insertions:
         line += count * (at <= line)
     if place.after:
-        while beyond := next((n for at, n in put_before if at == line + 1), 0):
-            line += beyond
+        while inserted_lines := next((n for at, n in insertions if at == line + 1), 0):
+            line += inserted_lines
     return carry_to(
         new,
         statement.lines,
@@ -390,7 +423,7 @@ def _put_by_hand(
         line,
         after=place.after,
         renames=place.renames,
-        inserted=put_before,
+        inserted=insertions,
     )
 
 

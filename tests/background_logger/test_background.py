@@ -471,17 +471,17 @@ def test_a_stand_in_is_not_pickled_by_mistake(file):
 def test_a_signal_handler_that_logs_while_a_call_is_being_made_does_not_deadlock(file, monkeypatch):
     writer = rearview.background(Lines, file)
     ring = writer._rearview_channel.ring
-    real = ring.room
+    real = ring.find_room
     writer.add("first", 0)
     monkeypatch.setitem(HANDLED, "writer", writer)
 
-    def room(need):
+    def find_room(nbytes):
         if not HANDLED.get("raised"):
             HANDLED["raised"] = True
             signal.raise_signal(signal.SIGALRM)  # the lock is held
-        return real(need)
+        return real(nbytes)
 
-    monkeypatch.setattr(ring, "room", room)
+    monkeypatch.setattr(ring, "find_room", find_room)
     before = signal.signal(signal.SIGALRM, lambda *_: HANDLED["writer"].add("alarm", 1))
     try:
         writer.add("loss", np.float64(0.5), 1)

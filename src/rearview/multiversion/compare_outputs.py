@@ -1,4 +1,4 @@
-"""Compare the outputs of a replay with the author's: same, different, or not comparable."""
+"""Compare the outputs of a replayed cell with the author's: same, different, or not comparable."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 
 from rearview.model.wording import plural
 
-MOST_DIFF = 60
-"""Lines of a difference that are kept."""
-MOST_COMPARED = 20_000
-"""Lines up to which whole texts are searched for what they have in common."""
+MOST_DIFF_LINES = 60
+"""Longest difference that a verdict shows, in lines."""
+MOST_DIFF_INPUT = 20_000
+"""Longest texts, in lines, that `difflib` compares as a whole."""
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)\b"
 )
@@ -48,7 +48,7 @@ _VARYING = (
     ),
     (re.compile(r"(?:/tmp|/var/folders)/[^\s'\"<>]+"), "a temporary path"),
     (
-        # it begins only where a path begins: a long run of slashes must not take quadratic time
+        # matches only from the start of a file path: many slashes in a row must not take quadratic time
         re.compile(
             r"(?<![^\s'\"<>:])/[^\s'\"<>:]*/(?:ipykernel_\d+|rearview-replay-[^\s'\"<>:/]+)[^\s'\"<>:]*"
         ),
@@ -56,12 +56,12 @@ _VARYING = (
     ),
 )
 _CELL_FILE = re.compile(r"<ipython-input-\d+-\w+>|\b\d+\.py(?=, line \d)")
-"""The name that a kernel gives to the file of a cell, which a syntax error shows."""
+"""File name of a cell in a kernel, which the text of a syntax error contains."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class OutputMatch(StrEnum):
-    """Whether the outputs of a replay equal the author's."""
+    """The result of a comparison of a replay's outputs with the author's."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -70,21 +70,21 @@ class OutputMatch(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputVerdict:
-    """How the outputs of one cell compare, and why."""
+    """The result of comparing the outputs of one cell, with a reason and the difference as text."""
 
-    same: OutputMatch
+    match: OutputMatch
     why: str = ""
     diff: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far numbers and pixels may differ and still count as the same."""
+    """How much numbers and images may differ and still count as the same."""
 
     relative: float = 0.0
     absolute: float = 0.0
     perceptual: bool = False
-    """Compare small grey versions of images, as the eye sees them, not pixel by pixel."""
+    """Whether images are compared as small grey images, not pixel by pixel."""
 
 
 SAME = OutputVerdict(OutputMatch.SAME)
@@ -95,47 +95,47 @@ def compare(
     replayed: Sequence[dict[str, Any]],
     tolerance: Tolerance | None = None,
 ) -> OutputVerdict:
-    """Return how the outputs of a replayed cell compare with the author's."""
+    """Return the verdict on the outputs of a replayed cell, compared with the author's outputs."""
     tolerance = tolerance or Tolerance()
     if author is None:
         return OutputVerdict(OutputMatch.NOT_COMPARABLE, "the author's outputs were not recorded")
     author_items, replayed_items = _items(author), _items(replayed)
     if [kind for kind, _ in author_items] != [kind for kind, _ in replayed_items]:
-        return _other_kinds(author_items, replayed_items, tolerance)
+        return _compare_different_counts(author_items, replayed_items, tolerance)
     verdicts = [
-        _compared(kind, a, b, tolerance)
+        _compare_contents(kind, a, b, tolerance)
         for (kind, a), (_, b) in zip(author_items, replayed_items, strict=True)
     ]
     for outcome in (OutputMatch.DIFFERENT, OutputMatch.NOT_COMPARABLE):
         for verdict in verdicts:
-            if verdict.same is outcome:
+            if verdict.match is outcome:
                 return verdict
     return SAME
 
 
-def _other_kinds(
+def _compare_different_counts(
     author_items: list[tuple[str, Any]], replayed_items: list[tuple[str, Any]], tolerance: Tolerance
 ) -> OutputVerdict:
-    """Judge outputs if one side has more of them than the other; warnings do not count."""
+    """Compare outputs if the two lists differ in length or kinds; a missing standard error alone is no difference."""
     a = [item for item in author_items if item[0] != "stderr"]
     b = [item for item in replayed_items if item[0] != "stderr"]
     if [kind for kind, _ in a] == [kind for kind, _ in b]:
         for (kind, x), (_, y) in zip(a, b, strict=True):
-            verdict = _compared(kind, x, y, tolerance)
-            if verdict.same is not OutputMatch.SAME:
+            verdict = _compare_contents(kind, x, y, tolerance)
+            if verdict.match is not OutputMatch.SAME:
                 return verdict
         return OutputVerdict(OutputMatch.NOT_COMPARABLE, "only one of them wrote to standard error")
-    failed = next((item for kind, item in replayed_items if kind == "error"), None)
+    error = next((item for kind, item in replayed_items if kind == "error"), None)
     why = f"{len(replayed_items)} outputs instead of {len(author_items)}"
-    if failed is not None and not any(kind == "error" for kind, _ in author_items):
-        why = f"{failed['ename']}: {failed['evalue']}"
+    if error is not None and not any(kind == "error" for kind, _ in author_items):
+        why = f"{error['ename']}: {error['evalue']}"
     return OutputVerdict(
         OutputMatch.DIFFERENT, why, _diff(_as_text(author_items), _as_text(replayed_items))
     )
 
 
 def _items(outputs: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Return (kind, content) of outputs; consecutive parts of one stream are joined."""
+    """Return (kind, content) of each output, streams first; all parts of one stream are joined."""
     items: list[tuple[str, Any]] = []
     streams: dict[str, str] = {}
     for output in outputs:
@@ -149,7 +149,7 @@ def _items(outputs: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
             items.append(("data", data if isinstance(data, dict) else {}))
         elif kind == "error":
             items.append(("error", output))
-    # the order of streams and displays depends on timing: compare streams first
+    # the order of streams among other outputs depends on timing
     return [*sorted(streams.items()), *items]
 
 
@@ -169,7 +169,7 @@ def _as_text(items: Sequence[tuple[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-def _compared(kind: str, a: Any, b: Any, tolerance: Tolerance) -> OutputVerdict:
+def _compare_contents(kind: str, a: Any, b: Any, tolerance: Tolerance) -> OutputVerdict:
     if kind == "error":
         if a.get("ename") != b.get("ename"):
             text = f"{b.get('ename')} instead of {a.get('ename')}"
@@ -177,32 +177,32 @@ def _compared(kind: str, a: Any, b: Any, tolerance: Tolerance) -> OutputVerdict:
                 OutputMatch.DIFFERENT, text, _diff(_as_text([(kind, a)]), _as_text([(kind, b)]))
             )
         old, new = (_CELL_FILE.sub("cell", _text(item.get("evalue", ""))) for item in (a, b))
-        return _texts(old, new, tolerance)
+        return _compare_texts(old, new, tolerance)
     if kind == "data":
-        return _data(a, b, tolerance)
-    verdict = _texts(_shown(a), _shown(b), tolerance)
-    if kind == "stderr" and verdict.same is OutputMatch.DIFFERENT:
+        return _compare_data(a, b, tolerance)
+    verdict = _compare_texts(_visible_text(a), _visible_text(b), tolerance)
+    if kind == "stderr" and verdict.match is OutputMatch.DIFFERENT:
         return OutputVerdict(OutputMatch.NOT_COMPARABLE, "standard error differs", verdict.diff)
     return verdict
 
 
-def _shown(text: str) -> str:
-    """Return the text that stays on the screen: progress bars overwrite their line."""
+def _visible_text(text: str) -> str:
+    """Return the text that is visible in the end: a progress bar overwrites its line."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
-def _data(a: dict[str, Any], b: dict[str, Any], tolerance: Tolerance) -> OutputVerdict:
+def _compare_data(a: dict[str, Any], b: dict[str, Any], tolerance: Tolerance) -> OutputVerdict:
     for kind in ("image/png", "image/jpeg"):
         if kind in a and kind in b:
-            return _images(_text(a[kind]), _text(b[kind]), tolerance)
+            return _compare_images(_text(a[kind]), _text(b[kind]), tolerance)
     if "text/html" in a and "text/html" in b:
-        tables = _table(_text(a["text/html"])), _table(_text(b["text/html"]))
+        tables = _table_rows(_text(a["text/html"])), _table_rows(_text(b["text/html"]))
         if all(tables):
-            return _tables(*tables, tolerance)
+            return _compare_tables(*tables, tolerance)
     for kind in ("application/json", "image/svg+xml", "text/latex", "text/markdown", "text/plain"):
         if kind in a and kind in b:
-            return _texts(_text(a[kind]), _text(b[kind]), tolerance)
+            return _compare_texts(_text(a[kind]), _text(b[kind]), tolerance)
     shared = sorted(set(a) & set(b))
     if not shared:
         return OutputVerdict(OutputMatch.DIFFERENT, f"{', '.join(b)} instead of {', '.join(a)}")
@@ -213,7 +213,7 @@ def _data(a: dict[str, Any], b: dict[str, Any], tolerance: Tolerance) -> OutputV
     )
 
 
-def _texts(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
+def _compare_texts(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
     a, b = _ANSI.sub("", a), _ANSI.sub("", b)
     if a == b:
         return SAME
@@ -231,7 +231,7 @@ def _texts(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
 
 
 def _close_text(a: str, b: str, tolerance: Tolerance) -> bool:
-    """Return True if two texts differ only in numbers, by less than the tolerance."""
+    """Return True if two texts differ only in numbers, and these are within the tolerance."""
     if not tolerance.relative and not tolerance.absolute:
         return False
     if [part.split() for part in _NUMBER.split(a)] != [part.split() for part in _NUMBER.split(b)]:
@@ -260,17 +260,17 @@ def _short(text: str) -> str:
 
 def _diff(a: str, b: str) -> str:
     old, new = a.splitlines(), b.splitlines()
-    if max(len(old), len(new)) > MOST_COMPARED:  # the time grows with the square
-        same = next((i for i, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), 0)
-        old, new = old[same : same + MOST_DIFF], new[same : same + MOST_DIFF]
+    if max(len(old), len(new)) > MOST_DIFF_INPUT:  # `difflib` takes quadratic time
+        first = next((i for i, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), 0)
+        old, new = old[first : first + MOST_DIFF_LINES], new[first : first + MOST_DIFF_LINES]
     lines = list(difflib.unified_diff(old, new, "author", "replay", lineterm="", n=1))
-    if len(lines) > MOST_DIFF:
-        lines = [*lines[:MOST_DIFF], f"… {plural(len(lines) - MOST_DIFF, 'line')} more"]
+    if len(lines) > MOST_DIFF_LINES:
+        lines = [*lines[:MOST_DIFF_LINES], f"… {plural(len(lines) - MOST_DIFF_LINES, 'line')} more"]
     return "\n".join(lines)
 
 
-class _Cells(html.parser.HTMLParser):
-    """The cells of an HTML table, row by row."""
+class _TableParser(html.parser.HTMLParser):
+    """Parses HTML with tables into the rows of their cells."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -278,7 +278,7 @@ class _Cells(html.parser.HTMLParser):
         self.open = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        """Begin a row or a cell."""
+        """Begin a row or a cell of a table."""
         if tag == "tr":
             self.rows.append([])
         elif tag in {"td", "th"} and self.rows:
@@ -286,25 +286,25 @@ class _Cells(html.parser.HTMLParser):
             self.open = True
 
     def handle_endtag(self, tag: str) -> None:
-        """End a cell."""
+        """End a cell of a table."""
         if tag in {"td", "th"}:
             self.open = False
 
     def handle_data(self, data: str) -> None:
-        """Add text to the cell."""
+        """Add text to the cell of a table that is open."""
         if self.open and self.rows and self.rows[-1]:
             self.rows[-1][-1] += data
 
 
-def _table(text: str) -> list[list[str]]:
+def _table_rows(text: str) -> list[list[str]]:
     if "<table" not in text:
         return []
-    parser = _Cells()
+    parser = _TableParser()
     parser.feed(text)
     return [[cell.strip() for cell in row] for row in parser.rows if row]
 
 
-def _tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> OutputVerdict:
+def _compare_tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> OutputVerdict:
     if [len(row) for row in a] != [len(row) for row in b]:
         return OutputVerdict(
             OutputMatch.DIFFERENT,
@@ -313,13 +313,13 @@ def _tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> Out
         )
     for i, (row, other_row) in enumerate(zip(a, b, strict=True)):
         for j, (x, y) in enumerate(zip(row, other_row, strict=True)):
-            verdict = _texts(x, y, tolerance)
-            if verdict.same is not OutputMatch.SAME:
+            verdict = _compare_texts(x, y, tolerance)
+            if verdict.match is not OutputMatch.SAME:
                 column = a[0][j] if i and a[0][j] else f"column {j + 1}"
                 why = f"row {i}, {column}: {_short(y)} instead of {_short(x)}"
-                if verdict.same is OutputMatch.NOT_COMPARABLE:
+                if verdict.match is OutputMatch.NOT_COMPARABLE:
                     why = verdict.why
-                return OutputVerdict(verdict.same, why, _diff(_csv(a), _csv(b)))
+                return OutputVerdict(verdict.match, why, _diff(_csv(a), _csv(b)))
     return SAME
 
 
@@ -327,7 +327,7 @@ def _csv(rows: list[list[str]]) -> str:
     return "\n".join(" | ".join(row) for row in rows)
 
 
-def _images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
+def _compare_images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
     if a.split() == b.split():
         return SAME
     try:
@@ -341,10 +341,10 @@ def _images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
             Image.open(io.BytesIO(base64.b64decode(text)), formats=("PNG", "JPEG")).convert("RGBA")
             for text in (a, b)
         )
-    except Exception as exc:  # Pillow raises many kinds of errors for damaged images
+    except Exception as exc:  # Pillow raises exceptions of many classes for damaged images
         return OutputVerdict(OutputMatch.NOT_COMPARABLE, f"an image cannot be read: {exc}")
     if tolerance.perceptual:
-        return _perceptual(left, right)
+        return _compare_small_images(left, right)
     if left.size != right.size:
         sizes = f"{right.size[0]}x{right.size[1]} instead of {left.size[0]}x{left.size[1]} pixels"
         return OutputVerdict(OutputMatch.DIFFERENT, f"an image of {sizes}")
@@ -355,14 +355,14 @@ def _images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
     if box is None:
         return SAME
     histogram = difference.convert("L").histogram()
-    changed = sum(histogram[1:])
-    share = changed / (left.size[0] * left.size[1])
+    changed_pixels = sum(histogram[1:])
+    fraction = changed_pixels / (left.size[0] * left.size[1])
     return OutputVerdict(
-        OutputMatch.DIFFERENT, f"{share:.2%} of the pixels of an image differ, in {box}"
+        OutputMatch.DIFFERENT, f"{fraction:.2%} of the pixels of an image differ, in {box}"
     )
 
 
-def _perceptual(left: Any, right: Any) -> OutputVerdict:
+def _compare_small_images(left: Any, right: Any) -> OutputVerdict:
     """Compare small grey versions of two images."""
     from PIL import ImageChops
 

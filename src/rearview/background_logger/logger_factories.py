@@ -1,7 +1,7 @@
-"""How the writer process makes the logger: from a class or function, or like an existing logger.
+"""How the logger process makes the logger: from a class or function, or like an existing logger.
 
-An existing logger cannot be copied, because most have threads, files or connections. Rearview makes it
-again if it knows its construction arguments for certain, and otherwise refuses it with the line to write instead.
+An existing logger cannot be copied, because most loggers have threads, files or connections. Rearview makes a
+second logger like it if the arguments of the first are known for certain; if not, an error names the line to write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rearview.bridges.shared_memory_ring import is_plain
+from rearview.background_logger.call_arguments import is_plain
 from rearview.errors import UsageError
 from rearview.model.run import SEEN
 
@@ -29,41 +29,41 @@ _FACTORIES = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a logger in another process."""
+    """A recipe for making a logger in another process: a function and its arguments."""
 
     name: str
-    """Its name in error messages."""
+    """Name of the logger in error messages."""
     factory: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     type: type | None = None
-    """Its class, if known before it is made."""
+    """Class of the logger, if known before the logger is made."""
     instance: Any = None
     """The logger in this process, if there is one."""
     module: Any = None
     """The module that is the logger, such as mlflow."""
-    after: Callable[[], Any] | None = None
-    """Called in this process after the writer is closed."""
+    after_close: Callable[[], Any] | None = None
+    """Function that the program calls after the logger is closed."""
     closes: tuple[str, ...] = ()
-    """Methods other than `close` that end the logger."""
+    """Methods besides `close` that end the logger."""
 
     def recording_hook(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], None] | None:
-        """Return the function that records calls of a method for the run; None if the recording ignores the method."""
+        """Return the function that records calls of the method `name`, or None if the run does not record them."""
         function = getattr(self.type or self.module, name, None)
         hook: Any = getattr(function, SEEN, None)
         return hook if callable(hook) else None
 
     def make(self) -> Any:
-        """Return the logger, made in this process."""
+        """Make the logger in this process and return it."""
         return self.factory(*self.args, **self.kwargs)
 
 
 def recipe_of(
     writer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, forks: bool
 ) -> Recipe:
-    """Return how to make the logger that was passed to `background`; raise if that is not certain.
+    """Return the recipe of the logger that was passed to `background`; raise if the recipe is not certain.
 
-    With `forks`, the writer process is a copy of this one and has the logger as it is.
+    With `forks`, the logger process is a fork of this process and can use the existing logger.
     """
     if isinstance(writer, _FACTORIES):
         kind = writer if isinstance(writer, type) else None
@@ -76,16 +76,24 @@ def recipe_of(
             "the class and its arguments, or the object alone.",
             slug="background-instance",
         )
-    recipe = _known(writer)
+    recipe = _recipe_from_library(writer)
     if recipe is not None:
         return recipe
     kind = type(writer)
     if forks:
         return Recipe(kind.__qualname__, lambda: writer, type=kind, instance=writer)
     attributes = getattr(writer, "__dict__", None)
-    if attributes is not None and _copies_plainly(kind) and all(map(is_plain, attributes.values())):
+    if (
+        attributes is not None
+        and _has_only_attributes(kind)
+        and all(map(is_plain, attributes.values()))
+    ):
         return Recipe(
-            kind.__qualname__, _copied, (kind, dict(attributes)), type=kind, instance=writer
+            kind.__qualname__,
+            _copy_of_attributes,
+            (kind, dict(attributes)),
+            type=kind,
+            instance=writer,
         )
     raise UsageError(
         f"The logger {kind.__qualname__} exists already, and Rearview does not know for certain how to "
@@ -96,48 +104,58 @@ def recipe_of(
     )
 
 
-def _copies_plainly(kind: type) -> bool:
-    """Return True if an object of the class consists only of its attributes."""
+def _has_only_attributes(kind: type) -> bool:
+    """Return True if objects of a class can be copied by copying their attributes."""
     return all(
         getattr(kind, name, None) is getattr(object, name, None)
         for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__new__")
     ) and not any("__slots__" in vars(base) for base in kind.__mro__)
 
 
-def _copied(kind: type, attributes: dict[str, Any]) -> Any:
+def _copy_of_attributes(kind: type, attributes: dict[str, Any]) -> Any:
     copy: Any = object.__new__(kind)
     copy.__dict__.update(attributes)
     return copy
 
 
-def _known(writer: Any) -> Recipe | None:
-    """Return the recipe of a logger whose library says how to make it again."""
+def _recipe_from_library(writer: Any) -> Recipe | None:
+    """Return the recipe of a logger of W&B, MLflow or TensorBoard, or None for any other object."""
     kind = type(writer)
-    home = f"{kind.__module__}.{kind.__qualname__}"
-    if home == "torch.utils.tensorboard.writer.SummaryWriter":
-        return _tensorboard(writer, log_dir=os.fspath(writer.log_dir), queue="max_queue")
-    if home == "tensorboardX.writer.SummaryWriter":
-        return _tensorboard(writer, log_dir=os.fspath(writer.logdir), queue="_max_queue")
-    if home == "wandb.sdk.wandb_run.Run":
+    class_name = f"{kind.__module__}.{kind.__qualname__}"
+    if class_name == "torch.utils.tensorboard.writer.SummaryWriter":
+        return _summary_writer_recipe(writer, log_dir=os.fspath(writer.log_dir), queue="max_queue")
+    if class_name == "tensorboardX.writer.SummaryWriter":
+        return _summary_writer_recipe(writer, log_dir=os.fspath(writer.logdir), queue="_max_queue")
+    if class_name == "wandb.sdk.wandb_run.Run":
         return Recipe(
-            "wandb.Run", _same, (writer,), type=kind, after=writer.finish, closes=("finish",)
+            "wandb.Run",
+            _attach,
+            (writer,),
+            type=kind,
+            after_close=writer.finish,
+            closes=("finish",),
         )
     if isinstance(writer, types.ModuleType) and writer.__name__ == "mlflow":
         run = writer.active_run() or writer.start_run()
         facts = (writer.get_tracking_uri(), run.info.run_id)
         return Recipe(
-            "mlflow", _mlflow, facts, module=writer, after=writer.end_run, closes=("end_run",)
+            "mlflow",
+            _start_mlflow_run,
+            facts,
+            module=writer,
+            after_close=writer.end_run,
+            closes=("end_run",),
         )
     return None
 
 
-def _same(writer: Any) -> Any:
-    """Return a W&B run: unpickling it connects it to the service of W&B."""
+def _attach(writer: Any) -> Any:
+    """Return a W&B run that must not be ended: unpickling has connected it to the service of W&B."""
     return Attached(writer)
 
 
 class Attached:
-    """A logger that another process owns: all calls reach it except those that would end it."""
+    """Wraps a logger that the program also has: passes on all calls except those that would end the logger."""
 
     is_attached = True
 
@@ -157,13 +175,13 @@ class Attached:
             status()
 
     def close(self) -> None:
-        """Do nothing: the program ends the logger."""
+        """Flush, but do not end the logger: the program does that."""
         self.flush()
 
     finish = end_run = close
 
 
-def _mlflow(uri: str, run: str) -> Any:
+def _start_mlflow_run(uri: str, run: str) -> Any:
     import mlflow
 
     mlflow.set_tracking_uri(uri)
@@ -171,8 +189,8 @@ def _mlflow(uri: str, run: str) -> Any:
     return Attached(mlflow)
 
 
-def _tensorboard(writer: Any, *, log_dir: str, queue: str) -> Recipe:
-    """Return a writer for the same folder; TensorBoard reads all event files of a folder as one run."""
+def _summary_writer_recipe(writer: Any, *, log_dir: str, queue: str) -> Recipe:
+    """Return a recipe for a second SummaryWriter in the same folder, whose files TensorBoard shows as one run."""
     prefix = "_" if queue.startswith("_") else ""
     options = {
         "max_queue": getattr(writer, queue),
@@ -180,9 +198,9 @@ def _tensorboard(writer: Any, *, log_dir: str, queue: str) -> Recipe:
         "filename_suffix": getattr(writer, f"{prefix}filename_suffix"),
     }
     if prefix:
-        options["write_to_disk"] = writer._write_to_disk  # noqa: SLF001 - it has no other name
+        options["write_to_disk"] = writer._write_to_disk  # noqa: SLF001 - there is no public name
     with contextlib.suppress(AttributeError):
-        writer.close()  # writes its values to its file; any later call would open a second file
+        writer.close()  # flushes its file; a later call would open a second file
     kind = type(writer)
-    # an absolute path: the program may change its working folder before the writer process starts
+    # an absolute path: the program may change its working folder before the logger process starts
     return Recipe("SummaryWriter", kind, (os.path.abspath(log_dir),), options, type=kind)  # noqa: PTH100

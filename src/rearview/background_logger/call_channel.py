@@ -1,4 +1,4 @@
-"""The program's side of a background writer: copies calls into the ring, receives answers and errors."""
+"""The program's side of a background logger: it copies calls into the ring, and receives answers and errors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from typing import Any
 
 import cloudpickle
 
-from rearview.bridges import shared_memory_ring
-from rearview.bridges.gpu_tensor_copies import GpuTensorCopies
-from rearview.bridges.logger_factories import Recipe
-from rearview.bridges.logger_process import (
+from rearview.background_logger import shared_memory_ring
+from rearview.background_logger.call_arguments import PLAIN, GpuTensorCopies, encode
+from rearview.background_logger.logger_factories import Recipe
+from rearview.background_logger.logger_process import (
     ASK,
     CALL,
     FINISH,
@@ -34,38 +34,38 @@ from rearview.bridges.logger_process import (
     START,
     run_in_fork,
 )
-from rearview.bridges.shared_memory_ring import (
+from rearview.background_logger.shared_memory_ring import (
     ASLEEP,
     ATTENTION,
     ERRORS,
+    ERRORS_READ,
     HEAD,
     PID,
-    PLAIN,
-    SEEN,
     Ring,
-    encode,
 )
 from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import plural
 
 OPEN, CLOSED, DEAD, FORKED, REPLAY, PENDING = range(6)
-"""States of a channel; only in the first does a call take the fast path."""
-_POLL = 0.001
-"""Seconds between looks at a full ring."""
-_ORPHANED = 5.0
-"""Seconds after which a lock counts as abandoned: an exception was raised while it was being taken."""
+"""States of a channel: calls are sent; the logger was closed; its process is gone; this process is a forked child;
+a replay, in which calls do nothing; calls wait for copies of GPU tensors. `OPEN` must be 0: `CallChannel.method`
+tests it by truth."""
+_POLL_SECONDS = 0.001
+"""Seconds between two looks at a full ring."""
+_ABANDONED_SECONDS = 5.0
+"""Seconds after which a lock counts as abandoned: an exception (Ctrl-C) has interrupted the thread that took it."""
 CHANNELS: weakref.WeakSet[CallChannel] = weakref.WeakSet()
-"""Channels of this process; the program waits for them at its end."""
+"""Channels of this process; at its end, the program waits until they are closed."""
 
 
 class WriterError(RearviewError):
-    """A background writer failed with an exception that cannot be pickled."""
+    """A background logger failed with an exception that cannot be pickled, or its process is gone."""
 
     slug = "background-writer"
 
 
 def _close_figure(args: Any, kwargs: Any) -> None:
-    """Close a figure in the program, as `SummaryWriter.add_figure` closes its copy in the writer process."""
+    """Close a figure in the program, as `SummaryWriter.add_figure` closes its copy in the logger process."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     figures = args[1] if len(args) > 1 else kwargs.get("figure")
     if pyplot is None or not (args[3] if len(args) > 3 else kwargs.get("close", True)):
@@ -74,11 +74,12 @@ def _close_figure(args: Any, kwargs: Any) -> None:
         pyplot.close(figure)
 
 
-_AFTER = {"add_figure": _close_figure}
+_AFTER_CALL = {"add_figure": _close_figure}
+"""Method -> function that the program calls after each call of the method."""
 
 
 class CallChannel:
-    """The program's side of one background writer."""
+    """The connection of the program to the process of one background logger."""
 
     def __init__(self, recipe: Recipe, bound: int) -> None:
         self.recipe = recipe
@@ -87,25 +88,31 @@ class CallChannel:
         self.lock = threading.Lock()
         self.errors: deque[tuple[str, bytes | None, str]] = deque()
         self.errors_read = 0
+        """Value of the counter `ERRORS` when errors were last raised."""
         self.waited = 0.0
-        """Seconds that calls waited for room."""
+        """Seconds that calls waited for room in the ring."""
         self.dropped = 0
+        """Number of calls that were not made: in a replay, in a forked child, or without a logger process."""
         self.numbers: dict[tuple[tuple[str, ...], str], int] = {}
+        """(attribute path from the logger, name of a method) -> number of the method in messages."""
         self.unused_numbers = itertools.count()
         self.receiving = threading.RLock()
-        """Held while a thread reads the pipe of answers, so that two threads never split a message."""
+        """Lock of the thread that reads the pipe of answers, so that two threads never split a message."""
         self.tokens = itertools.count(1)
         self.answers: dict[int, tuple[str, Any]] = {}
-        self.accelerator: GpuTensorCopies | None = None
-        self.local: Any = None
-        """The writer itself, made in a replay if the program asks it something."""
+        """Number of a question -> answer that has arrived."""
+        self.gpu_copies: GpuTensorCopies | None = None
+        self.replay_logger: Any = None
+        """The logger, made in this process, in a replay in which the program asks the logger for a value."""
         self.deferred: list[tuple[bytes, list[Any]]] = []
+        """Calls by signal handlers that interrupted another call; they are published later."""
         self.incoming = b""
+        """Bytes of an answer that has not arrived as a whole."""
 
     # --- start and end
 
     def start(self, how: str) -> None:
-        """Start the process that owns the writer."""
+        """Start the logger process, by `how`: "spawn" or "fork"."""
         blob = b"" if how == "fork" else self._blob()
         self.ring = Ring.create(self.bound)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -139,7 +146,7 @@ class CallChannel:
                 slug="background-arguments",
             ) from exc
 
-    def _facts(self, answers: int) -> dict[str, Any]:
+    def _process_facts(self, answers: int) -> dict[str, Any]:
         ring = self.ring
         return {
             "memory": ring.fd,
@@ -152,16 +159,16 @@ class CallChannel:
         }
 
     def _spawn(self, answers: int) -> None:
-        """Start a new interpreter; it forks once, so that this process gets no child."""
-        facts = json.dumps(self._facts(answers))
+        """Start a new interpreter, which forks once: so the logger process is no child of the program."""
+        facts = json.dumps(self._process_facts(answers))
         path = json.dumps([each for each in sys.path if each])
         code = (
             f"import sys; sys.path[:0] = [p for p in {path} if p not in sys.path]\n"
-            f"from rearview.bridges.logger_process import main; main({facts})"
+            f"from rearview.background_logger.logger_process import main; main({facts})"
         )
         env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         env.setdefault("MPLBACKEND", "Agg")
-        process = subprocess.Popen(  # the interpreter of this program
+        process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
             pass_fds=(self.ring.fd, self.wake, answers),
@@ -176,16 +183,18 @@ class CallChannel:
             )
 
     def _fork(self, answers: int) -> None:
-        """Fork this process twice: the second copy owns the writer as it is now."""
+        """Fork this process twice: the second fork is the logger process, with the logger as it is now."""
         flush = getattr(self.recipe.instance, "flush", None)
         if callable(flush):
-            flush()  # otherwise both processes would write the bytes in its buffers
+            flush()  # otherwise both processes would write what the logger has buffered
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the user chose "fork"
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # about threads: the user chose "fork"
             child = os.fork()
         if child:
             os.waitpid(child, 0)
@@ -197,7 +206,7 @@ class CallChannel:
         run_in_fork(self.ring, self.wake, answers, parent, self.recipe.make, unused=self.inbox)
 
     def close(self, name: str = "", *, wait: bool = True) -> None:
-        """Wait until all calls are made, close the writer and end its process; may be called twice."""
+        """Wait until all calls are made, close the logger by the method `name`, and end its process."""
         if self.state not in {OPEN, PENDING}:
             return
         self._publish_pending(wait=True)
@@ -208,16 +217,16 @@ class CallChannel:
                 self._wait_for(token)
         finally:
             if self.state != DEAD:
-                self._end(CLOSED)
-            if self.recipe.after is not None:
-                self.recipe.after()
+                self._disconnect(CLOSED)
+            if self.recipe.after_close is not None:
+                self.recipe.after_close()
 
-    def _end(self, state: int) -> None:
+    def _disconnect(self, state: int) -> None:
         self.state = state
         pid = int(self.ring.header[PID])
         with contextlib.suppress(OSError):
             if pid and state == CLOSED and os.getpid() == 1:
-                os.waitpid(pid, 0)  # process 1 inherits the writer process and waits for its end
+                os.waitpid(pid, 0)  # only process 1 becomes the parent of the logger process
             elif pid:
                 os.waitpid(pid, os.WNOHANG)
         for fd in (self.inbox, self.wake):
@@ -225,8 +234,8 @@ class CallChannel:
                 os.close(fd)
         self.ring.close()
 
-    def forked(self) -> None:
-        """Disconnect in a forked child, because the writer belongs to the parent."""
+    def disconnect_in_child(self) -> None:
+        """Disconnect in a forked child of the program, because the logger belongs to the parent."""
         if self.state in {OPEN, PENDING}:
             self.state = FORKED
             self.lock = threading.Lock()
@@ -234,93 +243,96 @@ class CallChannel:
 
     # --- calls
 
-    def method(self, path: tuple[str, ...], name: str) -> Callable[..., None]:
-        """Return a function that sends calls of one method, as fast as Python allows."""
-        number = self.number_of(path, name)
-        dumps, frame, kinds, channel = marshal.dumps, _frame, PLAIN.issuperset, self
-        take, give, weak = self.lock.acquire, self.lock.release, not shared_memory_ring.ORDERED
-        after, seen = _AFTER.get(name), None if path else self.recipe.recording_hook(name)
+    def method(self, attribute_path: tuple[str, ...], name: str) -> Callable[..., None]:
+        """Return a function that sends calls of one method, with as little work per call as possible."""
+        number = self.number_of(attribute_path, name)
+        dumps, frame, all_plain, channel = marshal.dumps, _frame, PLAIN.issuperset, self
+        acquire, release = self.lock.acquire, self.lock.release
+        needs_fence = not shared_memory_ring.ORDERED
+        after_call = _AFTER_CALL.get(name)
+        record_call = None if attribute_path else self.recipe.recording_hook(name)
         if self.state not in {OPEN, PENDING}:
 
-            def refused(_self: Any, *args: Any, **kwargs: Any) -> None:
+            def reject(_self: Any, *args: Any, **kwargs: Any) -> None:
                 channel.send(number, args, kwargs)
 
-            return refused
+            return reject
         ring, header, memory = self.ring, self.ring.header, self.ring.memory
 
         def call(_self: Any, *args: Any, **kwargs: Any) -> None:
             if (
                 channel.state
-                or not kinds(map(type, args))
-                or (kwargs and not kinds(map(type, kwargs.values())))
+                or not all_plain(map(type, args))
+                or (kwargs and not all_plain(map(type, kwargs.values())))
             ):
                 channel.send(number, args, kwargs)
-                if seen is not None:
-                    seen((None, *args), kwargs)
-                if after is not None:
-                    after(args, kwargs)
+                if record_call is not None:
+                    record_call((None, *args), kwargs)
+                if after_call is not None:
+                    after_call(args, kwargs)
                 return
             data = dumps((number, args, kwargs))
             length = len(data)
-            if not take(False):  # another thread, or a call that a signal handler interrupted
+            if not acquire(False):
+                # another thread has the lock, or the call that a signal handler has interrupted
                 channel._write(data, [])
             else:
                 try:
-                    place = header[HEAD]
-                    end = place + (length + 79 & -64)
+                    offset = header[HEAD]
+                    end = offset + (length + 79 & -64)
                     fits = end < ring.limit
                     if fits:
-                        data = frame(end - place, length) + data
-                        memory[place + _BASE : place + _BASE16 + length] = data
-                        if weak:
+                        data = frame(end - offset, length) + data
+                        memory[offset + _BASE : offset + _BASE16 + length] = data
+                        if needs_fence:
                             shared_memory_ring.fence()
                         header[HEAD] = end
                 finally:
-                    give()
+                    release()
                 if not fits:
                     channel._write(data, [])
-            if seen is not None:
-                seen((None, *args), kwargs)
+            if record_call is not None:
+                record_call((None, *args), kwargs)
             if header[ATTENTION]:
-                channel.look_at_writer()
+                channel.check_logger_process()
 
         call.__name__ = call.__qualname__ = name
         return call
 
-    def number_of(self, path: tuple[str, ...], name: str) -> int:
-        """Return the number by which messages name a method; the writer process gets it before the first such message.
+    def number_of(self, attribute_path: tuple[str, ...], name: str) -> int:
+        """Return the number of a method in messages; the logger process gets the number before the first call.
 
-        Another thread sees the number only after it was sent. Two threads that number the same method at
-        the same time may give it two numbers, which is harmless.
+        Other threads see the number only after it was sent. Two threads may give the same method two numbers, which
+        is harmless.
         """
-        key = (path, name)
+        key = (attribute_path, name)
         index = self.numbers.get(key)
         if index is None:
             index = next(self.unused_numbers)
             if self.state in {OPEN, PENDING}:
-                self.send(ASK, ("register", path, name, index), {})
+                self.send(ASK, ("register", attribute_path, name, index), {})
             self.numbers[key] = index
         return CALL + 8 * index
 
     def send(self, number: int, args: Any, kwargs: Any) -> None:
-        """Copy a call with any arguments into the ring; then raise an error of the writer if there is one."""
+        """Copy a call with any arguments into the ring; then raise an error that the logger has reported."""
         if self.state not in {OPEN, PENDING}:
-            self._refuse()
+            self._reject_call()
             return
         payload, buffers = self._encoded(number, args, kwargs)
-        if self.state == PENDING or self._is_on_accelerator(buffers):
+        if self.state == PENDING or self._waits_for_gpu(buffers):
             self._keep_pending(payload, buffers)
         else:
             self._write(payload, buffers)
         if self.state == OPEN:
-            self.look_at_writer()
+            self.check_logger_process()
 
     def _encoded(self, number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
         try:
-            if self.accelerator is None:
-                self.accelerator = GpuTensorCopies.when_present()
-            if self.accelerator is not None:
-                args, kwargs = self.accelerator.stage((args, kwargs))
+            if self.gpu_copies is None:
+                self.gpu_copies = GpuTensorCopies.when_present()
+            if self.gpu_copies is not None:
+                args, kwargs = self.gpu_copies.stage((args, kwargs))
             return encode(number, args, kwargs)
         except RearviewError:
             raise
@@ -335,119 +347,118 @@ class CallChannel:
                 slug="background-arguments",
             ) from exc
 
-    def _is_on_accelerator(self, buffers: list[Any]) -> bool:
-        return bool(buffers) and self.accelerator is not None and self.accelerator.is_under_way()
+    def _waits_for_gpu(self, buffers: list[Any]) -> bool:
+        return bool(buffers) and self.gpu_copies is not None and self.gpu_copies.is_under_way()
 
     def _keep_pending(self, payload: bytes, buffers: list[Any]) -> None:
-        """Hold a call back until the accelerator copies that it needs are done."""
-        assert self.accelerator is not None
-        self.accelerator.hold(payload, buffers)
+        """Hold a call back until the copies of its GPU tensors are done."""
+        assert self.gpu_copies is not None
+        self.gpu_copies.hold(payload, buffers)
         self.state = PENDING
-        self._publish_pending(wait=self.accelerator.nbytes > self.bound)
+        self._publish_pending(wait=self.gpu_copies.nbytes > self.bound)
 
     def _publish_pending(self, *, wait: bool) -> None:
-        if self.state != PENDING or self.accelerator is None:
+        if self.state != PENDING or self.gpu_copies is None:
             return
-        for payload, buffers in self.accelerator.finished(wait=wait):
+        for payload, buffers in self.gpu_copies.finished(wait=wait):
             self._write(payload, buffers)
-        if not self.accelerator.is_under_way() and self.state == PENDING:
+        if not self.gpu_copies.is_under_way() and self.state == PENDING:
             self.state = OPEN
 
     def _write(self, payload: bytes, buffers: list[Any]) -> None:
-        """Append a message to the ring; wait while there is no room for it."""
+        """Append a message to the ring; wait while the ring has no room for the message."""
         ring, header = self.ring, self.ring.header
         sizes = [memoryview(each).nbytes for each in buffers]
-        places, size = shared_memory_ring.layout(len(payload), sizes)
+        offsets, size = shared_memory_ring.layout(len(payload), sizes)
         if size + shared_memory_ring.GAP > ring.size:
             raise UsageError(
                 f"One call has {size} bytes, but the background writer has only {ring.size} bytes of memory. "
                 "Log less in one call, or raise the limit on the address space (ulimit -v).",
                 slug="background-arguments",
             )
-        since = 0.0
+        wait_start = 0.0
         while True:
             if not self._is_alive():
-                self._continue_without_writer()
+                self._continue_without_logger()
                 return
             if not self.lock.acquire(blocking=False):
                 if _is_interrupted_call():
                     self.deferred.append((payload, [bytes(memoryview(each)) for each in buffers]))
-                    header[ATTENTION] = 1  # the interrupted call publishes it
+                    header[ATTENTION] = 1  # the interrupted call will publish this one
                     return
-                if not self.lock.acquire(timeout=_ORPHANED):
+                if not self.lock.acquire(timeout=_ABANDONED_SECONDS):
                     with contextlib.suppress(RuntimeError):
                         self.lock.release()
                     continue
             try:
-                place = ring.room(size)
-                if place is not None:
-                    start = place + shared_memory_ring.HEADER
+                offset = ring.find_room(size)
+                if offset is not None:
+                    start = offset + shared_memory_ring.HEADER
                     ring.memory[start : start + 16 + len(payload)] = (
                         _frame(size, len(payload)) + payload
                     )
-                    for at, data in zip(places, buffers, strict=True):
-                        shared_memory_ring.copy_into(ring, place + at, data)
+                    for buffer_offset, data in zip(offsets, buffers, strict=True):
+                        shared_memory_ring.copy_into(ring, offset + buffer_offset, data)
                     shared_memory_ring.fence()
-                    header[HEAD] = place + size
+                    header[HEAD] = offset + size
                     break
             finally:
                 self.lock.release()
-            since = since or time.monotonic()
-            self._awaken()
-            time.sleep(_POLL)
-        if since:
-            self.waited += time.monotonic() - since
-        self._awaken()
+            wait_start = wait_start or time.monotonic()
+            self._wake_process()
+            time.sleep(_POLL_SECONDS)
+        if wait_start:
+            self.waited += time.monotonic() - wait_start
+        self._wake_process()
 
-    def look_at_writer(self) -> None:
-        """Wake the writer process if it sleeps; raise an error of the writer if there is one.
-
-        Calls by signal handlers that interrupted another call are published here.
-        """
+    def check_logger_process(self) -> None:
+        """Publish calls of signal handlers, wake the logger process if it sleeps, and raise an error that it sent."""
         while self.deferred and self.state in {OPEN, PENDING} and not self.lock.locked():
             self._write(*self.deferred.pop(0))
         header = self.ring.header if self.state in {OPEN, PENDING} else None
         if header is None:
             return
-        self._awaken()
+        self._wake_process()
         if header[ERRORS] != self.errors_read:
             self.raise_error()
         if not header[ASLEEP]:
             header[ATTENTION] = 0
 
-    def _awaken(self) -> None:
+    def _wake_process(self) -> None:
         if self.ring.header[ASLEEP]:
             os.eventfd_write(self.wake, 1)
 
     # --- questions and answers
 
-    def ask(self, kind: str, path: tuple[str, ...], name: str, *rest: Any, **kwargs: Any) -> Any:
-        """Return the writer's answer after it has made all earlier calls; None if its process is gone."""
+    def ask(
+        self, kind: str, attribute_path: tuple[str, ...], name: str, *arguments: Any, **kwargs: Any
+    ) -> Any:
+        """Return (kind, value) of the answer, given after all earlier calls; None as value if the process is gone."""
         if self.state == REPLAY:
-            return self._answer_here(kind, path, name, *rest, **kwargs)
+            return self._answer_in_replay(kind, attribute_path, name, *arguments, **kwargs)
         if self.state not in {OPEN, PENDING}:
-            self._refuse()
+            self._reject_call()
             return ("value", None)
         self._publish_pending(wait=True)
         token = next(self.tokens)
-        self._write(*encode(ASK + 8 * token, (kind, path, name, *rest), kwargs))
+        self._write(*encode(ASK + 8 * token, (kind, attribute_path, name, *arguments), kwargs))
         return self._wait_for(token)
 
-    def _answer_here(
-        self, kind: str, path: tuple[str, ...], name: str, *rest: Any, **kwargs: Any
+    def _answer_in_replay(
+        self, kind: str, attribute_path: tuple[str, ...], name: str, *arguments: Any, **kwargs: Any
     ) -> Any:
         if kind in {"flush", "register"}:
             return ("value", None)
-        if self.local is None:
-            self.local = self.recipe.make()
-        target = functools.reduce(getattr, path, self.local)
+        if self.replay_logger is None:
+            self.replay_logger = self.recipe.make()
+        target = functools.reduce(getattr, attribute_path, self.replay_logger)
         value = getattr(target, name)
         if kind == "read":
             return ("method", None) if callable(value) else ("value", value)
-        return ("value", value(*rest[0], **kwargs))
+        return ("value", value(*arguments[0], **kwargs))
 
     def flush(self) -> None:
-        """Wait until all calls so far are made and the writer is flushed; raise the error of a call that failed."""
+        """Wait until all calls so far are made and the logger is flushed; raise the exception of a call that failed."""
         self.ask("flush", (), "flush")
         if self.state == OPEN and self.ring.header[ERRORS] != self.errors_read:
             self.raise_error()
@@ -456,9 +467,9 @@ class CallChannel:
         while token not in self.answers:
             if self.state not in {OPEN, PENDING}:
                 return ("value", None)
-            self._awaken()
+            self._wake_process()
             if not self._receive(0.05):
-                self._continue_without_writer()
+                self._continue_without_logger()
                 return ("value", None)
         answer = self.answers.pop(token)
         if self.errors or self.ring.header[ERRORS] != self.errors_read:
@@ -468,7 +479,7 @@ class CallChannel:
         return answer
 
     def _receive(self, timeout: float) -> bool:
-        """Read answers and errors of the writer process; return False if it is gone and none are left."""
+        """Read answers and errors; return False if the logger process is gone and has left none."""
         with self.receiving:
             if not select.select([self.inbox], [], [], timeout)[0]:
                 return True
@@ -489,7 +500,7 @@ class CallChannel:
             return True
 
     def raise_error(self) -> None:
-        """Raise the oldest error of the writer that was not raised yet, in one thread only."""
+        """Raise the oldest exception of the logger that was not raised yet, in one thread only."""
         with self.receiving:
             exc = self._next_error()
         if exc is not None:
@@ -501,7 +512,7 @@ class CallChannel:
             return None
         while not self.errors and self._receive(1.0):
             pass
-        more = count - self.errors_read - 1
+        later_errors = count - self.errors_read - 1
         self.errors_read = count
         if not self.errors:
             return None
@@ -509,14 +520,14 @@ class CallChannel:
         self.errors.clear()
         while select.select([self.inbox], [], [], 0)[0] and self._receive(0):
             self.errors.clear()
-        self.ring.header[SEEN] = count
+        self.ring.header[ERRORS_READ] = count
         self.ring.header[ATTENTION] = 0
         exc = _exception(first)
-        if more > 0:
-            exc.add_note(f"{plural(more, 'more call')} of the writer failed after it.")
+        if later_errors > 0:
+            exc.add_note(f"{plural(later_errors, 'more call')} of the writer failed after it.")
         return exc
 
-    # --- a writer that cannot be reached
+    # --- without a logger process
 
     def _is_alive(self) -> bool:
         poll = select.poll()
@@ -524,11 +535,11 @@ class CallChannel:
         events = poll.poll(0)
         return not events or not events[0][1] & (select.POLLHUP | select.POLLERR)
 
-    def _continue_without_writer(self) -> None:
-        """Continue without the writer process, which is gone; warn once."""
+    def _continue_without_logger(self) -> None:
+        """Disconnect from the logger process, which is gone; warn once."""
         if self.state == DEAD:
             return
-        self._end(DEAD)
+        self._disconnect(DEAD)
         _warn(
             WriterError(
                 f"The process that owns the background writer {self.recipe.name} is gone. Training "
@@ -538,7 +549,7 @@ class CallChannel:
             )
         )
 
-    def _refuse(self) -> None:
+    def _reject_call(self) -> None:
         if self.state == CLOSED:
             raise UsageError(
                 f"The background writer {self.recipe.name} was closed before this call. Close it "
@@ -558,7 +569,7 @@ class CallChannel:
 
 
 def _warn(problem: WriterError) -> None:
-    """Issue a warning at the line of the program: a failing logger must not end a training."""
+    """Issue a warning at the user's line: a failing logger must not end a training."""
     text = f"{problem} (docs/errors.md#{problem.slug})"
     warnings.warn(text, RuntimeWarning, stacklevel=_caller())
 
@@ -569,7 +580,7 @@ _frame = struct.Struct("<QQ").pack
 
 
 def _is_interrupted_call() -> bool:
-    """Return True if this call was made by a signal handler that interrupted another one."""
+    """Return True if this call was made by a signal handler that interrupted another call of this module."""
     frame: Any = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -579,7 +590,7 @@ def _is_interrupted_call() -> bool:
 
 
 def _caller() -> int:
-    """Return the stack level of the first caller outside this file, for a warning."""
+    """Return the stack level, for a warning, of the first caller outside this file."""
     level, frame = 1, sys._getframe(1)  # noqa: SLF001 - a warning names the user's line
     while frame is not None and frame.f_code.co_filename == __file__:
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
@@ -587,7 +598,7 @@ def _caller() -> int:
 
 
 def _exception(described: tuple[str, bytes | None, str]) -> BaseException:
-    """Return the exception that the writer raised, with its traceback there as a note."""
+    """Return the exception that the logger raised, with its traceback in the logger process as a note."""
     text, blob, lines = described
     exc: BaseException | None = None
     if blob is not None:

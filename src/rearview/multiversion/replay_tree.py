@@ -1,4 +1,9 @@
-"""Replay an execution tree by the steps of an order: compute, checkpoint, restore, switch, evict."""
+"""Replay an execution tree by the steps of a planned order: compute cells; keep, restore and evict states.
+
+Each worker takes one `ReplayPath` of the order after the other: the steps from the restore of a state to the next
+restore of another state, which one cell process executes. Workers keep and evict states in the planned order,
+which is why a path may have to wait for earlier paths.
+"""
 
 from __future__ import annotations
 
@@ -11,64 +16,65 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rearview.multiversion.cell_process_control import CellHandle, CellProcesses, ProcessDied
 from rearview.multiversion.execution_tree import CellFacts, ExecutionTree, Measurements
 from rearview.multiversion.kept_states import (
+    ForkedStates,
     KeptState,
-    ParkedStates,
     StateStore,
     StoredStates,
     WorkPlace,
 )
-from rearview.multiversion.process_control import CellHandle, CellProcesses, Died
 from rearview.multiversion.study import StudyVersion
-from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove
+from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove_folder
 from rearview.plan.versions.order import Order, ReplayPath, paths_of
 from rearview.plan.versions.tree import EXISTING, START, CacheLevel, Do, ReplayStep
 
-LIMIT = 3600.0
-"""Time limit in seconds for a cell that was never measured."""
-LEAST_LIMIT, TIMES = 120.0, 20.0
-"""Time limit of a measured cell: TIMES its measured seconds, but at least LEAST_LIMIT seconds."""
+UNMEASURED_LIMIT = 3600.0
+"""Time limit in seconds for a cell whose time was never measured."""
+LEAST_LIMIT, LIMIT_FACTOR = 120.0, 20.0
+"""Time limit of a measured cell: LIMIT_FACTOR its measured seconds, but at least LEAST_LIMIT seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The result of one node of the tree."""
+    """The result of computing the cell of one node of the tree."""
 
     ended: str
-    """`done`, `exit` (the program ended itself), `failed`, or `stopped` (it died, or hit the time limit)."""
+    """`done`, `exit` (the program ended itself), `failed`, or `stopped` (the process died, or hit the time limit)."""
     outputs: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
     why: str = ""
     version: str = ""
-    """The version that it was computed for."""
+    """Name of the version for which the cell was computed."""
     reads: tuple[str, ...] = ()
-    """Files of the project that it was seen to read."""
+    """Files of the project that the cell read."""
     expected: bool = False
-    """Whether it failed as the author's cell did, after which the author went on."""
+    """Whether the cell failed with the author's exception, after which the author ran later cells."""
 
     @property
-    def goes_on(self) -> bool:
-        """Whether cells after it can run."""
+    def continues(self) -> bool:
+        """Whether the cells after this one can run."""
         return self.ended == "done" or self.expected
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayEvent:
-    """One thing that the engine has just done, for a live display."""
+    """One thing that the replay has just done, for a live view."""
 
-    what: str
-    """`compute`, `computed`, `keep`, `restore`, `evict`, `note`."""
+    action: str
+    """`compute` (a cell starts), `computed`, `keep`, `restore`, `evict` or `note`."""
     node: int = START
     text: str = ""
-    done: float = 0.0
+    done_seconds: float = 0.0
     """Planned seconds of the cells computed so far."""
-    total: float = 0.0
+    total_seconds: float = 0.0
+    """Planned seconds of all cells."""
 
 
 @dataclass(slots=True)
 class ReplayResult:
-    """The result of replaying a tree."""
+    """The results of a tree's cells, and what the replay cost."""
 
     results: dict[int, CellResult] = field(default_factory=dict)
     seconds: float = 0.0
@@ -77,21 +83,21 @@ class ReplayResult:
     checkpoints: int = 0
     restores: int = 0
     peak: int = 0
-    """Most bytes that kept states took at any time, as measured."""
+    """Largest number of bytes that kept states took at any time, as measured."""
     notes: list[str] = field(default_factory=list)
 
-    def add(self, more: ReplayResult) -> None:
+    def add(self, result: ReplayResult) -> None:
         """Add the costs and notes of another replay of the same study."""
-        self.seconds += more.seconds
-        self.computed += more.computed
-        self.checkpoints += more.checkpoints
-        self.restores += more.restores
-        self.peak = max(self.peak, more.peak)
-        self.notes += [note for note in more.notes if note not in self.notes]
+        self.seconds += result.seconds
+        self.computed += result.computed
+        self.checkpoints += result.checkpoints
+        self.restores += result.restores
+        self.peak = max(self.peak, result.peak)
+        self.notes += [note for note in result.notes if note not in self.notes]
 
 
-class TreeEngine:
-    """Executes the steps of one order on one tree."""
+class TreeReplay:
+    """A replay of one tree: executes the steps of a planned order with one or more workers."""
 
     def __init__(
         self,
@@ -105,13 +111,13 @@ class TreeEngine:
         python: str = sys.executable,
         environment: Mapping[str, str],
         store: Path | None = None,
-        home: Path | None = None,
+        author_folder: Path | None = None,
         contents: Path | None = None,
         cell_limit: float | None = None,
         backend: str = "auto",
         names: Mapping[int, str] | None = None,
         keep_stored: bool = False,
-        tell: Callable[[ReplayEvent], None] = lambda _: None,
+        on_event: Callable[[ReplayEvent], None] = lambda _: None,
     ) -> None:
         self.tree = tree
         self.order = order
@@ -121,10 +127,10 @@ class TreeEngine:
         self.python = python
         self.environment = environment
         self.store = store
-        self.home = home
-        """The author's folder, which no cell may write; None: a package has none here."""
+        self.author_folder = author_folder
+        """The author's folder, in which no cell may change files; None for a package, which has no folder here."""
         self.contents = contents
-        """Folder with the contents of a package, which is removed if this process is killed."""
+        """Folder with the contents of a package; removed if this process is killed."""
         self.cell_limit = cell_limit
         self.backend = backend
         self.names = names or {}
@@ -132,10 +138,12 @@ class TreeEngine:
         self.keep_stored = keep_stored
         self.result = ReplayResult()
         self._versions = {version.name: version for version in tree.study.versions}
-        self._tell = tell
+        self._on_event = on_event
         self._lock = threading.Condition()
-        self._kept: dict[tuple[int, int], StateStore] = {}
-        self._turn = 0
+        self._kept_states: dict[tuple[int, int], StateStore] = {}
+        """(node, cache level) of each kept state -> what keeps it."""
+        self._cache_changes = 0
+        """Number of planned steps, so far, that keep or evict a state; they happen in the planned order."""
         self._done_seconds = 0.0
         self._failure: BaseException | None = None
         self._mounts = workers > 1 and can_mount()
@@ -148,7 +156,7 @@ class TreeEngine:
     # -- the whole replay --
 
     def run(self) -> ReplayResult:
-        """Run every path of the order; return the results of the cells."""
+        """Execute all steps of the order; return the results of the cells."""
         if not self.order.steps:
             return self.result
         begin = time.monotonic()
@@ -162,39 +170,39 @@ class TreeEngine:
                 environment,
                 python=self.python,
                 notebook=notebook,
-                home=self.home,
+                author_folder=self.author_folder,
                 folders=[scratch, *([self.contents] if self.contents else [])],
             ) as self._processes:
-                self._parked = ParkedStates(self._processes, self._folders)
+                self._forked = ForkedStates(self._processes, self._folders)
                 self._stored = StoredStates(
                     self._processes, self._folders, self.store or scratch / "stored"
                 )
                 for node, cell in enumerate(self.tree.tree.cells):
-                    self._stored.name(node, self.names.get(node, cell.lineage))
-                    if cell.kept:
-                        self._kept[node, EXISTING] = self._stored
+                    self._stored.set_name(node, self.names.get(node, cell.lineage))
+                    if cell.has_checkpoint:
+                        self._kept_states[node, EXISTING] = self._stored
                 self._base_memory = self._processes.first.memory()[1]
                 self._run_paths()
         finally:
             self._folders.close()
-            remove(scratch)
+            remove_folder(scratch)
         self.result.seconds = time.monotonic() - begin
         return self.result
 
     def _run_paths(self) -> None:
         paths = paths_of(self.order.steps)
         self._waiting = list(range(len(paths)))
-        self._starting: set[int] = set()
-        """Paths that were given to a worker and have not restored their base yet."""
+        self._taken_paths: set[int] = set()
+        """Indices of the paths that workers have taken and that have not restored their first state yet."""
         self._paths = paths
-        self._turns: dict[int, int] = {}
-        """Index of a path -> number of the first change of the cache that it makes."""
+        self._changes_before: dict[int, int] = {}
+        """Index of a path -> number of cache changes that must happen before the first change by this path."""
         self._available: dict[int, int] = {}
-        """Index of a path -> how often the cache must have changed before the path can start."""
+        """Index of a path -> number of cache changes after which the state that the path restores is kept."""
         checkpoint_numbers: dict[tuple[int, int], int] = {}
         changes = 0
         for i, path in enumerate(paths):
-            self._turns[i] = changes
+            self._changes_before[i] = changes
             self._available[i] = checkpoint_numbers.get(path.base, 0)
             for step in path.steps:
                 if step.do in {Do.CHECKPOINT, Do.EVICT}:
@@ -227,13 +235,13 @@ class TreeEngine:
 
     def _worker(self, number: int) -> None:
         try:
-            while (index := self._next()) is not None:
+            while (index := self._next_path()) is not None:
                 self._run_path(index, number)
         except BaseException as exc:
             self._fail(exc)
 
-    def _next(self) -> int | None:
-        """Return the index of the next path to run; wait until there is one, return None at the end."""
+    def _next_path(self) -> int | None:
+        """Return the index of the next path to run, or None if all were taken; wait until one can start."""
         with self._lock:
             while self._waiting and self._failure is None:
                 blocked = False
@@ -241,13 +249,13 @@ class TreeEngine:
                 for index in self._waiting:
                     path = self._paths[index]
                     changes = path.changes_cache
-                    # a state is evicted only after all earlier paths have restored it
-                    evicted_bases = bases.intersection(_evicted(path))
+                    # a path may evict a state only after all earlier paths have restored this state
+                    evicted_bases = bases.intersection(_evicted_states(path))
                     if not ((blocked or evicted_bases) and changes) and (
-                        self._turn >= self._available[index]
+                        self._cache_changes >= self._available[index]
                     ):
                         self._waiting.remove(index)
-                        self._starting.add(index)
+                        self._taken_paths.add(index)
                         return index
                     blocked = blocked or changes
                     bases.add(path.base)
@@ -256,52 +264,53 @@ class TreeEngine:
 
     # -- one path --
 
-    def _place(self, number: int) -> WorkPlace:
+    def _work_place(self, number: int) -> WorkPlace:
         if not self._mounts:
             return WorkPlace(self._folders.work, None)
         return WorkPlace(self._folders.scratch / f"work-{number}", self._folders.work)
 
     def _run_path(self, index: int, number: int) -> None:
         path = self._paths[index]
-        place = self._place(number)
+        place = self._work_place(number)
         version = self._version_of(path)
-        turn = self._turns[index]
+        change = self._changes_before[index]
         process: CellHandle | None = None
-        alive = self._reachable(path.steps[0].child)
+        can_continue = self._can_run(path.steps[0].child)
         try:
             for position, step in enumerate(path.steps):
                 if step.do is Do.RESTORE and position == 0:
-                    if alive:
-                        process, alive = self._first_state(step, version, place)
-                    self._note_start(index)
+                    if can_continue:
+                        process, can_continue = self._restored_or_stopped(step, version, place)
+                    self._mark_started(index)
                 elif step.do is Do.COMPUTE:
-                    if alive and process is not None:
-                        alive = self._compute(step.node, version, process)
+                    if can_continue and process is not None:
+                        can_continue = self._compute(step.node, version, process)
                 elif step.do in {Do.CHECKPOINT, Do.EVICT}:
-                    self._await_turn(turn)
+                    self._await_cache_changes(change)
                     if step.do is Do.EVICT:
                         self._await_restores(index, (step.node, step.level))
                         self._evict(step.node, step.level)
-                    elif alive and process is not None:
+                    elif can_continue and process is not None:
                         process = self._keep(step.node, step.level, process, place)
-                    turn += 1
-                    self._pass_turn(turn)
+                    change += 1
+                    self._record_cache_change(change)
         finally:
-            self._note_start(index)
+            self._mark_started(index)
             if process is not None:
                 process.kill()
             self._evict_excess()
 
-    def _note_start(self, index: int) -> None:
+    def _mark_started(self, index: int) -> None:
         with self._lock:
-            self._starting.discard(index)
+            self._taken_paths.discard(index)
             self._lock.notify_all()
 
     def _await_restores(self, index: int, base: tuple[int, int]) -> None:
-        """Wait until the paths planned before this one have restored the state that it evicts."""
+        """Wait until all paths before `index` in the plan have restored the state `base`, which is to be evicted."""
         with self._lock:
             while self._failure is None and any(
-                earlier < index and self._paths[earlier].base == base for earlier in self._starting
+                earlier < index and self._paths[earlier].base == base
+                for earlier in self._taken_paths
             ):
                 self._lock.wait()
 
@@ -309,35 +318,35 @@ class TreeEngine:
         end = [step.node for step in path.steps if step.do is Do.COMPUTE][-1]
         return self._versions[self.tree.nodes[end].versions[0]]
 
-    def _reachable(self, node: int) -> bool:
-        """Return True if no cell before a node has failed."""
-        above = self.tree.tree.parent[node]
-        while above != START:
-            result = self.result.results.get(above)
-            if result is not None and not result.goes_on:
+    def _can_run(self, node: int) -> bool:
+        """Return True if no cell on the way to a node has failed."""
+        ancestor = self.tree.tree.parent[node]
+        while ancestor != START:
+            result = self.result.results.get(ancestor)
+            if result is not None and not result.continues:
                 return False
-            above = self.tree.tree.parent[above]
+            ancestor = self.tree.tree.parent[ancestor]
         return True
 
-    def _await_turn(self, turn: int) -> None:
+    def _await_cache_changes(self, change: int) -> None:
         with self._lock:
-            while self._turn < turn and self._failure is None:
+            while self._cache_changes < change and self._failure is None:
                 self._lock.wait()
             if self._failure is not None:
                 raise self._failure
 
-    def _pass_turn(self, turn: int) -> None:
+    def _record_cache_change(self, change: int) -> None:
         with self._lock:
-            self._turn = max(self._turn, turn)
+            self._cache_changes = max(self._cache_changes, change)
             self._lock.notify_all()
 
-    def _first_state(
+    def _restored_or_stopped(
         self, step: ReplayStep, version: StudyVersion, place: WorkPlace
     ) -> tuple[CellHandle | None, bool]:
-        """Like `_restored`, but if the process dies, the first cell of the path counts as stopped."""
+        """Like `_restored`, but if the process dies, record the first cell of the path as stopped."""
         try:
             return self._restored(step, version, place)
-        except Died as exc:
+        except ProcessDied as exc:
             with self._lock:
                 self.result.results.setdefault(step.child, CellResult("stopped", why=str(exc)))
             return None, False
@@ -345,32 +354,32 @@ class TreeEngine:
     def _restored(
         self, step: ReplayStep, version: StudyVersion, place: WorkPlace
     ) -> tuple[CellHandle | None, bool]:
-        """Return a process with the state that a path starts from; compute it again if it was lost."""
+        """Return (process with the state that `step` restores, whether cells can run); compute a lost state again."""
         node = step.node
         while node != START:
             for level in (step.level, EXISTING, *range(len(self.levels))):
-                states = self._kept.get((node, level))
+                states = self._kept_states.get((node, level))
                 if states is None:
                     continue
-                self._say("restore", node)
+                self._report("restore", node)
                 process = states.restore(node, version, place)
                 if isinstance(process, CellHandle):
                     self.result.restores += 1
-                    return self._caught_up(process, node, step.node, version, place)
+                    return self._computed_up_to(process, node, step.node, version, place)
                 self._note(f"cell {self._label(node)} could not be restored: {process}")
-                self._kept.pop((node, level), None)
+                self._kept_states.pop((node, level), None)
             node = self.tree.tree.parent[node]
-        process = self._started(version, place)
-        return self._caught_up(process, START, step.node, version, place, switch=False)
+        process = self._process_at_start(version, place)
+        return self._computed_up_to(process, START, step.node, version, place, switch=False)
 
-    def _started(self, version: StudyVersion, place: WorkPlace) -> CellHandle:
-        remove(place.folder)
-        self._folders.lay_out(version, place.folder, self.programs.get(version.name))
+    def _process_at_start(self, version: StudyVersion, place: WorkPlace) -> CellHandle:
+        remove_folder(place.folder)
+        self._folders.fill(version, place.folder, self.programs.get(version.name))
         process = self._processes.start(version, place.folder, place.mount)
         self._switch(process, version)
         return process
 
-    def _caught_up(
+    def _computed_up_to(
         self,
         process: CellHandle,
         node: int,
@@ -380,13 +389,13 @@ class TreeEngine:
         *,
         switch: bool = True,
     ) -> tuple[CellHandle | None, bool]:
-        """Switch a restored process to a version and compute the cells from `node` down to `target`."""
+        """Switch a process with the state of `node` to a version, and compute the cells after `node` up to `target`."""
         if switch:
-            before = self._versions[self.tree.nodes[node].versions[0]]
-            self._folders.switch(before, version, place.folder)
+            previous_version = self._versions[self.tree.nodes[node].versions[0]]
+            self._folders.switch(previous_version, version, place.folder)
             program = self.programs.get(version.name)
             if program is not None:
-                self._folders.exchange_program(before, version, program, place.folder)
+                self._folders.exchange_program(previous_version, version, program, place.folder)
             self._switch(process, version)
         for next_node in self.tree.tree.path(node, target) if target != START else ():
             if not self._compute(next_node, version, process):
@@ -404,17 +413,17 @@ class TreeEngine:
         )
 
     def _compute(self, node: int, version: StudyVersion, process: CellHandle) -> bool:
-        """Run one cell; return True if cells after it can run."""
+        """Run one cell; return True if the cells after this one can run."""
         cell = version.cells[self.tree.nodes[node].number - 1]
-        self._say("compute", node)
+        self._report("compute", node)
         planned = self.tree.tree.cells[node].seconds
         limit = self.cell_limit
         if limit is None:
             measured = self.tree.nodes[node].measured
-            limit = max(LEAST_LIMIT, TIMES * planned) if measured else LIMIT
+            limit = max(LEAST_LIMIT, LIMIT_FACTOR * planned) if measured else UNMEASURED_LIMIT
         try:
             answer = process.ask(
-                {"do": "cell", "text": cell.text, "line": _line(version, node, self.tree)},
+                {"do": "cell", "text": cell.text, "line": _first_line(version, node, self.tree)},
                 seconds=limit,
             )
             ended, outputs = str(answer.get("ended", "stopped")), tuple(answer.get("outputs", ()))
@@ -427,49 +436,51 @@ class TreeEngine:
                 tuple(sorted(answer.get("reads", ()))),
                 expected=ended == "failed" and self._fails_with(node, outputs),
             )
-        except Died as exc:
+        except ProcessDied as exc:
             result, answer = CellResult("stopped", why=str(exc)), {}
         with self._lock:
             self.result.computed += 1
             self._done_seconds += planned
             self.result.results.setdefault(node, result)
-        if result.goes_on:
+        if result.continues:
             size = max(1 << 20, process.memory()[1] - self._base_memory)
             complete = bool(answer.get("complete"))
             facts = CellFacts(result.seconds, size, result.reads, complete)
             with self._lock:
                 self.measurements.add(self.tree.nodes[node].chain, facts)
-        self._say("computed", node, result.why or result.ended)
-        return result.goes_on
+        self._report("computed", node, result.why or result.ended)
+        return result.continues
 
     def _fails_with(self, node: int, outputs: tuple[dict[str, Any], ...]) -> bool:
-        """Return True if an author's notebook shows this failure, so that later cells can run."""
+        """Return True if an author's notebook shows the same failure, after which later cells ran."""
         name = next((str(o.get("ename")) for o in outputs if o.get("output_type") == "error"), "")
-        about = self.tree.nodes[node]
-        versions = [self._versions[version] for version in about.versions]
-        return any(v.notebook and v.cells[about.number - 1].fails_with(name) for v in versions)
+        tree_node = self.tree.nodes[node]
+        versions = [self._versions[version] for version in tree_node.versions]
+        return any(v.notebook and v.cells[tree_node.number - 1].fails_with(name) for v in versions)
 
     # -- kept states --
 
     def _keep(self, node: int, level: int, process: CellHandle, place: WorkPlace) -> CellHandle:
-        """Keep the state of a process as planned, or in another way; return the process that continues."""
+        """Keep the state of a process, by a fork if possible, else as a file; return the process for the next cells."""
         room = self.levels[level].room
         memory = self.levels[level].name == "memory"
-        ways: list[StateStore] = [self._parked, self._stored] if memory else [self._stored]
+        stores: list[StateStore] = [self._forked, self._stored] if memory else [self._stored]
         if self.backend == "stored":
-            ways = [self._stored]
-        for states in ways:
-            kept = states.keep(node, process, place)
-            if not isinstance(kept, KeptState):
-                self._note(f"cell {self._label(node)} cannot be {_verb(states)}: {kept}")
+            stores = [self._stored]
+        for states in stores:
+            kept_state = states.keep(node, process, place)
+            if not isinstance(kept_state, KeptState):
+                self._note(
+                    f"cell {self._label(node)} cannot be {_participle(states)}: {kept_state}"
+                )
                 continue
-            process = kept.process
+            process = kept_state.process
             with self._lock:
-                self._kept[node, level] = states
+                self._kept_states[node, level] = states
                 self.result.checkpoints += 1
                 used = states.used()
                 self.result.peak = max(self.result.peak, used)
-            self._say("keep", node, f"{used} bytes kept")
+            self._report("keep", node, f"{used} bytes kept")
             if used > room:
                 self._note(
                     f"cell {self._label(node)} was not kept: the kept states would take "
@@ -481,58 +492,61 @@ class TreeEngine:
 
     def _evict(self, node: int, level: int) -> None:
         with self._lock:
-            states = self._kept.pop((node, level), None)
+            states = self._kept_states.pop((node, level), None)
         if states is not None:
-            self._say("evict", node)
+            self._report("evict", node)
             if not (self.keep_stored and states is self._stored):
                 states.evict(node)
 
     def _evict_excess(self) -> None:
-        """Evict parked states that exceed the bound; they grow, as pages are copied when a process writes."""
+        """Evict states of forked processes while these take more memory than allowed.
+
+        A forked process grows, because a memory page that it shares is copied when another process writes to it.
+        """
         memory = [i for i, level in enumerate(self.levels) if level.name == "memory"]
         if not memory:
             return
         while True:
             with self._lock:
-                parked = [
+                forked = [
                     key
-                    for key, states in self._kept.items()
-                    if key[1] in memory and states is self._parked
+                    for key, states in self._kept_states.items()
+                    if key[1] in memory and states is self._forked
                 ]
-                used = self._parked.used() if parked else 0
+                used = self._forked.used() if forked else 0
                 self.result.peak = max(self.result.peak, used)
-                if used <= self.levels[memory[0]].room or not parked:
+                if used <= self.levels[memory[0]].room or not forked:
                     return
                 # evict the state that is cheapest to compute again
-                victim = min(parked, key=lambda key: self.tree.tree.reach[key[0]])
-            self._note(f"cell {self._label(victim[0])} was evicted: its process has grown")
-            self._evict(*victim)
+                cheapest = min(forked, key=lambda key: self.tree.tree.reach[key[0]])
+            self._note(f"cell {self._label(cheapest[0])} was evicted: its process has grown")
+            self._evict(*cheapest)
 
     # -- notes and events --
 
     def _label(self, node: int) -> str:
-        about = self.tree.nodes[node]
-        return f"{about.number} of {about.versions[0]}"
+        tree_node = self.tree.nodes[node]
+        return f"{tree_node.number} of {tree_node.versions[0]}"
 
     def _note(self, text: str) -> None:
         with self._lock:
             if text not in self.result.notes:
                 self.result.notes.append(text)
-        self._tell(ReplayEvent("note", text=text))
+        self._on_event(ReplayEvent("note", text=text))
 
-    def _say(self, event: str, node: int, text: str = "") -> None:
-        self._tell(ReplayEvent(event, node, text, self._done_seconds, self.order.seconds))
+    def _report(self, event: str, node: int, text: str = "") -> None:
+        self._on_event(ReplayEvent(event, node, text, self._done_seconds, self.order.seconds))
 
 
-def _evicted(path: ReplayPath) -> list[tuple[int, int]]:
+def _evicted_states(path: ReplayPath) -> list[tuple[int, int]]:
     return [(step.node, step.level) for step in path.steps if step.do is Do.EVICT]
 
 
-def _verb(states: StateStore) -> str:
-    return "parked" if isinstance(states, ParkedStates) else "stored"
+def _participle(states: StateStore) -> str:
+    return "parked" if isinstance(states, ForkedStates) else "stored"
 
 
-def _line(version: StudyVersion, node: int, tree: ExecutionTree) -> int:
+def _first_line(version: StudyVersion, node: int, tree: ExecutionTree) -> int:
     """Return the line of the script on which a cell starts."""
     number = tree.nodes[node].number
     return 1 + sum(cell.text.count("\n") for cell in version.cells[: number - 1])

@@ -1,4 +1,4 @@
-"""Start, fork, command, measure and end cell processes: the engine's side of `cell_process`."""
+"""Start, fork, command, measure and end cell processes, which run `cell_process`."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _BOOT = (
     "import sys; p = sys.argv[1]; sys.path.insert(0, p); "
     "from rearview.multiversion.cell_process import main; sys.path.remove(p); main()"
 )
-_REAPER = f"""
+_CLEANER = f"""
 import os, shutil, signal, sys
 ended = sys.stdin.buffer.read()
 group, mark, *folders = sys.argv[1:]
 try:
     os.killpg(int(group), signal.SIGKILL)
 except ProcessLookupError:
-    pass  # all of them have ended
+    pass  # all processes of the group have ended
 for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-    try:  # those that cells started in a session of their own
+    try:  # processes that cells started in a session of their own
         with open("/proc/" + pid + "/environ", "rb") as file:
             if os.fsencode(mark) in file.read().split(bytes(1)):
                 os.kill(int(pid), signal.SIGKILL)
     except OSError:
         pass
-if not ended:  # the engine was killed
+if not ended:  # the process that controls the replay was killed
     for folder in folders:
         try:
             with open(os.path.join(folder, "{LINKS}")) as file:
@@ -53,21 +53,21 @@ if not ended:  # the engine was killed
             pass
         shutil.rmtree(folder, ignore_errors=True)
 """
-MARK = "_REARVIEW_CELLS"
+PROCESS_MARK = "_REARVIEW_CELLS"
 """Environment variable of all processes that the cells of a replay start."""
 SOURCE = Path(__file__).parent.parent.parent
-HELLO = 60.0
-"""Seconds within which a new process must announce itself."""
-FORKED = 20.0
-"""Seconds within which a forked child must have used its thread pools once."""
+CONNECT_SECONDS = 60.0
+"""Seconds within which a new process must connect."""
+FORK_SECONDS = 20.0
+"""Seconds within which a forked child must have used its thread pools once and connected."""
 
 
-class Died(Exception):  # noqa: N818 - it says what happened
-    """The cell process has ended, or was killed at its time limit."""
+class ProcessDied(Exception):  # noqa: N818 - it says what happened
+    """A cell process has ended, or was killed at its time limit."""
 
 
 class CellHandle:
-    """One running cell process."""
+    """A running cell process, with the connection over which it takes commands."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
@@ -75,7 +75,7 @@ class CellHandle:
         self._lock = threading.Lock()
 
     def ask(self, message: Mapping[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
-        """Send a command and return the answer; raise `Died` if no answer comes in time."""
+        """Send a command and return the answer; raise `ProcessDied` if no answer comes in time."""
         data = json.dumps(message).encode("utf-8", "surrogatepass")
         try:
             with self._lock:
@@ -84,10 +84,10 @@ class CellHandle:
                 return receive(self.connection)
         except TimeoutError as exc:
             self.kill()
-            raise Died(f"it did not end within {seconds:g} seconds") from exc
+            raise ProcessDied(f"it did not end within {seconds:g} seconds") from exc
         except (OSError, EOFError) as exc:
             self.kill()
-            raise Died("its process died") from exc
+            raise ProcessDied("its process died") from exc
 
     def kill(self) -> None:
         """Kill the process at once."""
@@ -96,7 +96,7 @@ class CellHandle:
         self.connection.close()
 
     def memory(self) -> tuple[int, int]:
-        """Return (Pss, anonymous memory) in bytes; zeros if the process is gone."""
+        """Return (proportional set size, anonymous memory) in bytes; zeros if the process is gone."""
         fields: dict[str, int] = {}
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()[1:]:
@@ -106,18 +106,18 @@ class CellHandle:
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:
-    """Return the next message of a cell process; raise EOFError if it is gone."""
-    size = struct.unpack(">Q", _exactly(connection, 8))[0]
+    """Return the next message of a cell process; raise EOFError if the process is gone."""
+    size = struct.unpack(">Q", _read_exactly(connection, 8))[0]
     try:
         message: dict[str, Any] = json.loads(
-            _exactly(connection, size).decode("utf-8", "surrogatepass")
+            _read_exactly(connection, size).decode("utf-8", "surrogatepass")
         )
     except (ValueError, RecursionError) as exc:
         raise EOFError("it sent no message") from exc
     return message
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _read_exactly(connection: socket.socket, count: int) -> bytes:
     parts = bytearray()
     while len(parts) < count:
         part = connection.recv(min(1 << 20, count - len(parts)))
@@ -128,7 +128,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 class CellProcesses:
-    """Starts one process with only the interpreter in it; all others are forked from it."""
+    """All cell processes of a replay: starts the first one, in which no cell runs, and forks the others from it."""
 
     def __init__(
         self,
@@ -137,24 +137,24 @@ class CellProcesses:
         *,
         python: str,
         notebook: bool,
-        home: Path | None = None,
+        author_folder: Path | None = None,
         folders: Sequence[Path] = (),
     ) -> None:
-        """`folders` are removed if this process is killed."""
+        """Start the first process; `folders` are removed if the process that controls the replay is killed."""
         self._scratch = scratch
-        self._home = os.path.realpath(home) if home is not None else ""
-        self._address = scratch / "engine.sock"
+        self._author_folder = os.path.realpath(author_folder) if author_folder is not None else ""
+        self._address = scratch / "control.sock"
         self._link_folder: Path | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # the path of a deep folder may be too long for a socket: bind it by a short path
+        # a socket's path is limited to 107 bytes: bind it by a short path
         descriptor = os.open(scratch, os.O_RDONLY)
         try:
-            self._listener.bind(f"/proc/self/fd/{descriptor}/engine.sock")
+            self._listener.bind(f"/proc/self/fd/{descriptor}/control.sock")
         finally:
             os.close(descriptor)
         self._listener.listen(64)
-        self._arrived: dict[str, tuple[CellHandle, str]] = {}
-        self._news = threading.Condition()
+        self._connected: dict[str, tuple[CellHandle, str]] = {}
+        self._connection_news = threading.Condition()
         self._tokens = 0
         self._handles: list[CellHandle] = []
         self._log = (scratch / "processes.log").open("wb")
@@ -165,17 +165,17 @@ class CellProcesses:
                 *(python, "-c", _BOOT, str(SOURCE), self._short_address()),
                 *(token, "1" if notebook else "0"),
             ],
-            env={**environment, MARK: str(scratch)},
+            env={**environment, PROCESS_MARK: str(scratch)},
             cwd=scratch,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
         )
-        self._reaper = subprocess.Popen(
+        self._cleaner = subprocess.Popen(
             [
-                *(sys.executable, "-I", "-c", _REAPER, str(self._process.pid)),
-                *(f"{MARK}={scratch}", *map(str, folders)),
+                *(sys.executable, "-I", "-c", _CLEANER, str(self._process.pid)),
+                *(f"{PROCESS_MARK}={scratch}", *map(str, folders)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -183,8 +183,8 @@ class CellProcesses:
             start_new_session=True,
         )
         try:
-            self.first = self._wait(token, HELLO)
-        except Died as exc:
+            self.first = self._wait(token, CONNECT_SECONDS)
+        except ProcessDied as exc:
             self.close()
             log = (scratch / "processes.log").read_text("utf-8", "replace").strip()
             raise ReplayError(
@@ -195,7 +195,7 @@ class CellProcesses:
             ) from exc
 
     def _short_address(self) -> str:
-        """Return an address of the socket that fits into 107 bytes; a link in a short folder if needed."""
+        """Return a path of the socket that fits into 107 bytes: a link in a temporary folder if needed."""
         if len(os.fsencode(self._address)) < 100:
             return str(self._address)
         self._link_folder = Path(tempfile.mkdtemp(prefix="rv-"))
@@ -203,7 +203,7 @@ class CellProcesses:
         return f"{self._link_folder}/s/{self._address.name}"
 
     def _token(self) -> str:
-        with self._news:
+        with self._connection_news:
             self._tokens += 1
             return f"process-{self._tokens}"
 
@@ -216,64 +216,64 @@ class CellProcesses:
                     return
                 continue
             try:
-                connection.settimeout(HELLO)
+                connection.settimeout(CONNECT_SECONDS)
                 hello = receive(connection)
             except (OSError, EOFError, ValueError):
                 connection.close()
                 continue
             handle = CellHandle(connection, int(hello["pid"]))
-            with self._news:
+            with self._connection_news:
                 self._handles.append(handle)
-                self._arrived[str(hello["hello"])] = (handle, str(hello.get("error", "")))
-                self._news.notify_all()
+                self._connected[str(hello["hello"])] = (handle, str(hello.get("error", "")))
+                self._connection_news.notify_all()
 
     def _wait(self, token: str, seconds: float) -> CellHandle:
         end = time.monotonic() + seconds
-        with self._news:
-            while token not in self._arrived:
+        with self._connection_news:
+            while token not in self._connected:
                 seconds_left = end - time.monotonic()
                 ended = getattr(self, "first", None) is None and self._process.poll() is not None
                 if seconds_left <= 0 or ended:
-                    raise Died("it did not announce itself")
-                self._news.wait(min(seconds_left, 0.2))
-            handle, error = self._arrived.pop(token)
+                    raise ProcessDied("it did not announce itself")
+                self._connection_news.wait(min(seconds_left, 0.2))
+            handle, error = self._connected.pop(token)
         if error:
-            raise Died(f"it could not continue after the fork: {error}")
+            raise ProcessDied(f"it could not continue after the fork: {error}")
         return handle
 
     def fork(
         self, parent: CellHandle, folder: Path, mount: Path | None, *, first: bool
     ) -> CellHandle | str:
-        """Return a new process with the state of `parent`, which keeps it too; or why it cannot be forked."""
+        """Fork `parent`, which keeps its state; return the new process, or the reason why a fork is impossible."""
         token = self._token()
         answer = parent.ask(
             {
-                "do": "park",
+                "do": "fork",
                 "token": token,
                 "folder": str(folder),
                 "mount": str(mount) if mount else "",
                 "first": first,
             },
-            seconds=HELLO,
+            seconds=CONNECT_SECONDS,
         )
         if "refused" in answer:
             return str(answer["refused"])
         try:
-            return self._wait(token, FORKED)
-        except Died as exc:
+            return self._wait(token, FORK_SECONDS)
+        except ProcessDied as exc:
             return f"the forked process does not work: {exc}"
 
     def start(self, version: StudyVersion, folder: Path, mount: Path | None) -> CellHandle:
-        """Return a fresh process that is ready for the cells of a version; raise `Died` if none can be started."""
+        """Return a new process, ready for the first cell of a version; raise `ProcessDied` if it cannot be started."""
         process = self.fork(self.first, folder, mount, first=False)
         if isinstance(process, str):
-            raise Died(process)
+            raise ProcessDied(process)
         process.ask(
             {
                 "do": "setup",
                 "folder": str((mount or folder) / PROJECT),
                 "inputs": os.path.realpath(self._scratch / INPUTS),
-                "home": self._home,
+                "author_folder": self._author_folder,
                 "program": version.program,
                 "cwd": version.cwd,
                 "notebook": version.notebook,
@@ -286,18 +286,19 @@ class CellProcesses:
         self._listener.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with self._news:
+        with self._connection_news:
             handles = list(self._handles)
         for handle in handles:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if os.getpgid(handle.pid) == self._process.pid:
                     os.kill(handle.pid, signal.SIGKILL)
-        if self._reaper.stdin:
+        if self._cleaner.stdin:
             with contextlib.suppress(OSError):
-                self._reaper.stdin.write(b"ended")
-                self._reaper.stdin.flush()
-            self._reaper.stdin.close()
-        self._reaper.wait()  # before waiting for the leader, as long as no other process can get its group id
+                self._cleaner.stdin.write(b"ended")
+                self._cleaner.stdin.flush()
+            self._cleaner.stdin.close()
+        # first the cleaner, which kills a process group: until the leader is waited for, its id is not used again
+        self._cleaner.wait()
         self._process.wait()
         for handle in handles:
             handle.connection.close()

@@ -1,4 +1,4 @@
-"""Edits with which a stopped run is resumed: the lines they change, and the ids of the loops after them.
+"""Find what an edit changed in the source of a stopped run before the run is resumed.
 
 A run that is resumed with an edited source restores a state that the old source computed. So a changed
 line must not run before that state is restored: its effect would disappear, or happen twice.
@@ -17,21 +17,22 @@ from rearview.source.text import Parsed, decode, try_parse
 
 _DEFINITIONS = (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)
 _FRESH = 1000
-"""Added to the ordinal of loops that the recorded text does not have."""
+"""Added to the ordinal of each new loop, so that its id equals the id of no recorded loop."""
 
 
 @dataclass
-class ResumeEdit:
-    """What an edit changes, by file and line of the edited text."""
+class EditBeforeResume:
+    """The changes in the source of a stopped run, by path and line of the edited files."""
 
     lines: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Lines that must not run before the state is restored, with the kind of change."""
+    """Path -> changed line -> how it was changed. A changed line must not run before the state is restored."""
     trees: dict[str, ast.Module] = field(default_factory=dict)
+    """Path -> syntax tree of the edited text."""
     ids: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Recorded ids of loops, by line."""
+    """Path -> line of a loop -> id of the loop. A recorded loop keeps its recorded id."""
 
-    def run_in(self, loop: str) -> Iterator[tuple[str, int]]:
-        """Yield the changed lines that a loop may run: its own, and those of functions that it mentions."""
+    def changed_lines_in(self, loop: str) -> Iterator[tuple[str, int]]:
+        """Yield (path, line) of each changed line in a loop and in the functions that the loop mentions."""
         names: set[str] = set()
         todo: list[ast.stmt] = [
             node
@@ -45,35 +46,35 @@ class ResumeEdit:
             for node in ast.walk(tree)
             if isinstance(node, FUNCTIONS)
         }
-        place = {id(node): path for path, tree in self.trees.items() for node in ast.walk(tree)}
+        path_of = {id(node): path for path, tree in self.trees.items() for node in ast.walk(tree)}
         while todo:
             node = todo.pop()
-            path = place[id(node)]
+            path = path_of[id(node)]
             inside = range(node.lineno, last_line(node) + 1)
             yield from ((path, line) for line in self.lines.get(path, ()) if line in inside)
-            fresh = set(_names(node)) - names
-            names |= fresh
-            todo += [function for _, function in functions if function.name in fresh]
+            new_names = set(_names(node)) - names
+            names |= new_names
+            todo += [function for _, function in functions if function.name in new_names]
 
 
-def resume_edit(
+def edit_before_resume(
     recorded: Mapping[str, bytes], old: Mapping[str, bytes], new: Mapping[str, bytes]
-) -> ResumeEdit:
-    """Return what an edit of the text `old` into `new` changes.
+) -> EditBeforeResume:
+    """Return what the edit of the files `old` into `new` changes.
 
-    Loops keep the ids that they have in the `recorded` text, if they are in it.
+    A loop keeps its id if the files `recorded`, with which the run started, have the loop.
     """
-    edit = ResumeEdit()
+    edit = EditBeforeResume()
     for path in sorted(path for path in new if path.endswith(".py")):
-        after = _parsed(new[path])
-        if after is None:
+        tree_after = _parsed(new[path])
+        if tree_after is None:
             continue
-        edit.trees[path] = after
-        first = _parsed(recorded.get(path, b""))
-        edit.ids[path] = _ids(first, after, path)
-        before = _parsed(old.get(path, b""))
-        if before is not None and old.get(path) != new[path]:
-            edit.lines[path] = dict(_changed(before, after))
+        edit.trees[path] = tree_after
+        first_tree = _parsed(recorded.get(path, b""))
+        edit.ids[path] = _ids(first_tree, tree_after, path)
+        tree_before = _parsed(old.get(path, b""))
+        if tree_before is not None and old.get(path) != new[path]:
+            edit.lines[path] = dict(_changed(tree_before, tree_after))
     return edit
 
 
@@ -83,50 +84,60 @@ def _parsed(data: bytes) -> ast.Module | None:
 
 
 def _ids(recorded: ast.Module | None, new: ast.Module, path: str) -> dict[int, str]:
-    own = loop_ids(new, path)
-    kept = (
+    new_ids = loop_ids(new, path)
+    recorded_ids = (
         {}
         if recorded is None
         else recorded_loop_ids(recorded, compare(recorded, new).matched, path)
     )
     return {
-        line: str(kept[line])
-        if line in kept
+        line: str(recorded_ids[line])
+        if line in recorded_ids
         else f"{path}:{loop.function}:{loop.ordinal + _FRESH}:{loop.name}"
-        for line, loop in own.items()
+        for line, loop in new_ids.items()
     }
 
 
 def _changed(old: ast.Module, new: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the lines of `new` that differ from `old`, with the kind of change."""
+    """Yield (line, description of the change) for each line of `new` that differs from `old`."""
     comparison = compare(old, new)
     partners = {id(before): after for before, after in comparison.matched}
-    for added in comparison.added:
-        if not isinstance(added.node, _DEFINITIONS) and not _is_text(added.node):
-            yield from ((line, "was added") for line in _lines(added.node))
-    for missing in comparison.missing:
-        if missing.instead is not None:
-            yield from ((line, "was changed") for line in _differing(missing, missing.instead))
-        elif not isinstance(missing.node, _DEFINITIONS) and not _is_text(missing.node):
-            line = _neighbour(old, missing.node, partners) or missing.line
-            yield line, f"is next to `{ast.unparse(missing.node)[:60]}`, which was removed"
+    for added_statement in comparison.added_statements:
+        if not isinstance(added_statement.node, _DEFINITIONS) and not _is_text(
+            added_statement.node
+        ):
+            yield from ((line, "was added") for line in _lines(added_statement.node))
+    for missing_statement in comparison.missing_statements:
+        if missing_statement.replacement is not None:
+            yield from (
+                (line, "was changed")
+                for line in _replaced_lines(missing_statement, missing_statement.replacement)
+            )
+        elif not isinstance(missing_statement.node, _DEFINITIONS) and not _is_text(
+            missing_statement.node
+        ):
+            line = _neighbour(old, missing_statement.node, partners) or missing_statement.line
+            yield (
+                line,
+                f"is next to `{ast.unparse(missing_statement.node)[:60]}`, which was removed",
+            )
 
 
 def _lines(node: ast.stmt) -> range:
     return range(first_line(node), last_line(node) + 1)
 
 
-def _differing(missing: MissingStatement, instead: ast.stmt) -> Iterator[int]:
-    """Yield the lines that run differently; the lines of a function run when it is called."""
-    old = missing.node
-    if isinstance(old, FUNCTIONS) and isinstance(instead, FUNCTIONS):
+def _replaced_lines(missing_statement: MissingStatement, replacement: ast.stmt) -> Iterator[int]:
+    """Yield the changed lines of a replacement: the body of a function, or all lines of another statement."""
+    old = missing_statement.node
+    if isinstance(old, FUNCTIONS) and isinstance(replacement, FUNCTIONS):
         # defaults and decorators are values, which are part of the restored state
-        if old.name == instead.name and _values(old) == _values(instead):
-            for stmt in instead.body:
+        if old.name == replacement.name and _values(old) == _values(replacement):
+            for stmt in replacement.body:
                 yield from _lines(stmt)
             return
-    if not _is_text(instead):
-        yield from _lines(instead)
+    if not _is_text(replacement):
+        yield from _lines(replacement)
 
 
 def _values(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -140,12 +151,12 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _neighbour(tree: ast.Module, node: ast.stmt, partners: Mapping[int, ast.stmt]) -> int | None:
-    """Return the line of a statement that runs whenever the removed `node` would have run."""
+    """Return the line of a statement that runs whenever the removed `node` would have run, or None if there is none."""
     for parent in ast.walk(tree):
         for _, block in ast.iter_fields(parent):
             if isinstance(block, list) and any(statement is node for statement in block):
-                place = next(n for n, statement in enumerate(block) if statement is node)
-                for nearby in (*block[:place][::-1], *block[place + 1 :]):
+                index = next(n for n, statement in enumerate(block) if statement is node)
+                for nearby in (*block[:index][::-1], *block[index + 1 :]):
                     silent = isinstance(nearby, ast.Global | ast.Nonlocal) or _is_text(nearby)
                     if id(nearby) in partners and not silent:
                         return partners[id(nearby)].lineno

@@ -9,8 +9,7 @@ import json
 import pytest
 
 import rearview
-from rearview.bridges.gpu_tensor_copies import GpuTensorCopies
-from rearview.bridges.shared_memory_ring import decode, encode
+from rearview.background_logger.call_arguments import GpuTensorCopies, decode, encode
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -106,7 +105,7 @@ def test_memory_is_used_again_and_counted(copies, device):
     first = copies.stage(torch.ones(2, 2)).data_ptr()
     list(copies.finished(wait=False))
     assert copies.nbytes == 0
-    kept = copies._free[256][0].data_ptr()
+    kept = copies._free_memory[256][0].data_ptr()
     again = copies.stage(torch.zeros(8, 8))
     assert again.data_ptr() == kept != first
 

@@ -3,8 +3,8 @@
 import pytest
 
 from rearview.source.probes.find import check, find
-from rearview.source.probes.probe import Naming
-from rearview.source.propagate.carry_naming import name_in
+from rearview.source.probes.probe import VariableExtraction
+from rearview.source.propagate.extract_variable import extract_variables
 from rearview.source.propagate.versions import HandPlace, Statement, through
 
 NEWEST = """\
@@ -47,7 +47,7 @@ def carried(change, *older, corrections=None):
     assert not refusals
     statements = [Statement(p.path, (p.first, p.last)) for p in probes.probes]
     chain = [{"t.py": NEWEST}, *({"t.py": text} for text in older)]
-    outcomes = through({"t.py": new}, statements, chain, corrections, probes.namings)
+    outcomes = through({"t.py": new}, statements, chain, corrections, probes.extractions)
     for outcome, text in zip(outcomes, chain, strict=True):
         if not outcome.refused:  # what is carried is a probe there as well
             assert find(text, {**text, **outcome.files}).names == ("v",)
@@ -99,9 +99,9 @@ def test_a_returned_value_is_named_where_it_is_returned():
         "return self.fc(self.drop(x))", "v = self.fc(self.drop(x))\n    look(v)\n    return v"
     )
     older = old.replace("self.a", "self.b").replace("self.drop(x)", "x")
-    text, where = name_in(new, Naming("t.py", 3, ("v",), 5), older)
+    text, where = extract_variables(new, VariableExtraction("t.py", 3, ("v",), 5), older)
     assert text.endswith("    v = self.fc(x)\n    return v\n")
-    assert where == Naming("t.py", 3, ("v",), 4)
+    assert where == VariableExtraction("t.py", 3, ("v",), 4)
 
 
 def test_a_version_that_does_not_compute_the_value_is_refused():
@@ -137,16 +137,18 @@ def test_statements_placed_by_hand_find_the_names_there():
 
 def test_columns_count_characters_and_other_bytes_stay():
     old = "\ufeffs = 'é'; f('ü', 1)  # ö\r\ng()\r\n"
-    text, where = name_in("s = 'é'\nn = f('ü', 2)\ng()\n", Naming("t.py", 2, ("n",)), old)
+    text, where = extract_variables(
+        "s = 'é'\nn = f('ü', 2)\ng()\n", VariableExtraction("t.py", 2, ("n",)), old
+    )
     assert text == "\ufeffs = 'é'; n = f('ü', 1)  # ö\r\ng()\r\n"
-    assert where == Naming("t.py", 1, ("n",))
+    assert where == VariableExtraction("t.py", 1, ("n",))
 
 
 def test_a_version_that_names_the_value_already_stays_unchanged():
     old = "n = f(1)\ng()\n"
-    assert name_in("n = f(2)\ng()\n", Naming("t.py", 1, ("n",)), old) == (
+    assert extract_variables("n = f(2)\ng()\n", VariableExtraction("t.py", 1, ("n",)), old) == (
         old,
-        Naming("t.py", 1, ("n",)),
+        VariableExtraction("t.py", 1, ("n",)),
     )
 
 
@@ -161,6 +163,6 @@ def test_a_version_that_names_the_value_already_stays_unchanged():
 )
 def test_a_value_that_cannot_have_a_separate_line_is_refused(old, why):
     new = "if a:\n    v = f(1)\n    out.append(v, left, right)\n"
-    found = name_in(new, Naming("t.py", 2, ("v",), 3), old)
+    found = extract_variables(new, VariableExtraction("t.py", 2, ("v",), 3), old)
     assert isinstance(found, str)
     assert why in found

@@ -1,6 +1,7 @@
-"""Choose among the places between the same two anchors: by data flow, order, comment, adjacency.
+"""Choose among the places between the same two anchors, by data flow, order, comments and adjacency.
 
-A place is between two statements of a block; `place` finds the block and the anchors around it.
+A place is between two statements of a block. `place` finds the block, and the anchors: the nearest statements above
+and below that both texts have.
 """
 
 import ast
@@ -20,7 +21,7 @@ from rearview.source.data_flow import (
 from rearview.source.propagate.match import Matching
 from rearview.source.statement_trees import StatementNode, lead
 
-REACH = 8  # siblings looked at on either side
+REACH = 8  # siblings on each side that count as evidence
 LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -28,18 +29,18 @@ LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 class NewPlace:
     """A statement's place in the new tree: before child `index` of `block`, under `comment`.
 
-    `used` are the names that the statement uses.
+    `uses` has the names that the statement reads and writes.
     """
 
     block: StatementNode
     index: int
-    used: Uses
+    uses: Uses
     comment: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Nowhere:
-    """The reason why there is no certain place; `{}` in it stands for a line of the old text."""
+class NoPlace:
+    """The reason why there is no certain place; each `{}` of `template` stands for one of `lines` of the old text."""
 
     template: str
     lines: tuple[int, ...] = ()
@@ -47,9 +48,9 @@ class Nowhere:
     def reason(self, inserted: Sequence[tuple[int, int]] = ()) -> str:
         """Return the reason, with line numbers as they were before lines were inserted.
 
-        `inserted` has (line before which lines were inserted, how many), in that order.
+        `inserted` has (line before which lines were inserted, number of lines), in the order of the insertions.
 
-        >>> Nowhere("before or after line {}", (9,)).reason([(2, 3), (9, 1)])
+        >>> NoPlace("before or after line {}", (9,)).reason([(2, 3), (9, 1)])
         'before or after line 6'
         """
         return self.template.format(*(line_before(line, inserted) for line in self.lines))
@@ -62,8 +63,8 @@ def line_before(line: int, inserted: Sequence[tuple[int, int]]) -> int:
     return line
 
 
-def child_of(old: StatementNode, target: StatementNode) -> int | None:
-    """Return the index in `target` of the child that contains a node; None if none does."""
+def index_of_child(old: StatementNode, target: StatementNode) -> int | None:
+    """Return the index in `target` of the child that contains a node, or None if the node is not in `target`."""
     node = old
     while node.parent is not None:
         if node.parent is target:
@@ -73,74 +74,82 @@ def child_of(old: StatementNode, target: StatementNode) -> int | None:
 
 
 def siblings(matching: Matching, new_place: NewPlace, *, before: bool) -> list[StatementNode]:
-    """Return the siblings on one side, nearest first, through blocks that the old text does not have."""
+    """Return the siblings of a statement on one side, nearest first.
+
+    If the old text lacks the statement around the block, the siblings of this statement follow.
+    """
     block, index = new_place.block, new_place.index
     run: list[StatementNode] = []
     while True:
         children = block.children
         run += children[:index][::-1] if before else children[index:]
         owner = block.parent
-        if owner is None or owner.is_scope or owner in matching.there or len(run) >= REACH:
+        if owner is None or owner.is_scope or owner in matching.old_of or len(run) >= REACH:
             return run
         if owner.kind not in {"With", "Try"} and not any(
-            n in matching.there for n in block.children
+            n in matching.old_of for n in block.children
         ):
-            return run  # a branch or loop that is all new, not one put around old statements
+            return run  # the whole branch or loop is new, not only put around old statements
         assert owner.parent is not None
         block, index = owner.parent, owner.index + (not before)
 
 
-def between(
+def choose_place(
     matching: Matching, new_place: NewPlace, target: StatementNode, low: int, high: int
-) -> tuple[int, float] | Nowhere:
-    """Choose among places between the same anchors: by data flow, order, comment, adjacency."""
+) -> tuple[int, float] | NoPlace:
+    """Return (index in `target` from `low` to `high`, confidence), or a refusal if two places are equally good."""
     if low == high:
         return low, 1.0
-    under = _under_comment(matching, new_place, target, low, high)
-    if under is not None:
-        return under, 1.0
-    low, high = _possible(new_place, target, low, high)
+    under_comment = _under_comment(matching, new_place, target, low, high)
+    if under_comment is not None:
+        return under_comment, 1.0
+    low, high = _possible_range(new_place, target, low, high)
     if low >= high:
         return low, 0.97
-    before = _run(siblings(matching, new_place, before=True), matching)
-    after = _run(siblings(matching, new_place, before=False), matching)
+    unpaired_before = _unpaired(siblings(matching, new_place, before=True), matching)
+    unpaired_after = _unpaired(siblings(matching, new_place, before=False), matching)
     gap = target.children[low:high]
-    tied = [node for node in gap if conflict(new_place.used, uses([node.tree]))]
-    moved = [node for node in gap if node in matching.back]
-    sides = [(node, child_of(matching.back[node], new_place.block)) for node in moved]
+    dependent_nodes = [node for node in gap if conflict(new_place.uses, uses([node.tree]))]
+    moved_nodes = [node for node in gap if node in matching.new_of]
+    sides = [(node, index_of_child(matching.new_of[node], new_place.block)) for node in moved_nodes]
     ordered = [(node, at < new_place.index) for node, at in sides if at is not None]
-    if len(ordered) < len(moved) and not (before or after):
-        if any(_decides(new_place.used, node) for node in tied):
-            return Nowhere(
-                "two places are equally good: line {} of the old text moved over it",
-                (moved[0].start,),
+    if len(ordered) < len(moved_nodes) and not (unpaired_before or unpaired_after):
+        if any(_decides(new_place.uses, node) for node in dependent_nodes):
+            return NoPlace(
+                "two places are equally good: before or after line {} of the old text, which was "
+                "moved elsewhere",
+                (moved_nodes[0].start,),
             )
-    # statements that moved elsewhere in the new text still show which side they were on
+    # a statement that moved within the block still shows on which side of the place it belongs
     low = max([low, *(node.index + 1 for node, above in ordered if above)])
     high = min([high, *(node.index for node, above in ordered if not above)])
     if low >= high:
         return max(low, high) if low == high else low, 0.9
-    tied = [node for node in tied if low <= node.index < high]
-    near = _split_gap(matching, new_place, (before, after), target, (low, high))
-    if not tied:
-        return near, 1.0
-    if not before and after:
+    dependent_nodes = [node for node in dependent_nodes if low <= node.index < high]
+    by_similarity = _split_gap(
+        matching, new_place, (unpaired_before, unpaired_after), target, (low, high)
+    )
+    if not dependent_nodes:
+        return by_similarity, 1.0
+    if not unpaired_before and unpaired_after:
         return low, 0.9
-    if before and not after:
+    if unpaired_before and not unpaired_after:
         return high, 0.9
-    deciding = [node for node in tied if _decides(new_place.used, node)]
+    deciding = [node for node in dependent_nodes if _decides(new_place.uses, node)]
     if not deciding:
-        return near, 0.85
-    last = high == len(target.children) and new_place.index == len(new_place.block.children)
-    if last and not any(_parts_with(new_place.used, node) for node in deciding):
-        return high, 0.8  # the objects that it reads change up to the end of the block
-    completed = _completed(matching, new_place, deciding)
-    if completed is not None:
-        return completed, 0.85
-    counterpart = _counterparts(new_place, before, after, target.children[low:high])
-    if counterpart is not None:
-        return counterpart, 0.8
-    return Nowhere(
+        return by_similarity, 0.85
+    at_end = high == len(target.children) and new_place.index == len(new_place.block.children)
+    if at_end and not any(_rebinds_or_leaves(new_place.uses, node) for node in deciding):
+        return high, 0.8  # objects that the statement reads change up to the end of the block
+    after_definitions = _after_definitions_of(matching, new_place, deciding)
+    if after_definitions is not None:
+        return after_definitions, 0.85
+    by_variables = _by_assigned_variables(
+        new_place, unpaired_before, unpaired_after, target.children[low:high]
+    )
+    if by_variables is not None:
+        return by_variables, 0.8
+    return NoPlace(
         "two places are equally good: before or after line {} of the old text, which changes what "
         "it reads",
         (deciding[0].start,),
@@ -150,12 +159,14 @@ def between(
 def _follows_definition(
     matching: Matching, new_place: NewPlace, target: StatementNode, low: int
 ) -> bool:
-    """Return True if the unchanged statement above, which sets the variables that are read, is right before a place."""
+    """Return True if the statement above sets variables that are read, is unchanged, and is right before the place."""
     if not new_place.index or not low:
         return False
     above = new_place.block.children[new_place.index - 1]
-    sets = bool(binds(above) & new_place.used.reads)
-    return sets and matching.same(above) and matching.there[above] is target.children[low - 1]
+    sets = bool(binds(above) & new_place.uses.reads)
+    return (
+        sets and matching.is_unchanged(above) and matching.old_of[above] is target.children[low - 1]
+    )
 
 
 def _split_gap(
@@ -165,12 +176,12 @@ def _split_gap(
     target: StatementNode,
     ends: tuple[int, int],
 ) -> int:
-    """Return the place that leaves rewritten statements on the side of the statements they resemble."""
+    """Return the index that has each rewritten statement on the same side as the new statements similar to it."""
     before, after = runs
     low, high = ends
     gap = target.children[low:high]
     if not new_place.index and new_place.block.children and not after:
-        return high  # the first statement of its block stays next to the one after it
+        return high  # the first statement of a block remains next to the second statement
     if _follows_definition(matching, new_place, target, low):
         return low
     least = low if len(before) <= len(after) else high
@@ -181,7 +192,7 @@ def _split_gap(
             [
                 n
                 for n in siblings(matching, new_place, before=side)[:REACH]
-                if n not in matching.there
+                if n not in matching.old_of
             ]
             for side in (True, False)
         )
@@ -190,7 +201,9 @@ def _split_gap(
         if max(like_before, like_after) >= (0.2 if all(runs) else 0.5)
         else 0.0
         for node in gap
-        for like_before, like_after in [(_closest(node, before), _closest(node, after))]
+        for like_before, like_after in [
+            (_closest_similarity(node, before), _closest_similarity(node, after))
+        ]
     ]
     totals = [0.0]
     for gain in gains:
@@ -201,13 +214,15 @@ def _split_gap(
     return low + totals.index(best)
 
 
-def _closest(node: StatementNode, others: list[StatementNode]) -> float:
-    """Return how much of a statement's vocabulary the closest of some statements shares."""
+def _closest_similarity(node: StatementNode, candidates: list[StatementNode]) -> float:
+    """Return the fraction of words that a statement shares with the most similar of `candidates`."""
     words = _vocabulary(node)
     best = 0.0
-    for other in others[:REACH]:
-        other_words = _vocabulary(other)
-        best = max(best, 2 * len(words & other_words) / max(1, len(words) + len(other_words)))
+    for candidate in candidates[:REACH]:
+        candidate_words = _vocabulary(candidate)
+        best = max(
+            best, 2 * len(words & candidate_words) / max(1, len(words) + len(candidate_words))
+        )
     return best
 
 
@@ -216,45 +231,51 @@ def _vocabulary(node: StatementNode) -> set[str]:
     return {part for part in parts if len(part) > 2}
 
 
-def _possible(new_place: NewPlace, target: StatementNode, low: int, high: int) -> tuple[int, int]:
-    """Return the first and last place at which everything that is read has a value and control arrives."""
+def _possible_range(
+    new_place: NewPlace, target: StatementNode, low: int, high: int
+) -> tuple[int, int]:
+    """Return the first and last index that control reaches and at which all variables that are read have values."""
     if low == 0 and high and _docstring(target):
         low = 1
     for node in target.children[low:high]:
         if isinstance(node.tree, LEAVING):
             high = node.index
             break
-    lacking = new_place.used.reads - visible(target, low)
+    unset_names = new_place.uses.reads - visible(target, low)
     for node in target.children[low:high]:
-        set_here = lacking & (bound_in(node) | binds(node))
-        if set_here:
+        set_by_node = unset_names & (bound_in(node) | binds(node))
+        if set_by_node:
             low = node.index + 1
-            lacking -= set_here
+            unset_names -= set_by_node
     return low, high
 
 
-def _completed(
+def _after_definitions_of(
     matching: Matching, new_place: NewPlace, deciding: list[StatementNode]
 ) -> int | None:
-    """Return the place after the statements that together set what one definition sets in the new text.
+    """Return the index after the statements that together set what one definition sets in the new text, or None.
 
-    `x, known = f(y)` may have been `x = f(y)` and an `if` that sets `x` and `known`.
+    `x, y = f(z)` may have been `x = f(z)` and an `if` that sets `x` and `y`.
     """
-    for name in new_place.used.reads:
-        home = definition(new_place.block, new_place.index, name)
-        partner = matching.there.get(home) if home is not None and not home.is_scope else None
-        if home is None or partner is None:
+    for name in new_place.uses.reads:
+        new_definition = definition(new_place.block, new_place.index, name)
+        old_definition = (
+            matching.old_of.get(new_definition)
+            if new_definition is not None and not new_definition.is_scope
+            else None
+        )
+        if new_definition is None or old_definition is None:
             continue
-        rest = binds(home) - binds(partner)
-        if rest and all(rest & uses([node.tree]).writes for node in deciding):
+        other_names = binds(new_definition) - binds(old_definition)
+        if other_names and all(other_names & uses([node.tree]).writes for node in deciding):
             return max(node.index for node in deciding) + 1
     return None
 
 
-def _parts_with(used: Uses, node: StatementNode) -> bool:
+def _rebinds_or_leaves(statement_uses: Uses, node: StatementNode) -> bool:
     """Return True if a statement binds a variable that is read, or leaves the block."""
-    other = uses([node.tree])
-    return other.leaves or bool(other.writes & used.reads)
+    node_uses = uses([node.tree])
+    return node_uses.leaves or bool(node_uses.writes & statement_uses.reads)
 
 
 def _docstring(block: StatementNode) -> bool:
@@ -268,19 +289,19 @@ def _docstring(block: StatementNode) -> bool:
     )
 
 
-def _decides(used: Uses, node: StatementNode) -> bool:
-    """Return True if it matters on which side of a statement the inserted one is."""
-    other = uses([node.tree])
-    return other.leaves or rebinds(used, other)
+def _decides(statement_uses: Uses, node: StatementNode) -> bool:
+    """Return True if it matters whether the inserted statement is before or after `node`."""
+    node_uses = uses([node.tree])
+    return node_uses.leaves or rebinds(statement_uses, node_uses)
 
 
-def _counterparts(
+def _by_assigned_variables(
     new_place: NewPlace,
     before: list[StatementNode],
     after: list[StatementNode],
     gap: list[StatementNode],
 ) -> int | None:
-    """Return the place if rewritten statements can be identified by the variables they set."""
+    """Return the index if the variables that are set identify the rewritten statements of the gap, else None."""
     sets_before = {lead(node) for node in before} - {()}
     sets_after = {lead(node) for node in after} - {()}
     at: int | None = None
@@ -293,13 +314,13 @@ def _counterparts(
     if at is None:
         return None
     following = [n for n in gap if n.index >= at and lead(n) not in sets_after]
-    return None if any(_decides(new_place.used, n) for n in following) else at
+    return None if any(_decides(new_place.uses, n) for n in following) else at
 
 
 def _under_comment(
     matching: Matching, new_place: NewPlace, target: StatementNode, low: int, high: int
 ) -> int | None:
-    """Return the place under the same comment, if one of the places has it."""
+    """Return the index below the comment of the statement, if exactly one place is below such a comment, else None."""
     if not new_place.comment:
         return None
     lines = matching.old.parsed.lines
@@ -318,11 +339,11 @@ def _under_comment(
     return places[0] if len(places) == 1 else None
 
 
-def _run(siblings: list[StatementNode], matching: Matching) -> list[StatementNode]:
+def _unpaired(siblings: list[StatementNode], matching: Matching) -> list[StatementNode]:
     """Return the unpaired siblings up to the first paired one."""
-    run: list[StatementNode] = []
+    unpaired: list[StatementNode] = []
     for node in siblings:
-        if node in matching.there:
+        if node in matching.old_of:
             break
-        run.append(node)
-    return run
+        unpaired.append(node)
+    return unpaired

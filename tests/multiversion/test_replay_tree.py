@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from studies import notebook, printed, replay, scripts, texts
 
+from rearview.multiversion.cell_process_control import CellProcesses
+from rearview.multiversion.compare_outputs import OutputMatch
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
-from rearview.multiversion.process_control import CellProcesses
-from rearview.multiversion.study import FileRef, Study, from_files
-from rearview.multiversion.verdicts import OutputMatch
+from rearview.multiversion.study import FileRef, Study, study_from_files
 
 SETUP = """import random
 import sys
@@ -50,7 +50,7 @@ print(box.items, random.random(), open("log.txt").read(), sys.argv[1:])
 
 def slow(files, known, seconds=10.0):
     """Let the planner believe that every cell is slow, so that it keeps states."""
-    for node in build_tree(from_files(files)).nodes:
+    for node in build_tree(study_from_files(files)).nodes:
         known.add(node.chain, CellFacts(seconds, 1 << 20, ()))
     return known
 
@@ -184,7 +184,7 @@ def test_the_users_files_are_never_written(tmp_path):
 def test_each_version_reads_its_own_files_and_arguments(tmp_path):
     text = "import sys\n\nx = [1]\n\nfrom tools import name\nprint(x, name, sys.argv[1:])\n"
     files = scripts(tmp_path, a=text, b=text)
-    study = from_files(files)
+    study = study_from_files(files)
     versions = []
     for version in study.versions:
         place = tmp_path.parent / f"tools-{version.name}.py"
@@ -258,7 +258,7 @@ def test_notebooks_give_the_outputs_that_a_kernel_gives(tmp_path):
     nbformat.write(book, files[1])
     report = replay(files, measurements=slow(files, Measurements()))
     for version in report.versions:
-        judged = [cell.verdict.same for cell in version.cells]
+        judged = [cell.verdict.match for cell in version.cells]
         assert judged[:4] == [OutputMatch.SAME] * 4, [c.verdict for c in version.cells]
         assert judged[4] is OutputMatch.NOT_COMPARABLE  # it shows durations
         assert judged[5:] == [OutputMatch.SAME] * 2
@@ -325,7 +325,7 @@ def test_the_cell_process_loads_nothing_of_rearview_but_itself():
         "rearview.multiversion",
         *(
             f"rearview.multiversion.{m}"
-            for m in ("cell_outputs", "cell_process", "cell_process_state", "cell_reads")
+            for m in ("cell_file_access", "cell_outputs", "cell_process", "cell_process_state")
         ),
         "rearview.watched_folders",
     }
@@ -347,9 +347,9 @@ READS_BELOW = """
 import os
 import re
 import sys
-from rearview.multiversion.cell_reads import Reads
+from rearview.multiversion.cell_file_access import CellFileAccess
 
-reads = Reads()
+reads = CellFileAccess()
 reads.folder = os.path.realpath(sys.argv[1])
 os.chdir(os.path.join(reads.folder, "sub"))
 reads.active = True
@@ -357,7 +357,7 @@ open("data.csv").close()
 open("../top.csv").close()
 open("../../work-2/other.csv").close()
 reads.active = False
-print(list(reads.seen))
+print(list(reads.read_names))
 """
 
 
@@ -411,7 +411,7 @@ def test_a_notebook_runs_in_an_environment_that_has_ipython_and_nothing_else(tmp
     shown = [printed("3\n")]
     file = notebook(tmp_path / "a.ipynb", ["print(3)"], shown)
     report = replay([file], python=str(python))
-    assert [v.same for v in report.versions] == ["same"]
+    assert [v.worst_match for v in report.versions] == ["same"]
 
 
 def files_of(distribution, seen):

@@ -1,4 +1,4 @@
-"""Replay a study: build its tree, plan the order, run the cells, compare their outputs, report."""
+"""Replay a study: build its tree, plan the order, run the cells, compare the outputs with the author's."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rearview.multiversion.compare_outputs import OutputMatch, OutputVerdict, Tolerance, compare
 from rearview.multiversion.execution_tree import (
     ExecutionTree,
     Measurements,
     build_tree,
     chain_of,
     same_inputs,
-    without,
+    without_versions,
 )
 from rearview.multiversion.kept_states import stored_size
-from rearview.multiversion.open_study import UNSET_BY_REPLAY
+from rearview.multiversion.open_study import MACHINE_VARIABLES
+from rearview.multiversion.replay_tree import CellResult, ReplayEvent, ReplayResult, TreeReplay
 from rearview.multiversion.study import Study, StudyVersion
-from rearview.multiversion.tree_engine import CellResult, ReplayEvent, ReplayResult, TreeEngine
-from rearview.multiversion.verdicts import OutputMatch, OutputVerdict, Tolerance, compare
 from rearview.plan.versions.order import Order, order
 from rearview.plan.versions.tree import START, CacheLevel, Tree
 from rearview.source.cells import only_defines
 
 START_SECONDS = 0.05
-"""Seconds to fork a fresh process and fill its folder."""
-PARK_SECONDS = 0.03
-"""Seconds to park a process, and to fork a parked one."""
-DISK_BYTE = 1 / 400e6
+"""Seconds to fork a process in which nothing has run yet, and to fill its work folder."""
+FORK_SECONDS = 0.03
+"""Seconds to keep a state by a fork, and to restore it by another fork."""
+DISK_SECONDS_PER_BYTE = 1 / 400e6
 """Seconds to pickle and write, or to read and unpickle, one byte."""
-_SESSION = (
+_SESSION_VARIABLES = (
     *(
         "USER",
         "MAIL",
@@ -60,14 +60,14 @@ _SESSION = (
         "PYTEST_",
     ),
 )
-"""Beginnings of the names of variables that describe a terminal session."""
-PLANNING = 0.8
-"""Seconds spent searching for a better order."""
+"""Beginnings of the names of environment variables that describe a terminal session."""
+PLANNING_SECONDS = 0.8
+"""Seconds for which the planner searches for a better order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How a study is replayed."""
+    """Limits and choices for a replay of a study."""
 
     cache: float = 2e9
     """Bytes of memory for kept states."""
@@ -77,29 +77,29 @@ class ReplayOptions:
     planner: str = "auto"
     cell_limit: float | None = None
     backend: str = "auto"
-    """`auto` parks processes where possible; `stored` always stores namespaces."""
+    """`auto`: keep states as forked processes where possible; `stored`: always as files with the namespace."""
     tolerance: Tolerance = field(default_factory=Tolerance)
     keep_states: bool = False
-    """Keep states on disk for the next replay."""
+    """Whether states on disk are left for the next replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellReport:
-    """One cell of one version after a replay."""
+    """What a replay found about one cell of one version."""
 
     number: int
     title: str
     verdict: OutputVerdict
     seconds: float
     shared: bool
-    """Whether the replay computed it for another version, and this version shares it."""
+    """Whether the replay computed the cell for another version, which shares it."""
     ended: str
     outputs: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One version after a replay."""
+    """What a replay found about one version."""
 
     name: str
     program: str
@@ -107,12 +107,12 @@ class VersionReport:
     problem: str = ""
     """Why the version could not be replayed, or why it ended early."""
     ended_by: int = 0
-    """Number of the cell that the problem is about; 0: it is about none."""
+    """Number of the cell that ended the version early; 0 if none did."""
 
     @property
-    def same(self) -> OutputMatch:
-        """The worst verdict of its cells."""
-        verdicts = [cell.verdict.same for cell in self.cells]
+    def worst_match(self) -> OutputMatch:
+        """The worst verdict of all cells of the version."""
+        verdicts = [cell.verdict.match for cell in self.cells]
         if OutputMatch.DIFFERENT in verdicts or (self.problem and OutputMatch.SAME not in verdicts):
             return OutputMatch.DIFFERENT
         return (
@@ -133,8 +133,10 @@ class StudyReport:
 
     @property
     def exact(self) -> bool:
-        """Whether every version was replayed and none is different."""
-        return all(v.same is not OutputMatch.DIFFERENT and not v.problem for v in self.versions)
+        """Whether every version was replayed and no output is different."""
+        return all(
+            v.worst_match is not OutputMatch.DIFFERENT and not v.problem for v in self.versions
+        )
 
     @property
     def computed_alone(self) -> float:
@@ -156,7 +158,7 @@ class StudyPlan:
     order: Order
     levels: tuple[CacheLevel, ...]
     names: Mapping[int, str]
-    """Node -> name of its stored state."""
+    """Node -> name under which its state is stored."""
 
 
 def plan_study(
@@ -167,10 +169,10 @@ def plan_study(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> StudyPlan:
-    """Return the tree of a study and the order to replay it in."""
+    """Return the tree of a study and the best order found to replay this tree in; `store` may hold kept states."""
     tree = build_tree(study, measurements, start=START_SECONDS)
     if tree.unavailable and len(tree.unavailable) < len(study.versions):
-        smaller = without(tree, list(tree.unavailable))
+        smaller = without_versions(tree, list(tree.unavailable))
         tree = replace(smaller, unavailable=tree.unavailable)
     names = _state_names(tree)
     cells = []
@@ -178,68 +180,72 @@ def plan_study(
     for node, cell in enumerate(tree.tree.cells):
         size = stored_size(store, names[node]) if store is not None else None
         if size is not None:
-            load = START_SECONDS + imports[node] + size * DISK_BYTE
-            cells.append(replace(cell, save=PARK_SECONDS, load=load, kept=True))
+            load = START_SECONDS + imports[node] + size * DISK_SECONDS_PER_BYTE
+            cells.append(replace(cell, save=FORK_SECONDS, load=load, has_checkpoint=True))
         else:
             import_seconds = imports[node] if options.backend == "stored" else 0.0
-            cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS + import_seconds))
+            cells.append(replace(cell, save=FORK_SECONDS, load=FORK_SECONDS + import_seconds))
     planned = Tree.of(tree.tree.parent, cells, start=START_SECONDS, versions=tree.tree.versions)
     tree = replace(tree, tree=planned)
     levels = [CacheLevel(options.cache if options.backend != "stored" else 0.0)]
     room = options.disk if options.backend != "stored" else max(options.disk, options.cache)
     if room > 0:
-        levels.append(CacheLevel(room, "disk", save_byte=DISK_BYTE, load_byte=DISK_BYTE))
-    end = clock() + PLANNING
+        levels.append(
+            CacheLevel(
+                room, "disk", save_byte=DISK_SECONDS_PER_BYTE, load_byte=DISK_SECONDS_PER_BYTE
+            )
+        )
+    end = clock() + PLANNING_SECONDS
     best_order = order(
         tree.tree,
         tuple(levels),
         planner=options.planner,
         workers=options.workers,
         patience=10**9,
-        going=lambda: clock() < end,
+        may_continue=lambda: clock() < end,
     )
     return StudyPlan(tree, best_order, tuple(levels), names)
 
 
 def _import_seconds(tree: ExecutionTree) -> list[float]:
-    """Return the seconds of imports up to each node: loading a stored namespace repeats them."""
+    """Return the seconds of all imports up to each node: loading a stored namespace repeats these imports."""
     seconds: list[float] = []
-    for node, about in enumerate(tree.nodes):
+    for node, tree_node in enumerate(tree.nodes):
         above = tree.tree.parent[node]
-        own_seconds = tree.tree.cells[node].seconds if only_defines(about.cell.text) else 0.0
+        own_seconds = tree.tree.cells[node].seconds if only_defines(tree_node.cell.text) else 0.0
         seconds.append(own_seconds + (seconds[above] if above != START else 0.0))
     return seconds
 
 
 def _state_names(tree: ExecutionTree) -> dict[int, str]:
-    """Return names for stored states; equal only for equal lineage, interpreter and files."""
-    machine = f"{sys.version} {platform.machine()} {sorted(_settings(os.environ).items())}"
-    prints: dict[str, str] = {}
+    """Return node -> name of its stored state; names are equal only if lineage, interpreter and files are equal."""
+    machine = f"{sys.version} {platform.machine()} {sorted(_state_variables(os.environ).items())}"
+    version_hashes: dict[str, str] = {}
     for version in tree.study.versions:
         facts: list[list[Any]] = [[version.program, version.argv]]
         facts.append(sorted(version.environment.items()))
         for name, ref in sorted(version.files.items()):
             if ref.digest:
                 facts.append([name, ref.digest])
-            elif ref.place is not None:
-                status = ref.place.stat()
-                # the time of the last change of its entry cannot be set back
+            elif ref.file is not None:
+                status = ref.file.stat()
+                # a program can set st_mtime back, but not st_ctime
                 times = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
                 facts.append([name, f"{status.st_size} {times}"])
-        prints[version.name] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        version_hashes[version.name] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     names = {}
-    for node, about in enumerate(tree.nodes):
-        text = f"{tree.tree.cells[node].lineage} {machine} {prints[about.versions[0]]}"
+    for node, tree_node in enumerate(tree.nodes):
+        text = f"{tree.tree.cells[node].lineage} {machine} {version_hashes[tree_node.versions[0]]}"
         names[node] = hashlib.sha256(text.encode()).hexdigest()[:40]
     return names
 
 
-def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+def _state_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables on which a state may depend."""
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith((*UNSET_BY_REPLAY, *_SESSION))
+        if not name.startswith((*MACHINE_VARIABLES, *_SESSION_VARIABLES))
     }
 
 
@@ -252,19 +258,19 @@ def replay_study(
     environment: Mapping[str, str],
     python: str = sys.executable,
     store: Path | None = None,
-    home: Path | None = None,
+    author_folder: Path | None = None,
     contents: Path | None = None,
-    tell: Callable[[ReplayEvent], None] = lambda _: None,
+    on_event: Callable[[ReplayEvent], None] = lambda _: None,
 ) -> StudyReport:
-    """Run a plan and compare the outputs of the cells with the author's.
+    """Replay a study as planned and compare the outputs of the cells with the author's.
 
-    Where a cell that versions shared turns out to have read a file that is not the same for all of them,
-    those for which it was not computed are replayed again. `home` is the author's folder: no cell may
-    write there. `contents` is the folder of a package's contents; it is removed if this process is killed.
+    If a cell that several versions share has read a file that differs between them, the versions for which
+    the cell was not computed are replayed again. No cell may change files in `author_folder`. `contents` is the
+    folder with the contents of a package; it is removed if this process is killed.
     """
 
     def run(plan: StudyPlan) -> ReplayResult:
-        return TreeEngine(
+        return TreeReplay(
             plan.tree,
             plan.order,
             plan.levels,
@@ -274,32 +280,34 @@ def replay_study(
             python=python,
             environment=environment,
             store=store,
-            home=home,
+            author_folder=author_folder,
             contents=contents,
             cell_limit=options.cell_limit,
             backend=options.backend,
             names=plan.names,
             keep_stored=options.keep_states,
-            tell=tell,
+            on_event=on_event,
         ).run()
 
     result = run(plan)
     reports = _version_reports(plan.tree, result, options.tolerance)
-    wrong = shared_wrongly(plan.tree, result)
-    together = True
-    while wrong:
+    wrong_versions = versions_sharing_wrongly(plan.tree, result)
+    replay_together = True
+    while wrong_versions:
         result.notes.append(
-            f"{', '.join(wrong)}: computed again, because a shared cell read files that differ"
+            f"{', '.join(wrong_versions)}: computed again, because a shared cell read files that differ"
         )
-        versions = [version for version in plan.tree.study.versions if version.name in wrong]
-        groups = [versions] if together else [[version] for version in versions]
-        together, wrong = False, []
+        versions = [
+            version for version in plan.tree.study.versions if version.name in wrong_versions
+        ]
+        groups = [versions] if replay_together else [[version] for version in versions]
+        replay_together, wrong_versions = False, []
         for group in groups:
-            again = plan_study(Study(tuple(group)), options, measurements, store)
-            more = run(again)
-            wrong += shared_wrongly(again.tree, more)
-            reports |= _version_reports(again.tree, more, options.tolerance)
-            result.add(more)
+            smaller_plan = plan_study(Study(tuple(group)), options, measurements, store)
+            more_results = run(smaller_plan)
+            wrong_versions += versions_sharing_wrongly(smaller_plan.tree, more_results)
+            reports |= _version_reports(smaller_plan.tree, more_results, options.tolerance)
+            result.add(more_results)
         reports = {name: reports[name] for name in plan.tree.paths}
     for version in plan.tree.study.versions:
         if not version.notebook and version.name in reports:
@@ -311,19 +319,19 @@ def replay_study(
     return StudyReport(plan.tree, plan.order, (*reports.values(), *unavailable), result)
 
 
-def shared_wrongly(tree: ExecutionTree, result: ReplayResult) -> list[str]:
-    """Return the versions that share a cell although it was seen to read something else for them."""
+def versions_sharing_wrongly(tree: ExecutionTree, result: ReplayResult) -> list[str]:
+    """Return the versions that share a cell which has read a file that is different in these versions."""
     versions = {version.name: version for version in tree.study.versions}
-    wrong = []
+    wrong_versions = []
     for name, path in tree.paths.items():
         for node in path:
             computed = result.results.get(node)
             if computed is None or computed.version in {"", name}:
                 continue
             if not same_inputs(versions[computed.version], versions[name], computed.reads):
-                wrong.append(name)
+                wrong_versions.append(name)
                 break
-    return wrong
+    return wrong_versions
 
 
 def _keep_outputs(version: StudyVersion, report: VersionReport, measurements: Measurements) -> None:
@@ -375,20 +383,19 @@ def _version_report(
                 cell_result.outputs,
             )
         )
-        if not cell_result.goes_on:
+        if not cell_result.continues:
             stopped = cell_result
             if cell_result.ended != "exit":
-                if verdict.same is not OutputMatch.SAME:  # the author's cell did not fail like this
+                # if the verdict is `SAME`, the author's cell failed in the same way
+                if verdict.match is not OutputMatch.SAME:
                     ended_by = i + 1
-                    problem = (
-                        f"Cell {ended_by} ({cell.title}) ended the branch: {_reason(cell_result)}."
-                    )
+                    problem = f"Cell {ended_by} ({cell.title}) ended the branch: {_failure_text(cell_result)}."
     if version.printed is not None and not problem:
         cells = _with_printed(version, nodes, result, cells, tolerance)
     return VersionReport(version.name, version.program, tuple(cells), problem, ended_by)
 
 
-def _reason(result: CellResult) -> str:
+def _failure_text(result: CellResult) -> str:
     error = next((o for o in result.outputs if o.get("output_type") == "error"), None)
     if error is not None:
         return f"{error.get('ename')}: {str(error.get('evalue'))[:200]}"
@@ -410,7 +417,7 @@ def _cell_verdict(
         return OutputVerdict(OutputMatch.SAME, "a part of a loop: judged at its end")
     if cell.outputs is None and cell_result.ended in {"failed", "stopped"}:
         return OutputVerdict(
-            OutputMatch.DIFFERENT, f"it {cell_result.ended}: {_reason(cell_result)}"
+            OutputMatch.DIFFERENT, f"it {cell_result.ended}: {_failure_text(cell_result)}"
         )
     if cell_result.ended == "stopped":
         return OutputVerdict(OutputMatch.DIFFERENT, cell_result.why)
@@ -427,7 +434,7 @@ def _with_printed(
     cells: list[CellReport],
     tolerance: Tolerance,
 ) -> list[CellReport]:
-    """Judge a recorded script by everything it printed, because its lines were not recorded per cell."""
+    """Judge a recorded script by all the text that it printed, because the text was not recorded per cell."""
     replayed_text = "".join(
         str(output.get("text", ""))
         for node in nodes
@@ -443,7 +450,7 @@ def _with_printed(
         tolerance,
     )
     whole_verdict = OutputVerdict(
-        verdict.same, verdict.why or "all that was printed is the same", verdict.diff
+        verdict.match, verdict.why or "all that was printed is the same", verdict.diff
     )
     cell_verdict = OutputVerdict(
         OutputMatch.SAME, "judged by all that was printed, at the last cell"

@@ -1,4 +1,4 @@
-"""Find the name that a variable of the newest text has in an older text, and whether it exists there."""
+"""Find the names that the variables of a new statement have in an older text, and the variables that the text lacks."""
 
 from __future__ import annotations
 
@@ -20,37 +20,40 @@ _NAME = re.compile(r"^[^\W\d]\w*$")
 
 @dataclass(frozen=True, slots=True)
 class VariableNames:
-    """New name -> old name where they differ, the names that are missing, and the confidence."""
+    """The names in the old text of all variables that a new statement reads."""
 
     renamed: Mapping[str, str]
-    missing: tuple[str, ...]
+    """New name -> old name, if the two differ."""
+    missing_names: tuple[str, ...]
+    """New names of the variables that do not exist in the old text."""
     certainty: float
+    """Confidence in all old names together, from 0 to 1."""
     reasons: tuple[str, ...]
 
 
 class Votes:
-    """How often a name of the new text is at the position of another name in the old text."""
+    """Counts, over all paired statements, which name of the old text is at the position of a name of the new text."""
 
     def __init__(self, matching: Matching) -> None:
         self.matching = matching
         self.table: dict[str, Counter[str]] = defaultdict(Counter)
-        self.kept: Counter[str] = Counter()
-        for new, old in matching.there.items():
+        self.unchanged: Counter[str] = Counter()
+        for new, old in matching.old_of.items():
             if new.is_block:
                 continue
             if new.words == old.words:
-                self.kept.update(set(new.words))
+                self.unchanged.update(set(new.words))
                 continue
             if _trivial(new) and not similar(new.words[0], old.words[0]):
-                continue  # `x = []` says nothing about the name
+                continue  # `x = []` is no evidence for the name
             for new_word, old_word in aligned(new.words, old.words):
                 if new_word == old_word:
-                    self.kept[new_word] += 1
+                    self.unchanged[new_word] += 1
                 elif _NAME.match(new_word) and _NAME.match(old_word):
                     self.table[new_word][old_word] += 1
 
     def best(self, name: str) -> list[tuple[str, int]]:
-        """Return the candidates for the old name of a variable, the one with most votes first."""
+        """Return (old name, votes) of up to four candidates for the old name of a variable, most votes first."""
         return self.table[name].most_common(4)
 
 
@@ -77,137 +80,166 @@ def aligned(new_words: tuple[str, ...], old_words: tuple[str, ...]) -> list[tupl
     return pairs
 
 
-def resolve(
+def resolve_variables(
     matching: Matching,
     votes: Votes,
-    used: Uses,
-    here: tuple[StatementNode, int],
-    there: tuple[StatementNode, int],
+    statement_uses: Uses,
+    new_position: tuple[StatementNode, int],
+    old_position: tuple[StatementNode, int],
 ) -> VariableNames:
-    """Return the old name of every variable that the statement needs.
+    """Return the old names of all variables that a statement reads.
 
-    `here` and `there` are (block, index) in the new and the old tree.
+    `statement_uses` has the names in the statement; the positions are its (block, index) in the new and in the old tree.
     """
-    resolver = _Resolver(matching, votes, used, here, there)
+    resolver = _Resolver(matching, votes, statement_uses, new_position, old_position)
     renamed: dict[str, str] = {}
-    missing: list[str] = []
+    missing_names: list[str] = []
     certainty = 1.0
-    for name in sorted(used.reads):
-        called, sure = resolver.called(name, set(renamed.values()))
-        certainty *= sure
-        if called is None:
-            missing.append(name)
-        elif called != name:
-            renamed[name] = called
+    for name in sorted(statement_uses.reads):
+        old_name, certainty_of_name = resolver.old_name(name, set(renamed.values()))
+        certainty *= certainty_of_name
+        if old_name is None:
+            missing_names.append(name)
+        elif old_name != name:
+            renamed[name] = old_name
     reasons = [f"`{new}` is called `{old}` there" for new, old in sorted(renamed.items())]
-    return VariableNames(renamed, tuple(missing), certainty, tuple(reasons))
+    return VariableNames(renamed, tuple(missing_names), certainty, tuple(reasons))
 
 
 class _Resolver:
-    """Finds the old names of variables at one place of the old text."""
+    """Finds the old names of the variables of one statement, which is put at one position of the old text."""
 
     def __init__(
         self,
         matching: Matching,
         votes: Votes,
-        used: Uses,
-        here: tuple[StatementNode, int],
-        there: tuple[StatementNode, int],
+        statement_uses: Uses,
+        new_position: tuple[StatementNode, int],
+        old_position: tuple[StatementNode, int],
     ) -> None:
         self.matching = matching
         self.votes = votes
-        self.used = used
-        self.here = here
-        self.seen = visible(*there)
-        self.at_home = visible(*here)
-        self.modules = imported_names(matching.old)
+        self.uses = statement_uses
+        self.new_position = new_position
+        self.old_visible = visible(*old_position)
+        self.new_visible = visible(*new_position)
+        self.old_modules = imported_names(matching.old)
         self.new_modules = imported_names(matching.new)
-        self.free = free_names(matching.old)
+        self.old_unbound = unbound_names(matching.old)
 
-    def called(self, name: str, taken: set[str]) -> tuple[str | None, float]:
-        """Return (the old name of a variable or None, confidence)."""
-        votes, seen = self.votes, self.seen
-        if name not in self.at_home:
-            # a builtin, or a name that the new text does not bind either: there is no definition to compare
-            lost = name not in BUILTINS and name not in seen and "*" not in self.at_home
-            return name, 0.9 if lost else 1.0
-        home = definition(*self.here, name)
-        partner = self.matching.there.get(home) if home is not None else None
-        target = _target(home, partner, name)
-        if target == "*":  # a star import of the same module
-            return name, 0.95
-        if name in seen:
-            if target in {None, name} or votes.kept[name] > votes.table[name][target or ""]:
-                return name, 1.0
-            exchanged = (
-                target in seen and not votes.kept[name] and votes.table[name][target or ""] > 1
+    def old_name(self, name: str, assigned_names: set[str]) -> tuple[str | None, float]:
+        """Return (old name of a variable, confidence), or (None, 1.0) if the old text has no such variable.
+
+        `assigned_names` are the old names that other variables of the statement got.
+        """
+        votes, old_visible = self.votes, self.old_visible
+        if name not in self.new_visible:
+            # a builtin, or a name without a definition in the new text: there is nothing to compare
+            unknown = (
+                name not in BUILTINS and name not in old_visible and "*" not in self.new_visible
             )
-            return (target, 0.8) if exchanged else (name, 1.0)
-        if target is not None and votes.table[name] and not votes.table[name][target]:
-            target = None  # wherever the new text reads it, the old one has another name
-        defined = target in seen and (not _trivial(home) or bool(votes.table[name][target or ""]))
-        if defined:
-            return target, 0.95
-        return self.renamed(name, home, target, taken)
+            return name, 0.9 if unknown else 1.0
+        new_definition = definition(*self.new_position, name)
+        old_definition = (
+            self.matching.old_of.get(new_definition) if new_definition is not None else None
+        )
+        defined_name = _name_in_old_definition(new_definition, old_definition, name)
+        if defined_name == "*":  # a star import of the same module
+            return name, 0.95
+        if name in old_visible:
+            if (
+                defined_name in {None, name}
+                or votes.unchanged[name] > votes.table[name][defined_name or ""]
+            ):
+                return name, 1.0
+            replaced = (
+                defined_name in old_visible
+                and not votes.unchanged[name]
+                and votes.table[name][defined_name or ""] > 1
+            )
+            return (defined_name, 0.8) if replaced else (name, 1.0)
+        if defined_name is not None and votes.table[name] and not votes.table[name][defined_name]:
+            # where the new text reads `name`, the old text never reads `defined_name`
+            defined_name = None
+        is_defined = defined_name in old_visible and (
+            not _trivial(new_definition) or bool(votes.table[name][defined_name or ""])
+        )
+        if is_defined:
+            return defined_name, 0.95
+        return self.guess(name, new_definition, defined_name, assigned_names)
 
-    def renamed(
-        self, name: str, home: StatementNode | None, target: str | None, taken: set[str]
+    def guess(
+        self,
+        name: str,
+        new_definition: StatementNode | None,
+        defined_name: str | None,
+        assigned_names: set[str],
     ) -> tuple[str | None, float]:
-        """Return the old name of a variable that is unknown there, from names at the same positions."""
-        votes, seen = self.votes, self.seen
+        """Return (old name or None, confidence) of a variable from the old names at its positions.
+
+        The old text has no variable `name` at the place of the statement.
+        """
+        votes, old_visible = self.votes, self.old_visible
         options = [
-            (other, count)
-            for other, count in votes.best(name)
-            if other in seen
-            and other not in self.used.reads  # the statement reads both: they are two values
-            and not self.used_otherwise(name, other)
-            and not (other in self.at_home and votes.kept[other])
-            and (other not in self.modules or name in self.new_modules)
+            (old_name, count)
+            for old_name, count in votes.best(name)
+            # a statement that reads both names reads two variables
+            if old_name in old_visible
+            and old_name not in self.uses.reads
+            and not self.used_otherwise(name, old_name)
+            and not (old_name in self.new_visible and votes.unchanged[old_name])
+            and (old_name not in self.old_modules or name in self.new_modules)
         ]
         total = sum(votes.table[name].values())
         if options and options[0][1] * 2 > total:
             return options[0][0], 0.9 if options[0][1] > 1 else 0.75
         candidates = votes.best(name)
-        variables = seen - self.modules - self.used.reads
+        variables = old_visible - self.old_modules - self.uses.reads
         if (
             len(candidates) == 1
-            and not votes.kept[name]
+            and not votes.unchanged[name]
             and candidates[0][0] in variables
             and not self.used_otherwise(name, candidates[0][0])
         ):
-            # the old text has no other name at the positions of this name: the name is new
+            # the old text has only this name at the positions of the new name
             return candidates[0][0], 0.8
         logger = self.logger(name)
         if logger is not None:
             return logger, 0.85
-        fresh = seen - self.at_home - self.modules - taken
-        same = [each for each in fresh if each.lower() == name.lower()]
-        if len(same) == 1:
-            return same[0], 0.9
-        alike = [each for each in fresh if similar(name, each)]
-        if len(alike) == 1:
-            return alike[0], 0.75
-        longer = [each for each in fresh if _extends(name, each) or _extends(each, name)]
-        if len(longer) == 1:
-            return longer[0], 0.7
-        if target in fresh and not votes.table[name] and _exchanged(self.matching, home):
-            return target, 0.7
-        if name in self.free:  # the old text reads it without binding it, as the new text does
+        new_in_old = old_visible - self.new_visible - self.old_modules - assigned_names
+        equal_letters = [each for each in new_in_old if each.lower() == name.lower()]
+        if len(equal_letters) == 1:
+            return equal_letters[0], 0.9
+        similar_names = [each for each in new_in_old if similar(name, each)]
+        if len(similar_names) == 1:
+            return similar_names[0], 0.75
+        extended_names = [
+            each for each in new_in_old if _extends(name, each) or _extends(each, name)
+        ]
+        if len(extended_names) == 1:
+            return extended_names[0], 0.7
+        if (
+            defined_name in new_in_old
+            and not votes.table[name]
+            and _between_same_neighbours(self.matching, new_definition)
+        ):
+            return defined_name, 0.7
+        if name in self.old_unbound:  # the old text, too, reads the name without binding it
             return name, 0.9
         return None, 1.0
 
-    def used_otherwise(self, name: str, other: str) -> bool:
+    def used_otherwise(self, name: str, old_name: str) -> bool:
         """Return True if a variable of the new text and one of the old text have no attribute in common."""
-        new_members = {member for root, member in self.used.members if root == name}
+        new_members = {member for root, member in self.uses.members if root == name}
         if not new_members or name in self.new_modules:
             return False
-        old_members = members_of(self.matching.old, other)
+        old_members = members_of(self.matching.old, old_name)
         new_members |= members_of(self.matching.new, name)
         return bool(old_members) and new_members.isdisjoint(old_members)
 
     def logger(self, name: str) -> str | None:
-        """Return the object with which the old text logs or prints where the new text uses `name`."""
-        methods = {method for root, method in self.used.members if root == name}
+        """Return the object with which the old text logs or prints where the new text uses `name`, or None."""
+        methods = {method for root, method in self.uses.members if root == name}
         if methods and methods <= _SEVERITIES:
             tally = Counter(
                 node.words[0]
@@ -216,11 +248,11 @@ class _Resolver:
                 and node.words[1:2] == (".",)
                 and node.words[2] in _SEVERITIES
             )
-            loggers = [each for each, _ in tally.most_common() if each in self.seen]
+            loggers = [each for each, _ in tally.most_common() if each in self.old_visible]
             if loggers:
                 return loggers[0]
             makers = {value_call(n.tree) for n in self.matching.new.nodes if name in binds(n)}
-            return "logging" if "getLogger" in makers and "logging" in self.seen else None
+            return "logging" if "getLogger" in makers and "logging" in self.old_visible else None
         if not methods and "print" in name.lower():
             calls = sum(node.words[:1] == ("print",) for node in self.matching.old.nodes)
             return "print" if calls > 1 else None
@@ -233,13 +265,13 @@ _SEVERITIES = frozenset(
 
 
 def value_call(tree: ast.AST) -> str:
-    """Return the last name of the function that an assignment calls; empty if it calls none."""
+    """Return the last name of the function that an assignment calls, or '' if its value is no call."""
     value = getattr(tree, "value", None)
     return last_name(value.func) if isinstance(value, ast.Call) else ""
 
 
 def _extends(longer: str, name: str) -> bool:
-    """Return True if a name is another name with words before or after it.
+    """Return True if `longer` is `name` with words before or after it.
 
     >>> _extends("tensorboard_writer", "writer"), _extends("rewriter", "writer")
     (True, False)
@@ -257,8 +289,8 @@ def members_of(tree: StatementTree, name: str) -> set[str]:
     }
 
 
-def free_names(tree: StatementTree) -> set[str]:
-    """Return the names that a text reads and nothing in it binds: from a star import, or injected."""
+def unbound_names(tree: StatementTree) -> set[str]:
+    """Return the names that a text reads but never binds: names from a star import, or injected names."""
     bound: set[str] = set()
     for node in tree.nodes:
         bound |= binds(node)
@@ -267,9 +299,9 @@ def free_names(tree: StatementTree) -> set[str]:
     return set(uses(tree.parsed.tree.body).reads) - bound
 
 
-def _exchanged(matching: Matching, home: StatementNode | None) -> bool:
+def _between_same_neighbours(matching: Matching, home: StatementNode | None) -> bool:
     """Return True if a definition is between the same two statements in both texts."""
-    partner = matching.there.get(home) if home is not None else None
+    partner = matching.old_of.get(home) if home is not None else None
     if home is None or partner is None or home.parent is None or partner.parent is None:
         return False
     for step in (-1, 1):
@@ -279,21 +311,21 @@ def _exchanged(matching: Matching, home: StatementNode | None) -> bool:
             siblings = node.parent.children if node.parent is not None else []
             sides.append(siblings[at] if 0 <= at < len(siblings) else None)
         new, old = sides
-        if (matching.there.get(new) if new is not None else None) is not old:
+        if (matching.old_of.get(new) if new is not None else None) is not old:
             return False
     return True
 
 
-def similar(name: str, other: str) -> bool:
+def similar(name: str, other_name: str) -> bool:
     """Return True if two names share most of their parts, or nearly all of their letters.
 
     >>> similar("has_any_unknown_label", "has_unknown_label"), similar("texts", "lengths")
     (True, False)
     """
-    parts, other_parts = (set(filter(None, each.lower().split("_"))) for each in (name, other))
+    parts, other_parts = (set(filter(None, each.lower().split("_"))) for each in (name, other_name))
     if 2 * len(parts & other_parts) > max(len(parts), len(other_parts)):
         return True
-    return len(name) > 3 and SequenceMatcher(None, name, other).ratio() >= 0.85
+    return len(name) > 3 and SequenceMatcher(None, name, other_name).ratio() >= 0.85
 
 
 def imported_names(tree: StatementTree) -> set[str]:
@@ -307,7 +339,7 @@ def imported_names(tree: StatementTree) -> set[str]:
 
 
 def _trivial(node: StatementNode | None) -> bool:
-    """Return True if a statement sets variables to trivial values: `x = []`, `n = 0`."""
+    """Return True if a statement assigns an empty container or a constant: `x = []`, `n = 0`."""
     value = getattr(node.tree, "value", None) if node is not None else None
     if isinstance(value, ast.UnaryOp):
         value = value.operand
@@ -320,8 +352,13 @@ def _trivial(node: StatementNode | None) -> bool:
     return isinstance(value, ast.Constant)
 
 
-def _target(new: StatementNode | None, old: StatementNode | None, name: str) -> str | None:
-    """Return the name that the partner of a definition binds in the position of `name`."""
+def _name_in_old_definition(
+    new: StatementNode | None, old: StatementNode | None, name: str
+) -> str | None:
+    """Return the name that definition `old` binds at the position at which definition `new` binds `name`, or None.
+
+    Return `*` if `old` is a star import of the same module.
+    """
     if new is None or old is None:
         return None
     if isinstance(new.tree, (ast.FunctionDef, ast.AsyncFunctionDef)) and isinstance(
@@ -332,18 +369,18 @@ def _target(new: StatementNode | None, old: StatementNode | None, name: str) -> 
         if name in old_names:
             return name
         if name in new_names and len(new_names) == len(old_names):
-            other = old_names[new_names.index(name)]
-            return other if other not in new_names else None
+            old_name = old_names[new_names.index(name)]
+            return old_name if old_name not in new_names else None
         return None
     new_names, old_names = _bound_list(new.tree), _bound_list(old.tree)
     if name in old_names:
         return name
     if old_names == ["*"]:
-        same = getattr(new.tree, "module", None) == getattr(old.tree, "module", None)
-        return "*" if same else None
+        same_module = getattr(new.tree, "module", None) == getattr(old.tree, "module", None)
+        return "*" if same_module else None
     if name in new_names and len(new_names) == len(old_names):
-        other = old_names[new_names.index(name)]
-        return other if other not in new_names else None
+        old_name = old_names[new_names.index(name)]
+        return old_name if old_name not in new_names else None
     return None
 
 
@@ -367,52 +404,52 @@ def _bound_list(tree: ast.AST) -> list[str]:
     ]
 
 
-def members(
-    matching: Matching, votes: Votes, used: Uses
+def resolve_attributes(
+    matching: Matching, votes: Votes, statement_uses: Uses
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Return the old names of attributes, and the attributes that do not exist in the old text.
 
-    An attribute that the old text never mentions counts as renamed if another one is at its position in all
-    statements that both texts have; it is missing if the new text defines it.
+    An attribute that the old text never mentions counts as renamed if another attribute is at its position in all
+    paired statements. Otherwise it does not exist in the old text if the new text itself defines the attribute.
     """
     old_words = {word.lstrip("'") for node in matching.old.nodes for word in node.words}
-    unmentioned = set(used.attributes) - old_words if used.attributes else set()
+    unmentioned = set(statement_uses.attributes) - old_words if statement_uses.attributes else set()
     if not unmentioned:
         return {}, []
     renamed = _renamed_members(matching, votes, unmentioned)
     unmentioned -= renamed.keys()
-    gone = unmentioned & _defined(matching, unmentioned) if unmentioned else set()
-    return renamed, sorted(pair for pair in used.members if pair[1] in gone)
+    missing_attributes = unmentioned & _defined(matching, unmentioned) if unmentioned else set()
+    return renamed, sorted(pair for pair in statement_uses.members if pair[1] in missing_attributes)
 
 
 def _renamed_members(matching: Matching, votes: Votes, unmentioned: set[str]) -> dict[str, str]:
     """Return the old names of attributes that the old text never mentions."""
-    still = {word.lstrip("'") for node in matching.new.nodes for word in node.words}
+    new_words = {word.lstrip("'") for node in matching.new.nodes for word in node.words}
     dotted = {
         word for node in matching.old.nodes for dot, word in pairwise(node.words) if dot == "."
     }
     renamed: dict[str, str] = {}
     functions = _renamed_functions(matching, unmentioned)
     for member in sorted(unmentioned):
-        if functions.get(member, member) not in still | {member}:
+        if functions.get(member, member) not in new_words | {member}:
             renamed[member] = functions[member]
             continue
-        every = votes.best(member)
-        candidates = [(other, n) for other, n in every if other not in still]
+        ranked = votes.best(member)
+        candidates = [(old_word, n) for old_word, n in ranked if old_word not in new_words]
         if len(candidates) == 1 or (candidates and candidates[0][1] > 2 * candidates[1][1]):
             renamed[member] = candidates[0][0]
             continue
-        if len(every) == 1 and every[0][1] > 1 and not votes.kept[member]:
-            renamed[member] = every[0][0]
+        if len(ranked) == 1 and ranked[0][1] > 1 and not votes.unchanged[member]:
+            renamed[member] = ranked[0][0]
             continue
-        plain = {each for each in dotted if each.strip("_") == member.strip("_")}
-        if len(plain) == 1:  # the attribute has become private, or public
-            renamed[member] = plain.pop()
+        same_stem = {each for each in dotted if each.strip("_") == member.strip("_")}
+        if len(same_stem) == 1:  # the attribute has become private, or public
+            renamed[member] = same_stem.pop()
     return renamed
 
 
 def _defined(matching: Matching, attributes: set[str]) -> set[str]:
-    """Return those of `attributes` that the new text itself defines."""
+    """Return the names that the new text defines in statements which mention one of `attributes`."""
     defined: set[str] = set()
     for node in matching.new.nodes:
         if node.is_block or attributes.isdisjoint(word.lstrip("'") for word in node.words):
@@ -434,16 +471,18 @@ def _defined(matching: Matching, attributes: set[str]) -> set[str]:
     return defined
 
 
-def keywords(matching: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
-    """Return, for keywords of calls, the name of that parameter of the called function in the old text."""
+def resolve_keywords(matching: Matching, statements: list[ast.stmt]) -> dict[str, str]:
+    """Return new name -> old name of keyword arguments in `statements` whose parameter was renamed."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     renamed: dict[str, str] = {}
-    calls = [n for stmt in chosen for n in ast.walk(stmt) if isinstance(n, ast.Call) and n.keywords]
+    calls = [
+        n for stmt in statements for n in ast.walk(stmt) if isinstance(n, ast.Call) and n.keywords
+    ]
     for call in calls:
         called = last_name(call.func)
         pairs = [
             (new.tree.args, old.tree.args)
-            for new, old in matching.there.items()
+            for new, old in matching.old_of.items()
             if isinstance(new.tree, functions)
             and isinstance(old.tree, functions)
             and not new.is_block
@@ -464,9 +503,9 @@ def keywords(matching: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
                 or len(new_parameters) != len(old_parameters)
             ):
                 continue
-            other = old_parameters[new_parameters.index(word)]
-            if other not in new_parameters:
-                renamed[word] = other
+            old_parameter = old_parameters[new_parameters.index(word)]
+            if old_parameter not in new_parameters:
+                renamed[word] = old_parameter
     return renamed
 
 
@@ -475,7 +514,7 @@ def _renamed_functions(matching: Matching, names: set[str]) -> dict[str, str]:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {
         new.tree.name: old.tree.name
-        for new, old in matching.there.items()
+        for new, old in matching.old_of.items()
         if isinstance(new.tree, functions)
         and isinstance(old.tree, functions)
         and new.tree.name in names
@@ -483,14 +522,14 @@ def _renamed_functions(matching: Matching, names: set[str]) -> dict[str, str]:
     }
 
 
-def imports_for(missing: tuple[str, ...], matching: Matching) -> dict[str, str]:
-    """Return an import line for each missing name that the new text imports and that is safe to add.
+def imports_for(missing_names: tuple[str, ...], matching: Matching) -> dict[str, str]:
+    """Return missing name -> import line, if the new text imports the name from a package that is surely installed.
 
-    Safe are our own package and packages that the old text imports anyway; it is not known whether another
-    package was installed for that version.
+    These packages are Rearview and the packages that the old text imports; it is not known whether the environment
+    of the old version had any other package.
     """
     lines: dict[str, str] = {}
-    if not missing:
+    if not missing_names:
         return lines
     packages = {"rearview"}
     for node in matching.old.nodes:
@@ -507,21 +546,26 @@ def imports_for(missing: tuple[str, ...], matching: Matching) -> dict[str, str]:
         for each in tree.names:
             bound = (each.asname or each.name).split(".")[0]
             package = (tree.module or "") if isinstance(tree, ast.ImportFrom) else each.name
-            if bound in missing and package.split(".")[0] in packages:
+            if bound in missing_names and package.split(".")[0] in packages:
                 alias = f"{each.name} as {each.asname}" if each.asname else each.name
                 source = f"from {package} " if isinstance(tree, ast.ImportFrom) else ""
                 lines[bound] = f"{source}import {alias}"
     return lines
 
 
-def overwritten(used: Uses, blocks: tuple[StatementNode, StatementNode]) -> str | None:
-    """Return a variable that the statement sets and that the old code around it uses, if there is one."""
-    here, there = (names_in(block) for block in blocks)
-    fresh = used.writes - used.reads
-    return next((name for name in sorted(fresh) if name in there and name not in here), None)
+def overwritten_variable(
+    statement_uses: Uses, blocks: tuple[StatementNode, StatementNode]
+) -> str | None:
+    """Return a variable that the statement assigns and that only the old code around it uses already, or None."""
+    new_words, old_words = (words_in_scope(block) for block in blocks)
+    assigned_names = statement_uses.writes - statement_uses.reads
+    return next(
+        (name for name in sorted(assigned_names) if name in old_words and name not in new_words),
+        None,
+    )
 
 
-def names_in(block: StatementNode) -> set[str]:
+def words_in_scope(block: StatementNode) -> set[str]:
     """Return the words of the scope that contains a block or a statement."""
     scope = block if block.parent is None else block.scope()
     words: set[str] = set()

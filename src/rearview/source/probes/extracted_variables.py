@@ -1,12 +1,13 @@
-"""Recorded statements that an edit rewrote to name a value, and that compute the same as before.
+"""Recognize an edit of a recorded statement that only extracts a variable, so that a probe can read a value.
 
     clip_grad_norm_(ps, 1.0)      ->  norm = clip_grad_norm_(ps, 1.0)
     x = f(y)                      ->  x = seen = f(y)
     if f(y) > best:               ->  if (acc := f(y)) > best:
     return f(y)                   ->  out = f(y) ... return out
 
-The first three only add a name. In the last, a separate statement computes the value, so expressions that
-the recorded statement evaluated before it are now evaluated after it: `computed_before` says if that matters.
+The first three edits assign a variable inside the statement. In the last, a separate statement computes the
+value first, so expressions that the recorded statement evaluated before the value are now evaluated after it:
+`computed_before` returns such an expression if the order may matter.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from rearview.source.loops import FUNCTIONS
 
 @dataclass(frozen=True, slots=True)
 class Rebindable:
-    """Variables and attributes that a call may rebind."""
+    """The variables and attributes that a function call may rebind."""
 
     names: frozenset[str] = frozenset()
     """Variables that some function declares `global` or `nonlocal`."""
     attributes: frozenset[str] = frozenset()
-    """Attributes that are assigned outside `__init__`, or computed when they are read."""
+    """Attributes that are assigned outside `__init__`, or computed at each read, such as properties."""
 
 
 def rebindable(trees: Iterable[ast.Module]) -> Rebindable:
-    r"""Return what calls may rebind, according to the recorded texts.
+    r"""Return the variables and attributes of the recorded texts that function calls may rebind.
 
     >>> tree = ast.parse("def f(self):\n    global n\n    self.a = n = 1")
     >>> sorted(rebindable([tree]).names | rebindable([tree]).attributes)
@@ -38,34 +39,36 @@ def rebindable(trees: Iterable[ast.Module]) -> Rebindable:
     names: set[str] = set()
     attributes: set[str] = set()
     for tree in trees:
-        born: set[int] = set()
+        constructor_ids: set[int] = set()
         for node in ast.walk(tree):
             if isinstance(node, FUNCTIONS):
                 if node.decorator_list:
                     attributes.add(node.name)
                 if node.name == "__init__":
-                    born |= {id(sub) for sub in ast.walk(node)}
+                    constructor_ids |= {id(inner_node) for inner_node in ast.walk(node)}
             elif isinstance(node, ast.Global | ast.Nonlocal):
                 names.update(node.names)
             elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-                if id(node) not in born:
+                if id(node) not in constructor_ids:
                     attributes.add(node.attr)
     return Rebindable(frozenset(names), frozenset(attributes))
 
 
 def computed_before(stmt: ast.stmt, reads: set[int], rebindable: Rebindable) -> str:
-    """Return the expression that a statement computes before the last of `reads`; '' if it only reads variables.
+    """Return the first expression that a statement computes before the last of `reads`, or '' if there is none.
 
-    `reads` are ids of names in the statement. Reading a variable or a method may be done later, unless a
-    call may rebind it.
+    `reads` has the ids of name nodes in the statement. Constants do not count, nor do variables and attributes
+    that no call may rebind: reading one later gives the same value.
 
     >>> stmt = ast.parse("out.append((a[0], v))").body[0]
     >>> computed_before(stmt, {id(n) for n in ast.walk(stmt) if getattr(n, "id", "") == "v"}, Rebindable())
     'a[0]'
     """
-    done = list(_evaluated(stmt))
-    last = max((at for at, node in enumerate(done) if id(node) in reads), default=-1)
-    for node in done[: last + 1]:
+    evaluated_nodes = list(_evaluated(stmt))
+    last_read = max(
+        (at for at, node in enumerate(evaluated_nodes) if id(node) in reads), default=-1
+    )
+    for node in evaluated_nodes[: last_read + 1]:
         if id(node) in reads or isinstance(node, ast.Constant | ast.Tuple | ast.List):
             continue  # a tuple or list of plain lookups has no side effects
         if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
@@ -78,13 +81,13 @@ def computed_before(stmt: ast.stmt, reads: set[int], rebindable: Rebindable) -> 
     return ""
 
 
-def names_reached(stmt: ast.stmt, reads: set[int]) -> list[int]:
-    """Return the names of `reads` that the statement evaluates, in the order of evaluation."""
+def evaluated_reads(stmt: ast.stmt, reads: set[int]) -> list[int]:
+    """Return the ids in `reads` of the name nodes that the statement evaluates, in the order of evaluation."""
     return [id(node) for node in _evaluated(stmt) if id(node) in reads]
 
 
 def _evaluated(node: ast.AST | None) -> Iterator[ast.AST]:
-    """Yield the parts of a statement's head in the order of evaluation."""
+    """Yield the expressions of a statement, without its blocks, in the order of evaluation."""
     if node is None:
         return
     for part in _parts(node):
@@ -116,7 +119,7 @@ def _parts(node: ast.AST) -> list[ast.AST | None]:
     ]
 
 
-WRITABLE = (
+REWRITABLE = (
     ast.Expr,
     ast.Assign,
     ast.AnnAssign,
@@ -125,77 +128,82 @@ WRITABLE = (
     ast.Assert,
     ast.If,
 )
-"""Kinds of statements whose values an edit may name; not loops, because their text determines how
+"""Types of statements from which an edit may extract variables; no loops, because their text determines how
 they run.
 """
-_MAYBE = (ast.BoolOp, ast.IfExp, ast.Compare, ast.ListComp, ast.SetComp, ast.DictComp)
+_CONDITIONAL = (ast.BoolOp, ast.IfExp, ast.Compare, ast.ListComp, ast.SetComp, ast.DictComp)
 _OPAQUE = (ast.Lambda, ast.GeneratorExp)
 
 AssignmentAbove = Callable[[str], ast.Assign | ast.AnnAssign | None]
-"""Returns the statement before, in the same block, that assigns to one name and nothing else."""
+"""Function that takes a name and returns the nearest preceding statement of the block that assigns to this name
+only, or None.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class NamedValue:
-    """A name that an edit gives to a value of a recorded statement."""
+class ExtractedVariable:
+    """A variable to which an edit assigns a value that a recorded statement computes."""
 
     stmt: ast.stmt
-    """The statement that binds the name: the recorded one as it reads now, or one inserted before it."""
+    """The statement that assigns the variable: the recorded statement as edited, or a new one before it."""
     target: ast.Name
     sure: bool
-    """The name is bound whenever the statement runs."""
+    """Whether the variable is assigned whenever the statement runs."""
     read: ast.Name | None = None
-    """Where the recorded statement reads the value by its name, if it does."""
+    """The name that replaced the value, if a separate statement assigns the variable."""
     into: ast.stmt | None = None
     """The statement that contains `read`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenStatement:
-    """A recorded statement as it reads now; `why` says why it does not compute the same, if it does not."""
+    """The comparison of a recorded statement with its edited form, from which variables were extracted."""
 
-    named_values: tuple[NamedValue, ...]
+    extracted_variables: tuple[ExtractedVariable, ...]
     why: str = ""
+    """Why the edited statement may compute something else, or ''."""
 
 
-def rewritten(
-    old: ast.stmt, new: ast.stmt, before: AssignmentAbove, rebindable: Rebindable
+def rewrite_of(
+    old: ast.stmt, new: ast.stmt, assignment_above: AssignmentAbove, rebindable: Rebindable
 ) -> RewrittenStatement | None:
-    r"""Return the names that `new` gives to values of `old`; None if it is another statement.
+    r"""Return the variables that `new` extracts from `old`, or None if `new` differs from `old` in other ways.
 
     >>> old, new = (ast.parse(text).body[0] for text in ("f(x)", "n = f(x)"))
-    >>> [value.target.id for value in rewritten(old, new, lambda name: None, Rebindable()).named_values]
+    >>> [value.target.id for value in rewrite_of(old, new, lambda name: None, Rebindable()).extracted_variables]
     ['n']
     """
-    if not isinstance(old, WRITABLE) or not isinstance(new, WRITABLE):
+    if not isinstance(old, REWRITABLE) or not isinstance(new, REWRITABLE):
         return None
-    reader = _BindingReader(new, before)
+    reader = _StatementComparer(new, assignment_above)
     if not reader.statement(old):
         return None
-    lifted = [named_value for named_value in reader.named_values if named_value.read is not None]
-    why = _order(lifted, new, rebindable) if lifted else ""
-    return RewrittenStatement(tuple(reader.named_values), why)
+    variables_above = [
+        variable for variable in reader.extracted_variables if variable.read is not None
+    ]
+    why = _changed_order(variables_above, new, rebindable) if variables_above else ""
+    return RewrittenStatement(tuple(reader.extracted_variables), why)
 
 
-class _BindingReader:
-    """Compares two statements and notes where only the second one names a value."""
+class _StatementComparer:
+    """Compares a recorded statement with `new` and records the variables that only `new` assigns."""
 
-    def __init__(self, new: ast.stmt, before: AssignmentAbove) -> None:
+    def __init__(self, new: ast.stmt, assignment_above: AssignmentAbove) -> None:
         self.new = new
-        self.before = before
-        self.named_values: list[NamedValue] = []
+        self.assignment_above = assignment_above
+        self.extracted_variables: list[ExtractedVariable] = []
         self._stmt = new
-        self._maybe = 0
+        self._conditional = 0
 
     def statement(self, old: ast.stmt) -> bool:
-        """Return True if the new statement is the old one with names in it."""
+        """Return True if the new statement is the statement `old` with variables extracted."""
         new = self.new
         if isinstance(old, ast.Expr) and isinstance(new, ast.Assign | ast.AnnAssign):
             targets = _targets(new)
             # how `yield from` runs depends on the statement that contains it
             if new.value is None or isinstance(old.value, ast.YieldFrom):
                 return False
-            return self._give(targets) and self.node(old.value, new.value)
+            return self._add_targets(targets) and self.node(old.value, new.value)
         if isinstance(old, ast.Assign) and isinstance(new, ast.Assign):
             old_targets = [ast.dump(target) for target in old.targets]
             extra = []
@@ -204,12 +212,12 @@ class _BindingReader:
                     old_targets.pop(0)
                 else:
                     extra.append(target)
-            return not old_targets and self._give(extra) and self.node(old.value, new.value)
+            return not old_targets and self._add_targets(extra) and self.node(old.value, new.value)
         if type(old) is not type(new):
             return False
-        if isinstance(old, ast.Assert):  # its message is evaluated only when it fails
+        if isinstance(old, ast.Assert):  # the message is evaluated only if the test fails
             same_test = self.field(old.test, getattr(new, "test", None))
-            self._maybe += 1
+            self._conditional += 1
             return same_test and self.field(old.msg, getattr(new, "msg", None))
         return all(
             self.field(getattr(old, name, None), getattr(new, name, None))
@@ -217,16 +225,18 @@ class _BindingReader:
             if name not in {"body", "orelse"} or not isinstance(old, ast.If)
         )
 
-    def _give(self, targets: list[ast.expr]) -> bool:
+    def _add_targets(self, targets: list[ast.expr]) -> bool:
         for target in targets:
             names = list(_names(target))
             if not names:
                 return False
-            self.named_values += [NamedValue(self._stmt, name, sure=True) for name in names]
+            self.extracted_variables += [
+                ExtractedVariable(self._stmt, name, sure=True) for name in names
+            ]
         return True
 
     def field(self, old: object, new: object) -> bool:
-        """Return True if the same field of two nodes has the same code."""
+        """Return True if two values of one field have the same code, apart from extracted variables."""
         if isinstance(old, ast.AST) and isinstance(new, ast.AST):
             return self.node(old, new)
         if isinstance(old, list) and isinstance(new, list):
@@ -234,41 +244,45 @@ class _BindingReader:
         return type(old) is type(new) and old == new
 
     def node(self, old: ast.AST, new: ast.AST) -> bool:
-        """Return True if two expressions are equal except for names that the second gives to values."""
+        """Return True if two expressions are equal apart from variables that the new one extracts."""
         if isinstance(new, ast.NamedExpr) and not isinstance(old, ast.NamedExpr):
-            self.named_values.append(NamedValue(self._stmt, new.target, sure=not self._maybe))
+            self.extracted_variables.append(
+                ExtractedVariable(self._stmt, new.target, sure=not self._conditional)
+            )
             return self.node(old, new.value)
         if isinstance(new, ast.Name) and isinstance(new.ctx, ast.Load):
             if isinstance(old, ast.Name):
                 return old.id == new.id
-            return self._lifted(old, new)
+            return self._extracted_above(old, new)
         if type(old) is not type(new):
             return False
         if isinstance(old, _OPAQUE):
             return ast.dump(old) == ast.dump(new)
-        self._maybe += isinstance(old, _MAYBE)
+        self._conditional += isinstance(old, _CONDITIONAL)
         first = isinstance(old, ast.BoolOp | ast.IfExp | ast.Compare)
         all_equal = True
         for at, (old_child, new_child) in enumerate(_children(old, new)):
             # the first operand of `and`, `or` and `if` is always evaluated
-            self._maybe -= first and at == 0
+            self._conditional -= first and at == 0
             all_equal = all_equal and self.field(old_child, new_child)
-            self._maybe += first and at == 0
-        self._maybe -= isinstance(old, _MAYBE)
+            self._conditional += first and at == 0
+        self._conditional -= isinstance(old, _CONDITIONAL)
         return all_equal
 
-    def _lifted(self, old: ast.AST, read: ast.Name) -> bool:
-        stmt = self.before(read.id)
-        if stmt is None or self._maybe:
+    def _extracted_above(self, old: ast.AST, read: ast.Name) -> bool:
+        stmt = self.assignment_above(read.id)
+        if stmt is None or self._conditional:
             return False
         (target,) = _targets(stmt)
         assert isinstance(target, ast.Name)
         assert stmt.value is not None
-        kept, self._stmt = self._stmt, stmt
+        outer_stmt, self._stmt = self._stmt, stmt
         equal = self.node(old, stmt.value)
-        self._stmt = kept
-        # inner ones first: the recorded statement computed them in this order
-        self.named_values.append(NamedValue(stmt, target, sure=True, read=read, into=kept))
+        self._stmt = outer_stmt
+        # inner values first: the recorded statement computed the values in this order
+        self.extracted_variables.append(
+            ExtractedVariable(stmt, target, sure=True, read=read, into=outer_stmt)
+        )
         return equal
 
 
@@ -277,7 +291,7 @@ def _targets(stmt: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 
 def _children(old: ast.AST, new: ast.AST) -> Iterator[tuple[object, object]]:
-    """Yield the fields of two nodes side by side, in the order of evaluation."""
+    """Yield (old, new) for each field of two nodes, in the order of evaluation."""
     names = list(old._fields)
     if isinstance(old, ast.BoolOp):
         names.remove("values")
@@ -293,33 +307,35 @@ def _children(old: ast.AST, new: ast.AST) -> Iterator[tuple[object, object]]:
 
 
 def _names(target: ast.expr) -> Iterator[ast.Name]:
-    """Yield the names of a target that consists only of names; nothing for other targets."""
+    """Yield the names in a target of an assignment, or nothing if the target contains anything but names."""
     items = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
     if all(isinstance(item, ast.Name) for item in items):
         yield from (item for item in items if isinstance(item, ast.Name))
 
 
-def _order(lifted: list[NamedValue], stmt: ast.stmt, rebindable: Rebindable) -> str:
-    """Return the expression that was computed before a value that is now computed first, or ''."""
-    names = [named_value.target.id for named_value in lifted]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        return f"the value of `{twice}` was computed more than once"
-    places = [(named_value.stmt.lineno, named_value.stmt.col_offset) for named_value in lifted]
-    if places != sorted(places):
+def _changed_order(
+    variables_above: list[ExtractedVariable], stmt: ast.stmt, rebindable: Rebindable
+) -> str:
+    """Return why the values of variables assigned above `stmt` are computed in another order now, or ''."""
+    names = [variable.target.id for variable in variables_above]
+    repeated_name = next((name for name in names if names.count(name) > 1), None)
+    if repeated_name is not None:
+        return f"the value of `{repeated_name}` was computed more than once"
+    positions = [(variable.stmt.lineno, variable.stmt.col_offset) for variable in variables_above]
+    if positions != sorted(positions):
         return f"`{names[-1]}` was computed after `{names[-2]}`"
-    bound = {
+    bound_names = {
         node.target.id
-        for named_value in lifted
-        for node in ast.walk(named_value.stmt)
+        for variable in variables_above
+        for node in ast.walk(variable.stmt)
         if isinstance(node, ast.NamedExpr)
     }
-    rebindable = Rebindable(rebindable.names | bound, rebindable.attributes)
-    for statement in (*(named_value.stmt for named_value in lifted), stmt):
-        reads = [id(named_value.read) for named_value in lifted if named_value.into is statement]
-        if reads != names_reached(statement, set(reads)):
+    rebindable = Rebindable(rebindable.names | bound_names, rebindable.attributes)
+    for statement in (*(variable.stmt for variable in variables_above), stmt):
+        reads = [id(variable.read) for variable in variables_above if variable.into is statement]
+        if reads != evaluated_reads(statement, set(reads)):
             return "it was evaluated later, or not always"
-        first = computed_before(statement, set(reads), rebindable)
-        if first:
-            return f"`{first}` was evaluated before it"
+        computed_first = computed_before(statement, set(reads), rebindable)
+        if computed_first:
+            return f"`{computed_first}` was evaluated before it"
     return ""

@@ -3,8 +3,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rearview.source.propagate import common_subsequence as room
-from rearview.source.propagate.common_subsequence import align_items
+from rearview.source.propagate import match as room
+from rearview.source.propagate.match import align_items
 
 ITEMS = st.lists(st.integers(0, 5), max_size=30)
 

@@ -113,7 +113,7 @@ def test_values_named_in_steps_feed_a_probe_after_the_loop():
     (probe,) = found(
         (CLIP, f"v = {CLIP}"), ("    history.append", f"    {LOG}\n    history.append")
     ).of("v")
-    assert (probe.depth, probe.feeds) == (0, (("epoch", "x"),))
+    assert (probe.depth, probe.feeding_loops) == (0, (("epoch", "x"),))
 
 
 def test_a_value_named_conditionally_is_carried_over_iterations():
@@ -206,8 +206,8 @@ def test_a_name_that_recorded_code_would_list_is_refused():
 def test_the_recorded_statement_itself_is_preferred_to_a_new_one_that_names_it():
     old = "f(x)\ng()\n"
     result = compare(ast.parse(old), ast.parse("v = f(x)\nf(x)\ng()\n"))
-    assert [item.node.lineno for item in result.added] == [1]
-    assert not result.named_values
+    assert [item.node.lineno for item in result.added_statements] == [1]
+    assert not result.extracted_variables
 
 
 OBSTACLES = [
@@ -351,7 +351,7 @@ def test_most_natural_edits_of_that_kind_are_accepted():
         ("x += f()", "f()"),
     ):
         new = f"v = {value}\nlook(v)\n{old.replace(value, 'v', 1)}\n"
-        assert not compare(ast.parse(old), ast.parse(new)).missing, old
+        assert not compare(ast.parse(old), ast.parse(new)).missing_statements, old
 
 
 def test_several_values_are_computed_in_the_order_of_the_recorded_statement():

@@ -1,7 +1,7 @@
-"""The process that owns a background writer: constructs it, makes the calls in order, closes it.
+"""The logger process: it constructs the logger, makes the calls of the program in order, and closes the logger.
 
-It ends when the program closes the writer or has ended in any way, and only after it has made every call
-that reached the shared memory.
+The process ends when the program closes the logger, or when the program has ended in any way; before, it makes
+every call that reached the shared memory.
 """
 
 from __future__ import annotations
@@ -19,84 +19,86 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rearview.bridges import shared_memory_ring
-from rearview.bridges.shared_memory_ring import (
+from rearview.background_logger import shared_memory_ring
+from rearview.background_logger.call_arguments import decode, is_plain
+from rearview.background_logger.shared_memory_ring import (
     ASLEEP,
     ATTENTION,
     ERRORS,
+    ERRORS_READ,
     HEAD,
     JUMP,
     PID,
-    SEEN,
     TAIL,
     Ring,
-    decode,
-    is_plain,
 )
 
 NICE = 10
 """Added to the niceness of the process, so that training has priority."""
-NAP = 0.004
-"""Seconds between looks at the ring while calls are coming."""
-LINGER = 0.25
-"""Seconds without a call after which the process sleeps until it is woken."""
+POLL_SECONDS = 0.004
+"""Seconds between two looks at the ring while calls arrive."""
+IDLE_SECONDS = 0.25
+"""Seconds without a call after which the process sleeps until the program wakes it."""
 LONGEST_SLEEP = 0.5
-"""Seconds after which it wakes up in any case, because it may have missed a wake-up."""
-UNREAD = 4
-"""Errors that are sent before the program has read them; later ones are only counted."""
+"""Seconds after which the sleeping process looks at the ring even if it was not woken."""
+MOST_UNREAD = 4
+"""Largest number of errors sent to the program that it has not read; further errors are only counted."""
 LONGEST_TRACEBACK = 8_000
 
 START, CALL, SET, ASK, FINISH = range(5)
-"""Kinds of messages: construct the writer, call a method, set an attribute, answer a question, close and end."""
+"""Kinds of messages: construct the logger, call a method, set an attribute, answer a question, close and end.
+
+The number of a message is its kind plus 8 times the number of a method, or of a question.
+"""
 
 
 def main(facts: dict[str, Any]) -> None:
-    """Run the writer process of the ring that `facts` describes, then end without exit handlers."""
+    """Run the logger process for the ring that `facts` describes, then end it without exit handlers."""
     if os.fork():
-        os._exit(0)  # the program waits for this process only, so that it gets no child
-    yield_to_program(facts["nice"])
+        os._exit(0)  # the program waits for this process; its child is then no child of the program
+    prepare_process(facts["nice"])
     ring = Ring(facts["memory"], facts["size"], facts["bound"])
     code = 0
     try:
-        writer = CallServer(ring, facts["wake"], facts["answers"], facts["parent"])
-        writer.has_own_handlers = True
-        writer.serve()
+        server = CallServer(ring, facts["wake"], facts["answers"], facts["parent"])
+        server.has_own_handlers = True
+        server.serve()
     except BaseException:
         traceback.print_exc()
         code = 1
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)  # threads of a writer that was closed need not be waited for
+    os._exit(code)  # do not wait for threads of the closed logger
 
 
 def run_in_fork(
     ring: Ring, wake: int, answers: int, parent: int, make: Callable[[], Any], *, unused: int
 ) -> NoReturn:
-    """Run the writer process in a copy of the program; ends the process.
+    """Run the logger process in a fork of the program, then end it.
 
-    `make` returns the logger; `unused` is a descriptor of the program that this process closes.
+    `make` makes the logger; `unused` is a descriptor that only the program needs.
     """
     code = 1
     try:
-        yield_to_program(NICE)
+        prepare_process(NICE)
         os.close(unused)
         torch = sys.modules.get("torch")
         if torch is not None:
-            torch.set_num_threads(1)  # its thread pool was not copied
+            torch.set_num_threads(1)  # the threads of torch's pool do not exist in a fork
         server = CallServer(ring, wake, answers, parent)
         try:
             server.target = make()
         except BaseException as exc:
-            server.fail(exc)
+            server.report_start_error(exc)
         server.serve()
         code = 0
     finally:
         os._exit(code)
 
 
-def yield_to_program(nice: int) -> None:
-    """Ignore signals, which are for the program, and lower the priority of this process."""
+def prepare_process(nice: int) -> None:
+    """Lower the priority of this process, and ignore signals that are meant for the program."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -104,32 +106,37 @@ def yield_to_program(nice: int) -> None:
 
 
 class CallServer:
-    """Reads calls from a ring and makes them on the writer."""
+    """Reads calls from a ring and makes them on the logger."""
 
     def __init__(self, ring: Ring, wake: int, answers: int, parent: int) -> None:
         self.ring = ring
         self.wake = wake
+        """Event descriptor by which the program wakes this process."""
         self.answers = answers
+        """Pipe for answers and errors."""
         self.target: Any = None
-        self.failed: BaseException | None = None
+        """The logger, once it is constructed."""
+        self.start_error: BaseException | None = None
         self.methods: dict[int, tuple[tuple[str, ...], str]] = {}
+        """Number of a method -> (attribute path from the logger, name)."""
         self.has_own_handlers = False
-        """Whether all exit handlers of this process belong to the writer's libraries."""
+        """Whether all exit handlers of this process belong to the logger's libraries."""
         self.running = True
         self.parent = parent
+        """Id of the program's process."""
         ring.header[PID] = os.getpid()
         try:
             self.pidfd = os.pidfd_open(parent)
         except (OSError, AttributeError):  # the program is gone already, or the kernel has no pidfd
             self.pidfd = -1
 
-    def fail(self, exc: BaseException) -> None:
-        """Note that the logger could not be constructed: the program gets the error, and no call is made."""
-        self.failed = exc
+    def report_start_error(self, exc: BaseException) -> None:
+        """Send the error with which constructing the logger failed to the program; no call will be made."""
+        self.start_error = exc
         self._send_error("", exc)
 
     def serve(self) -> None:
-        """Make calls until the writer is closed, or until the program is gone and no call is left."""
+        """Make calls until the program closes the logger, or has ended and the ring is empty."""
         idle = time.monotonic()
         header = self.ring.header
         while self.running:
@@ -139,15 +146,15 @@ class CallServer:
                 shared_memory_ring.fence()
                 if not self._serve_next():
                     self._close()
-            elif time.monotonic() - idle < LINGER:
-                time.sleep(NAP)
+            elif time.monotonic() - idle < IDLE_SECONDS:
+                time.sleep(POLL_SECONDS)
             else:
                 header[ASLEEP] = header[ATTENTION] = 1
                 shared_memory_ring.fence()
                 if header[HEAD] == header[TAIL]:
                     self._sleep()
                 header[ASLEEP] = 0
-                header[ATTENTION] = header[ERRORS] != header[SEEN]
+                header[ATTENTION] = header[ERRORS] != header[ERRORS_READ]
 
     def _sleep(self) -> None:
         watched = [fd for fd in (self.wake, self.pidfd) if fd >= 0]
@@ -168,83 +175,85 @@ class CallServer:
         return False
 
     def _serve_next(self) -> bool:
-        """Make the next call in the ring; return False if there is none."""
+        """Handle the next message in the ring; return False if the ring is empty."""
         ring, header = self.ring, self.ring.header
         tail = header[TAIL]
         if header[HEAD] == tail:
             return False
         shared_memory_ring.fence()
-        size = ring.number_at(tail)
+        size = ring.read_number(tail)
         if size == JUMP:
             header[TAIL] = 0
             return True
-        length = ring.number_at(tail + 8)
+        length = ring.read_number(tail + 8)
         payload = ring.bytes[tail + 16 : tail + 16 + length]
         args: Any = ()
         kwargs: Any = {}
-        problem: BaseException | None = None
+        decode_error: BaseException | None = None
         try:
             number, args, kwargs = decode(payload, lambda sizes: self._buffers(tail, length, sizes))
-        except BaseException as exc:  # an argument whose class cannot be loaded here
-            problem = exc
-            number = _number_of(payload)
+        except BaseException as exc:  # the class of an argument cannot be imported here
+            decode_error = exc
+            number = _method_number(payload)
         finally:
             payload.release()
-        ring.give_back(tail, size)
+        ring.release(tail, size)
         shared_memory_ring.fence()
         header[TAIL] = tail + size
-        self._do(number, args, kwargs, problem)
+        self._handle(number, args, kwargs, decode_error)
         return True
 
-    def _buffers(self, place: int, length: int, sizes: Sequence[int]) -> list[bytearray]:
-        """Copy the buffers of a message, because a writer may keep its arguments."""
-        places, _ = shared_memory_ring.layout(length, sizes)
+    def _buffers(self, message: int, length: int, sizes: Sequence[int]) -> list[bytearray]:
+        """Return copies of the buffers of the message at offset `message`, because a logger may keep its arguments."""
+        offsets, _ = shared_memory_ring.layout(length, sizes)
         whole = self.ring.bytes
         return [
-            bytearray(whole[place + at : place + at + size])
-            for at, size in zip(places, sizes, strict=True)
+            bytearray(whole[message + offset : message + offset + size])
+            for offset, size in zip(offsets, sizes, strict=True)
         ]
 
-    def _do(self, number: int, args: Any, kwargs: Any, problem: BaseException | None) -> None:
-        kind, index = number % 8, number // 8
+    def _handle(
+        self, number: int, args: Any, kwargs: Any, decode_error: BaseException | None
+    ) -> None:
+        message_kind, index = number % 8, number // 8
         text = ""
         try:
-            if kind == START:
-                self._start(args, problem)
-            elif kind == CALL:
-                path, name = self.methods[index]
-                text = f"{'.'.join((*path, name))}({_first(args)})"
-                self._check(problem)
-                getattr(self._at(path), name)(*args, **kwargs)
-            elif kind == SET:
-                path, name, value = args
-                text = f"{'.'.join((*path, name))} = …"
-                self._check(problem)
-                setattr(self._at(path), name, value)
-            elif kind == ASK:
-                self._answer(index, args, kwargs, problem)
+            if message_kind == START:
+                self._start(args, decode_error)
+            elif message_kind == CALL:
+                attribute_path, name = self.methods[index]
+                text = f"{'.'.join((*attribute_path, name))}({_first_text(args)})"
+                self._check(decode_error)
+                getattr(self._object_at(attribute_path), name)(*args, **kwargs)
+            elif message_kind == SET:
+                attribute_path, name, value = args
+                text = f"{'.'.join((*attribute_path, name))} = …"
+                self._check(decode_error)
+                setattr(self._object_at(attribute_path), name, value)
+            elif message_kind == ASK:
+                self._answer(index, args, kwargs, decode_error)
             else:
-                self._finish(index, args, problem)
+                self._finish(index, args, decode_error)
         except BaseException as exc:
             self._send_error(text, exc)
 
-    def _check(self, problem: BaseException | None) -> None:
-        if problem is not None:
-            raise problem
-        if self.failed is not None:
+    def _check(self, decode_error: BaseException | None) -> None:
+        if decode_error is not None:
+            raise decode_error
+        if self.start_error is not None:
             raise _NotConstructed(
                 "the writer could not be constructed, so this call was not made"
-            ) from self.failed
+            ) from self.start_error
 
-    def _at(self, path: Sequence[str]) -> Any:
+    def _object_at(self, attribute_path: Sequence[str]) -> Any:
         target = self.target
-        for name in path:
+        for name in attribute_path:
             target = getattr(target, name)
         return target
 
-    def _start(self, args: Any, problem: BaseException | None) -> None:
+    def _start(self, args: Any, decode_error: BaseException | None) -> None:
         try:
-            self._check(problem)
+            self._check(decode_error)
             facts, blob = args
             sys.path[:] = facts["path"]
             sys.argv[:] = facts["argv"]
@@ -253,42 +262,47 @@ class CallServer:
             factory, arguments, named_arguments = pickle.loads(blob)
             self.target = factory(*arguments, **named_arguments)
         except BaseException as exc:
-            self.failed = exc
+            self.start_error = exc
             raise
 
-    def _answer(self, token: int, args: Any, kwargs: Any, problem: BaseException | None) -> None:
-        """Answer a question of the program, which waits for it."""
+    def _answer(
+        self, token: int, args: Any, kwargs: Any, decode_error: BaseException | None
+    ) -> None:
+        """Answer a question of the program, which waits for the answer; or remember the number of a method."""
         answer: tuple[str, Any]
-        kind, path, name, *rest = args if problem is None else ("", (), "")
-        if kind == "register":  # the program numbers the methods that it calls
-            self.methods[rest[0]] = (tuple(path), name)
+        question, attribute_path, name, *arguments = args if decode_error is None else ("", (), "")
+        if question == "register":  # the program numbers the methods that it calls
+            self.methods[arguments[0]] = (tuple(attribute_path), name)
             return
         try:
-            self._check(problem)
-            if kind == "flush":
+            self._check(decode_error)
+            if question == "flush":
                 flush = getattr(self.target, "flush", None)
                 answer = ("value", flush() and None if callable(flush) else None)
-            elif kind == "read":
-                value = getattr(self._at(path), name)
+            elif question == "read":
+                value = getattr(self._object_at(attribute_path), name)
                 if callable(value) and not isinstance(value, type):
                     answer = ("method", None)
                 elif _is_data(value):
                     answer = ("value", value)
                 else:
                     answer = ("object", None)
-            elif kind == "items":
-                answer = ("value", list(self._at(path)))
+            elif question == "items":
+                answer = ("value", list(self._object_at(attribute_path)))
             else:
-                answer = ("value", getattr(self._at(path), name)(*rest[0], **kwargs))
+                answer = (
+                    "value",
+                    getattr(self._object_at(attribute_path), name)(*arguments[0], **kwargs),
+                )
         except _NotConstructed as exc:
-            answer = ("error", _described("", self.failed or exc))
+            answer = ("error", _describe_error("", self.start_error or exc))
         except BaseException as exc:
-            answer = ("error", _described("", exc))
+            answer = ("error", _describe_error("", exc))
         self._send(token, answer)
 
-    def _finish(self, token: int, args: Any, problem: BaseException | None) -> None:
+    def _finish(self, token: int, args: Any, decode_error: BaseException | None) -> None:
         try:
-            (name,) = args if problem is None else ("",)
+            (name,) = args if decode_error is None else ("",)
             self._close(name)
         except BaseException as exc:
             self._send_error(f"{name}()", exc)
@@ -297,7 +311,7 @@ class CallServer:
             self._send(token, ("value", None))
 
     def _close(self, name: str = "") -> None:
-        """Close the writer with the first of the closing methods that it has."""
+        """Close the logger by the method `name`, or by the first of `close`, `finish` and `flush` that it has."""
         self.running = False
         if self.target is None:
             return
@@ -309,17 +323,17 @@ class CallServer:
                     break
         finally:
             if self.has_own_handlers and not getattr(self.target, "is_attached", False):
-                # the service of W&B may still be writing: its exit handler waits for it
-                atexit._run_exitfuncs()  # noqa: SLF001 - this process ends without them
+                # an exit handler of W&B waits until its service has written everything
+                atexit._run_exitfuncs()  # noqa: SLF001 - `os._exit` would skip the handlers
 
     def _send_error(self, text: str, exc: BaseException) -> None:
-        """Send an error of the writer to the program, which raises it at its next call."""
+        """Send an exception to the program, which raises it at its next call; `text` shows the call that failed."""
         header = self.ring.header
         if isinstance(exc, _NotConstructed):
-            return  # the first error has reported it
-        unread = header[ERRORS] - header[SEEN]
-        if unread < UNREAD:
-            self._send(0, ("error", _described(text, exc)))
+            return  # the program has got the error of the constructor
+        unread = header[ERRORS] - header[ERRORS_READ]
+        if unread < MOST_UNREAD:
+            self._send(0, ("error", _describe_error(text, exc)))
         shared_memory_ring.fence()
         header[ERRORS] += 1
         header[ATTENTION] = 1
@@ -338,10 +352,10 @@ class CallServer:
 
 
 class _NotConstructed(Exception):  # noqa: N818 - never raised to users
-    """A call was made, but the writer could not be constructed."""
+    """A call was not made because the logger could not be constructed."""
 
 
-def _number_of(payload: memoryview) -> int:
+def _method_number(payload: memoryview) -> int:
     try:
         number = int(marshal.loads(payload)[0])  # noqa: S302 - written by the other process of this writer
     except Exception:
@@ -350,7 +364,7 @@ def _number_of(payload: memoryview) -> int:
 
 
 def _is_data(value: Any) -> bool:
-    """Return True for a value that is copied to the program; others are accessed by their name.
+    """Return True if a value is copied to the program; any other value is accessed by its name.
 
     Lists and dictionaries are not copied, because changes to a copy would be lost.
     """
@@ -360,13 +374,13 @@ def _is_data(value: Any) -> bool:
     return is_plain(value) or module in {"pathlib", "datetime"} or module.split(".")[0] == "numpy"
 
 
-def _first(args: Any) -> str:
-    """Return the first argument if it is a text: most loggers take a name first."""
+def _first_text(args: Any) -> str:
+    """Return the first argument as text if it is a string (most loggers take a name first), else `…`, or nothing."""
     return repr(args[0])[:60] if args and isinstance(args[0], str) else "…" if args else ""
 
 
-def _described(text: str, exc: BaseException) -> tuple[str, bytes | None, str]:
-    """Return the call as text, the pickled exception if possible, and its traceback as text."""
+def _describe_error(text: str, exc: BaseException) -> tuple[str, bytes | None, str]:
+    """Return (text of the call, pickled exception or None, traceback as text)."""
     lines = "".join(traceback.format_exception(exc))[-LONGEST_TRACEBACK:]
     try:
         blob = pickle.dumps(exc, protocol=5)

@@ -1,7 +1,6 @@
-"""`rearview.background`: a logger whose calls return at once and are made in another process.
+"""`rearview.background` returns a proxy of a logger: its calls return at once, the logger process makes them.
 
-The arguments of a call are copied into shared memory; the process that owns the logger makes the call. A
-thread would not help: drawing histograms and encoding images hold the interpreter lock.
+A thread would not help: drawing histograms and encoding images hold the interpreter lock.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rearview.bridges.call_channel import CHANNELS, OPEN, PENDING, REPLAY, CallChannel
-from rearview.bridges.logger_factories import recipe_of
-from rearview.bridges.logger_process import SET
+from rearview.background_logger.call_channel import CHANNELS, OPEN, PENDING, REPLAY, CallChannel
+from rearview.background_logger.logger_factories import recipe_of
+from rearview.background_logger.logger_process import SET
 from rearview.config import Settings
 from rearview.errors import UsageError
 
@@ -26,16 +25,16 @@ STARTS = ("spawn", "fork")
 
 
 def background(writer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return a stand-in for a logger whose calls return at once; another process makes them.
+    """Return a proxy for a logger whose calls return at once; another process makes the calls.
 
-    `writer` is a class or function that makes the logger in that process, followed by its arguments:
-    `background(SummaryWriter, "logs")`. It may also be an existing logger, if Rearview knows for
-    certain how to make it again. Calls keep their order. `flush()`, `close()` and the end of the program wait until all calls
-    were made. An exception that a call of the logger raises is raised by a later call.
+    `writer` is a class or function that makes the logger in the other process, followed by its arguments:
+    `background(SummaryWriter, "logs")`. `writer` may also be an existing logger, if Rearview knows for certain how
+    to make a second one like it. Calls keep their order. `flush()`, `close()` and the end of the program wait until
+    all calls were made. If a call raises an exception in the other process, a later call raises it here.
 
-    Two options: `background_memory`, the bytes that waiting calls may take (a call waits while there
-    is no room), and `background_start`, "spawn" for a new interpreter or "fork" for a copy of this
-    process with the logger as it is.
+    Two options: `background_memory` is the number of bytes that waiting calls may take (a call waits while there
+    is no room); `background_start` is "spawn" for a new interpreter, or "fork" for a copy of this process with the
+    logger as it is.
     """
     memory = kwargs.pop("background_memory", None)
     start = kwargs.pop("background_start", "spawn")
@@ -43,15 +42,15 @@ def background(writer: Any, *args: Any, **kwargs: Any) -> Any:
         raise UsageError(
             f"background_start is {start!r}. It may be 'spawn' or 'fork'.", slug="background-start"
         )
-    bound = _settings().background_memory if memory is None else int(memory)
+    memory_bound = _settings().background_memory if memory is None else int(memory)
     replay = _is_replay()
     recipe = recipe_of(writer, args, kwargs, forks=start == "fork" or replay)
-    channel = CallChannel(recipe, bound)
+    channel = CallChannel(recipe, memory_bound)
     if replay:
         channel.state = REPLAY
     else:
         channel.start(start)
-    return _stand_in(channel, ())
+    return _make_proxy(channel, ())
 
 
 def _settings() -> Settings:
@@ -60,52 +59,55 @@ def _settings() -> Settings:
 
 
 def _session() -> Any:
-    sessions = sys.modules.get("rearview.runtime.session")  # not loaded: nothing is recorded
+    sessions = sys.modules.get("rearview.runtime.session")  # not loaded if nothing is recorded
     return None if sessions is None else sessions.current_session()
 
 
 def _is_replay() -> bool:
-    """Return True in a replay and in its child processes: loggers write nothing there."""
+    """Return True in a replay and in its child processes, in which loggers write nothing."""
     session = _session()
     if session is not None and session.view is not None:
         return True
-    return b"REARVIEW_REPLAY" in getattr(os.environ, "_data", {})  # not an input of the run
+    return b"REARVIEW_REPLAY" in getattr(
+        os.environ, "_data", {}
+    )  # so the variable is not recorded as an input
 
 
 class Background:
-    """Represents a logger in another process. Methods return None at once.
+    """Represents a logger in the logger process. Methods return None at once.
 
-    Attributes, and methods whose name begins with `get_`, wait for the writer process and return its answer.
+    Attributes, and methods whose name begins with `get_`, wait for the logger process and return its
+    answer.
     """
 
     __slots__ = ("__weakref__", "_rearview_root")
     _rearview_channel: CallChannel
-    _rearview_path: tuple[str, ...] = ()
+    _rearview_attribute_path: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        cls, path = type(self), self._rearview_path
+        cls, attribute_path = type(self), self._rearview_attribute_path
         channel = cls._rearview_channel
-        if _is_method(channel, path, name):
+        if _is_method(channel, attribute_path, name):
             return self._add_method(name)
-        kind, value = channel.ask("read", path, name)
+        kind, value = channel.ask("read", attribute_path, name)
         if kind == "method":
             return self._add_method(name)
         if kind == "object":
-            root = self if not path else self._rearview_root
-            return _stand_in(channel, (*path, name), root)
+            root = self if not attribute_path else self._rearview_root
+            return _make_proxy(channel, (*attribute_path, name), root)
         return value
 
     def _add_method(self, name: str) -> Any:
-        cls, path = type(self), self._rearview_path
+        cls, attribute_path = type(self), self._rearview_attribute_path
         channel = cls._rearview_channel
         if name.startswith("get_"):
 
             def method(_self: Any, *args: Any, **kwargs: Any) -> Any:
-                return channel.ask("call", path, name, args, **kwargs)[1]
+                return channel.ask("call", attribute_path, name, args, **kwargs)[1]
         else:
-            method = channel.method(path, name)
+            method = channel.method(attribute_path, name)
         type.__setattr__(cls, name, method)
         return types.MethodType(method, self)
 
@@ -113,13 +115,15 @@ class Background:
         if name.startswith("_rearview"):
             object.__setattr__(self, name, value)
         else:
-            self._rearview_channel.send(SET, (self._rearview_path, name, value), {})
+            self._rearview_channel.send(SET, (self._rearview_attribute_path, name, value), {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._add_method("__setitem__")(key, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._rearview_channel.ask("call", self._rearview_path, "__getitem__", (key,))[1]
+        return self._rearview_channel.ask(
+            "call", self._rearview_attribute_path, "__getitem__", (key,)
+        )[1]
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -128,15 +132,15 @@ class Background:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._rearview_channel.ask("items", self._rearview_path, "")[1])
+        return iter(self._rearview_channel.ask("items", self._rearview_attribute_path, "")[1])
 
     def __contains__(self, item: Any) -> bool:
         return item in list(iter(self))
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Call the writer itself."""
+        """Call the logger itself."""
         channel = self._rearview_channel
-        channel.send(channel.number_of(self._rearview_path, "__call__"), args, kwargs)
+        channel.send(channel.number_of(self._rearview_attribute_path, "__call__"), args, kwargs)
 
     def __enter__(self) -> Any:
         return self
@@ -149,7 +153,7 @@ class Background:
         return ["close", "flush", *(dir(recipe.type) if recipe.type is not None else ())]
 
     def __repr__(self) -> str:
-        name = ".".join((self._rearview_channel.recipe.name, *self._rearview_path))
+        name = ".".join((self._rearview_channel.recipe.name, *self._rearview_attribute_path))
         return f"<background {name}>"
 
     def __reduce__(self) -> Any:
@@ -159,16 +163,16 @@ class Background:
         )
 
 
-def _is_method(channel: CallChannel, path: tuple[str, ...], name: str) -> bool:
-    """Return True if the writer's class has the method; the writer process is not asked."""
-    if path or channel.recipe.type is None:
+def _is_method(channel: CallChannel, attribute_path: tuple[str, ...], name: str) -> bool:
+    """Return True if the logger's class is known to have the method `name`, without asking the logger process."""
+    if attribute_path or channel.recipe.type is None:
         return False
     member = inspect.getattr_static(channel.recipe.type, name, None)
     return isinstance(member, (types.FunctionType, staticmethod, classmethod))
 
 
 def _flush(self: Background) -> None:
-    """Wait until all calls were made and the writer has flushed."""
+    """Wait until all calls were made and the logger has flushed."""
     self._rearview_channel.flush()
 
 
@@ -180,33 +184,36 @@ def _closing(name: str) -> Callable[[Background], None]:
     return close
 
 
-def _stand_in(channel: CallChannel, path: tuple[str, ...], root: Any = None) -> Any:
-    """Return an object of a new class, so that its methods are found as fast as ordinary ones."""
+def _make_proxy(channel: CallChannel, attribute_path: tuple[str, ...], root: Any = None) -> Any:
+    """Return a proxy of the logger, or of the object at an attribute path of it.
+
+    Each proxy has a class of its own: methods are attributes of this class, so calls are as fast as ordinary ones.
+    """
     names: dict[str, Any] = {
         "__slots__": (),
         "__module__": __name__,
         "_rearview_channel": channel,
-        "_rearview_path": path,
+        "_rearview_attribute_path": attribute_path,
     }
-    if not path:
+    if not attribute_path:
         names |= {"flush": _flush, "close": _closing("")}
         names |= {name: _closing(name) for name in channel.recipe.closes}
-    stand_in = type("Background", (Background,), names)()
-    stand_in._rearview_root = root  # noqa: SLF001 - keeps the writer open
-    if not path:
-        weakref.finalize(stand_in, channel.close, wait=False).atexit = False
-    return stand_in
+    proxy = type("Background", (Background,), names)()
+    proxy._rearview_root = root  # noqa: SLF001 - keeps the logger open
+    if not attribute_path:
+        weakref.finalize(proxy, channel.close, wait=False).atexit = False
+    return proxy
 
 
 def _finish_all() -> None:
-    """Wait at the end of the program until every writer has made its calls."""
+    """Wait at the end of the program until every logger has made its calls."""
     for channel in list(CHANNELS):
         if channel.state not in {OPEN, PENDING}:
             continue
         try:
             channel.close()
         except KeyboardInterrupt:
-            return  # the writer processes make their calls even if the program is killed
+            return  # the logger processes make their calls even if the program is killed
         except Exception as exc:
             notes = "\n".join(getattr(exc, "__notes__", ()))
             warnings.warn(
@@ -217,10 +224,10 @@ def _finish_all() -> None:
             )
 
 
-def _forget_all() -> None:
+def _disconnect_all() -> None:
     for channel in list(CHANNELS):
-        channel.forked()
+        channel.disconnect_in_child()
 
 
 atexit.register(_finish_all)
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_disconnect_all)

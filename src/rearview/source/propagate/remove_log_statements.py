@@ -1,7 +1,7 @@
-"""Remove the statements that log some names from a source, as if the version had never logged them.
+"""Remove the statements that log given names from a source, as if the version had never logged these names.
 
-The difference between this and the source itself is an edit like any other, so a statement of a past
-version can be carried into every version that lacks it.
+The source differs from the result by an edit that adds log statements, so the statements of a past version can be
+carried into every version that lacks them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from rearview.source.probes.probe import fits
 from rearview.source.statement_trees import blocks_of
 from rearview.source.text import split, try_parse
 
-_SOURCES = (ast.Assign, ast.AnnAssign)
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 
 
 def without_logs(
     source: Mapping[str, str], names: Collection[str], *, with_values: bool = False
 ) -> dict[str, str] | None:
-    r"""Return the source without the statements that log `names`; None if such a statement does more than log.
+    r"""Return the source without the statements that log `names`, or None if such a statement does more than log.
 
     With `with_values`, assignments of variables that only these statements read are removed, too. An `if` or `with`
-    around nothing else is removed with its statement.
+    that contains only removed statements is removed, too.
 
     >>> text = "for x in y:\n    n = f(x)\n    rearview.log('n', n)\n    g(x)\n"
     >>> without_logs({"t.py": text}, ["n"])["t.py"]
@@ -41,12 +41,14 @@ def without_logs(
         if logs is None:
             return None
         if logs:
-            out[path] = _cut(text, tree, logs | (_only_for(tree, logs) if with_values else set()))
+            out[path] = _text_without(
+                text, tree, logs | (_only_for(tree, logs) if with_values else set())
+            )
     return out
 
 
 def _log_statements(tree: ast.Module, names: Collection[str]) -> set[ast.stmt] | None:
-    """Return the statements that log one of `names`; None if such a call is part of another statement."""
+    """Return the statements that log one of `names`, or None if a larger statement contains such a call."""
     aliases = Aliases(tree)
     logs: set[ast.stmt] = set()
     calls: set[int] = set()
@@ -82,76 +84,78 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _only_for(tree: ast.Module, logs: set[ast.stmt]) -> set[ast.stmt]:
-    """Return the assignments whose variables only `logs` read, directly or through other assignments."""
-    out: set[ast.stmt] = set()
+    """Return the assignments whose variables are read only by the statements `logs`, directly or through assignments."""
+    assignments: set[ast.stmt] = set()
     while True:
-        gone = {id(node) for stmt in logs | out for node in ast.walk(stmt)}
-        read = {
+        removed_nodes = {id(node) for stmt in logs | assignments for node in ast.walk(stmt)}
+        read_elsewhere = {
             node.id
             for node in ast.walk(tree)
             if isinstance(node, ast.Name)
             and isinstance(node.ctx, ast.Load | ast.Del)
-            and id(node) not in gone
+            and id(node) not in removed_nodes
         }
-        needed = {
+        read_by_logs = {
             node.id
-            for stmt in logs | out
+            for stmt in logs | assignments
             for node in ast.walk(stmt)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         }
-        more = {
+        further_assignments = {
             stmt
             for stmt in _statements(tree.body)
-            if isinstance(stmt, _SOURCES)
-            and stmt not in out
+            if isinstance(stmt, _ASSIGNMENTS)
+            and stmt not in assignments
             and (names := _assigned(stmt))
-            and names <= needed - read
+            and names <= read_by_logs - read_elsewhere
         }
-        if not more:
-            return out
-        out |= more
+        if not further_assignments:
+            return assignments
+        assignments |= further_assignments
 
 
 def _assigned(stmt: ast.Assign | ast.AnnAssign) -> set[str]:
-    """Return the variables that an assignment sets; none if it sets anything else."""
+    """Return the variables that an assignment sets, or the empty set if it sets anything but variables."""
     targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
     names = {target.id for target in targets if isinstance(target, ast.Name)}
     return names if len(names) == len(targets) else set()
 
 
-def _cut(text: str, tree: ast.Module, gone: set[ast.stmt]) -> str:
-    """Return a text without some statements; a block that would be empty gets a `pass`."""
+def _text_without(text: str, tree: ast.Module, removed: set[ast.stmt]) -> str:
+    """Return a text without the statements `removed`; a block that would be empty gets a `pass`."""
     lines = split(text)
     spans: list[tuple[int, int, str]] = []
     blocks = [tree.body]
     while blocks:
         block = blocks.pop()
-        kept_statements = [stmt for stmt in block if stmt not in gone]
+        remaining = [stmt for stmt in block if stmt not in removed]
         for k, stmt in enumerate(block):
-            if stmt not in gone:
+            if stmt not in removed:
                 blocks += [inner for _, _, inner in blocks_of(stmt)]
                 continue
             first, last = stmt.lineno, stmt.end_lineno or stmt.lineno
             alone = not any(
-                other is not stmt and other.lineno <= last and (other.end_lineno or 0) >= first
-                for other in block
+                neighbour is not stmt
+                and neighbour.lineno <= last
+                and (neighbour.end_lineno or 0) >= first
+                for neighbour in block
             )
-            lead = lines[first - 1].encode()[: stmt.col_offset].decode()
-            if (kept_statements or k) and alone and not lead.strip():
+            indent = lines[first - 1].encode()[: stmt.col_offset].decode()
+            if (remaining or k) and alone and not indent.strip():
                 spans.append((first, last, ""))
-            elif not lead.strip() and alone:
-                spans.append((first, last, f"{lead}pass\n"))
+            elif not indent.strip() and alone:
+                spans.append((first, last, f"{indent}pass\n"))
             else:
-                return _replaced_by_pass(text, gone)
-    for first, last, instead in sorted(spans, reverse=True):
-        lines[first - 1 : last] = [instead] if instead else []
+                return _replaced_by_pass(text, removed)
+    for first, last, replacement in sorted(spans, reverse=True):
+        lines[first - 1 : last] = [replacement] if replacement else []
     return "".join(lines)
 
 
-def _replaced_by_pass(text: str, gone: set[ast.stmt]) -> str:
-    """Return a text in which `pass` replaces each of the statements; they may share lines with others."""
+def _replaced_by_pass(text: str, removed: set[ast.stmt]) -> str:
+    """Return a text in which `pass` replaces each of the statements, which may share lines with other statements."""
     rows = [line.encode() for line in split(text)]
-    for stmt in sorted(gone, key=lambda stmt: (stmt.lineno, stmt.col_offset), reverse=True):
+    for stmt in sorted(removed, key=lambda stmt: (stmt.lineno, stmt.col_offset), reverse=True):
         last = stmt.end_lineno or stmt.lineno
         tail = rows[last - 1][stmt.end_col_offset or 0 :]
         head = rows[stmt.lineno - 1][: stmt.col_offset]

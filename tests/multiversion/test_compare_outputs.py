@@ -6,7 +6,7 @@ import io
 import pytest
 from PIL import Image
 
-from rearview.multiversion.verdicts import OutputMatch, Tolerance, compare
+from rearview.multiversion.compare_outputs import OutputMatch, Tolerance, compare
 
 
 def stream(text, name="stdout"):
@@ -74,7 +74,7 @@ LOOSE = Tolerance(relative=1e-3)
 )  # fmt: skip
 def test_outputs_are_same_different_or_not_comparable(author, replayed, tolerance, same, why):
     verdict = compare(author, replayed, tolerance)
-    assert verdict.same == OutputMatch(same)
+    assert verdict.match == OutputMatch(same)
     assert why in verdict.why
 
 
@@ -92,7 +92,7 @@ def test_a_difference_comes_with_a_diff():
 def test_outputs_of_any_shape_are_compared_without_end(text):
     a = [{"output_type": "stream", "name": "stdout", "text": text}]
     b = [{"output_type": "stream", "name": "stdout", "text": f"{text}x\n"}]
-    assert compare(a, b).same is OutputMatch.DIFFERENT
+    assert compare(a, b).match is OutputMatch.DIFFERENT
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_outputs_of_any_shape_are_compared_without_end(text):
 )
 def test_outputs_that_no_notebook_has_are_judged_without_an_error(data):
     a, b = ([{"output_type": "display_data", "data": d}] for d in (data, {"image/png": "AAAA"}))
-    assert compare(a, b).same is not OutputMatch.SAME
+    assert compare(a, b).match is not OutputMatch.SAME
