@@ -92,8 +92,8 @@ class Signals:
     Use it as a context manager or with `start` and `stop`. Any number may be in use at once, in any
     order of stopping. An earlier handler is called when the signal comes; an exception that it raises
     (to exit, for example) is suppressed, because the owner of this object exits after it has saved.
-    At a second SIGINT the exception is raised: the user insists. During a save (`saving`) the exception is
-    suppressed also then, and after `absorb` signals have no effect.
+    A second SIGINT raises at once: the user insists. During a save (`saving`) it is only remembered,
+    and after `absorb` signals have no effect.
 
     `grace` is a hard deadline in seconds: if `settle` has not been called by then, a separate thread
     calls `on_deadline`, even while the main thread is inside native code.
@@ -190,10 +190,7 @@ class Signals:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Suppress every exception of earlier handlers inside the `with` block: no signal interrupts a save.
-
-        The exceptions are not raised later; the signal itself is remembered (`requested`).
-        """
+        """Hold back exceptions of earlier handlers, so that no signal interrupts a save."""
         _TRAP.saves += 1
         try:
             yield
